@@ -1,0 +1,125 @@
+//! Reverse-mode differentiation as graph rewriting: every op's rule appends ops that compute its input gradients.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Origin, Value};
+
+/// What an op's backward rule works with.
+pub(crate) struct Backward<'a> {
+    pub graph: &'a mut Graph,
+    pub inputs: Vec<Value>,
+    pub outputs: Vec<Value>,
+    grads: Vec<Option<Value>>,
+    needs: Vec<bool>,
+    results: Vec<Option<Value>>,
+}
+
+impl Backward<'_> {
+    /// Gradient of the loss with respect to output `i`, if there is one.
+    pub(crate) fn grad(&self, output: usize) -> Option<Value> {
+        self.grads[output]
+    }
+
+    /// Whether the gradient of input `i` is wanted.
+    pub(crate) fn needs(&self, input: usize) -> bool {
+        self.needs[input]
+    }
+
+    /// Position of the first input whose gradient is wanted.
+    pub(crate) fn first_needed(&self) -> Option<usize> {
+        self.needs.iter().position(|n| *n)
+    }
+
+    /// Reports the gradient of input `i`.
+    pub(crate) fn set(&mut self, input: usize, grad: Value) {
+        self.results[input] = Some(grad);
+    }
+}
+
+impl Graph {
+    /// Gradients of the scalar `loss` with respect to each of `wrt`; `None` where no path leads from it to the loss.
+    ///
+    /// Only what these gradients need is computed. The emitted ops are part of the graph like any other.
+    pub fn gradients(&mut self, loss: Value, wrt: &[Value]) -> Result<Vec<Option<Value>>> {
+        const OP: &str = "gradients";
+        let ty = self.ty(loss)?.clone();
+        if !ty.dtype.is_float() || ty.len() != 1 {
+            return Err(Error::Op {
+                op: OP,
+                expected: "a scalar loss of f32 or f64".into(),
+                got: ty.to_string(),
+            });
+        }
+        let mut needs = vec![false; self.values.len()];
+        for &value in wrt {
+            self.check(OP, value)?;
+            if !self.ty_of(value).dtype.is_float() {
+                let got = format!("`{}` of {}", self.describe(value), self.ty_of(value));
+                return Err(Error::Op { op: OP, expected: "float values to differentiate by".into(), got });
+            }
+            needs[value.id as usize] = true;
+        }
+        for node in &self.nodes {
+            if !node.op.stops_gradient() && node.inputs.iter().any(|i| needs[i.id as usize]) {
+                for output in &node.outputs {
+                    needs[output.id as usize] |= self.ty_of(*output).dtype.is_float();
+                }
+            }
+        }
+
+        let mut grads: Vec<Option<Value>> = vec![None; self.values.len()];
+        let one = self.scalar(ty.dtype, 1.0)?;
+        grads[loss.id as usize] = Some(self.reshape(one, ty.shape)?);
+        let Origin::Node(last) = self.values[loss.id as usize].origin else {
+            return Ok(wrt.iter().map(|v| grads[v.id as usize]).collect());
+        };
+        for index in (0..=last).rev() {
+            let node = &self.nodes[index];
+            let output_grads: Vec<_> = node.outputs.iter().map(|o| grads[o.id as usize]).collect();
+            let input_needs: Vec<_> = node.inputs.iter().map(|i| needs[i.id as usize]).collect();
+            if node.op.stops_gradient()
+                || output_grads.iter().all(Option::is_none)
+                || !input_needs.contains(&true)
+            {
+                continue;
+            }
+            let (op, inputs, outputs) = (Arc::clone(&node.op), node.inputs.clone(), node.outputs.clone());
+            let mut backward = Backward {
+                results: vec![None; inputs.len()],
+                graph: self,
+                inputs: inputs.clone(),
+                outputs,
+                grads: output_grads,
+                needs: input_needs.clone(),
+            };
+            op.backward(&mut backward)?;
+            let results = backward.results;
+            for ((input, grad), needed) in inputs.into_iter().zip(results).zip(input_needs) {
+                if let (Some(grad), true) = (grad, needed) {
+                    debug_assert_eq!(self.ty_of(grad), self.ty_of(input));
+                    let slot = input.id as usize;
+                    grads[slot] = Some(match grads[slot] {
+                        None => grad,
+                        Some(sum) => self.accumulate(sum, grad)?,
+                    });
+                }
+            }
+        }
+        Ok(wrt.iter().map(|v| grads[v.id as usize]).collect())
+    }
+
+    /// `sum + grad`. Where the op that computes `grad` can add into a buffer, it is told to do so instead.
+    fn accumulate(&mut self, sum: Value, grad: Value) -> Result<Value> {
+        if let Origin::Node(node) = self.values[grad.id as usize].origin
+            && node + 1 == self.nodes.len()
+            && grad != sum
+            && let Some(op) = self.nodes[node].op.accumulating()
+        {
+            self.nodes[node].op = op;
+            self.nodes[node].inputs.push(sum);
+            return Ok(grad);
+        }
+        self.add(sum, grad)
+    }
+}

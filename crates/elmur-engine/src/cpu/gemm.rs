@@ -1,0 +1,772 @@
+//! Matrix products C = A B (+ C) for any strides, without allocation.
+//!
+//! Operands are packed into panels (A: [k][MR], B: [k][NR]) in scratch memory that the caller provides, and a register
+//! tile of MR x NR is accumulated by fused multiply-adds. Every element of C is one chain of multiply-adds over k in blocks
+//! of [`KC`], whatever the tile, the thread or the vector width: its bits depend on nothing but its row, its column
+//! and k. (The `gemm` crate, our peer in `elmur bench`, allocates its packing buffers on every call, chooses its k
+//! blocks by m and n, and runs products with a transposed left side at half speed.)
+//!
+//! Products of a few rows with a transposed B (x Wᵀ at batch 1) read B once as it lies, as dot products.
+
+use super::float::Float;
+use super::pool::Pool;
+use super::simd::{Isa, LANES, fold, simd_fn};
+
+/// Depth of one block: a B panel of KC x NR floats stays in the first-level cache.
+const KC: usize = 256;
+
+/// Largest register tile of any instruction set, for the edge buffer.
+const MAX_TILE: usize = 14 * 32;
+
+/// Up to this many rows, x Wᵀ is computed as dot products.
+const DOT_ROWS: usize = 6;
+
+/// A read-only matrix: element (i, j) is `data[i * rs + j * cs]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Mat<'a, T> {
+    pub data: &'a [T],
+    pub rs: usize,
+    pub cs: usize,
+}
+
+impl<'a, T: Float> Mat<'a, T> {
+    /// Row-major with `cols` columns.
+    pub(crate) fn rows(data: &'a [T], cols: usize) -> Self {
+        Self { data, rs: cols, cs: 1 }
+    }
+
+    /// The transpose of a row-major matrix with `cols` columns.
+    pub(crate) fn transposed(data: &'a [T], cols: usize) -> Self {
+        Self { data, rs: 1, cs: cols }
+    }
+
+    fn check(&self, rows: usize, cols: usize) {
+        assert!((rows - 1) * self.rs + (cols - 1) * self.cs < self.data.len(), "matrix exceeds its data");
+    }
+}
+
+/// The finished part of C that an epilogue may transform: rows `row..row + rows`, columns `col..col + cols`.
+pub(crate) struct Tile<T> {
+    c: *mut T,
+    ldc: usize,
+    pub row: usize,
+    pub rows: usize,
+    pub col: usize,
+    pub cols: usize,
+}
+
+impl<T> Tile<T> {
+    /// Row `i` (absolute) of the tile.
+    pub(crate) fn row_mut(&mut self, i: usize) -> &mut [T] {
+        debug_assert!((self.row..self.row + self.rows).contains(&i));
+        // SAFETY: tiles are disjoint parts of C, each handed to one task.
+        unsafe { std::slice::from_raw_parts_mut(self.c.add(i * self.ldc + self.col), self.cols) }
+    }
+}
+
+struct Ptr<T>(*mut T);
+impl<T> Clone for Ptr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Ptr<T> {}
+impl<T> Ptr<T> {
+    fn get(self) -> *mut T {
+        self.0
+    }
+}
+// SAFETY: tasks write disjoint parts.
+unsafe impl<T> Sync for Ptr<T> {}
+// SAFETY: as above.
+unsafe impl<T> Send for Ptr<T> {}
+
+/// Elements of scratch that a product may need with `threads` threads.
+pub(crate) fn scratch_len<T: Tiles>(m: usize, n: usize, k: usize, threads: usize) -> usize {
+    let tiles = T::tiles(Isa::best());
+    let (mr, nr) = (tiles.mr, tiles.nr);
+    // Either operand may be the shared one; per thread one block of the other.
+    let shared = (m.div_ceil(mr) * mr).max(n.div_ceil(nr) * nr) * k;
+    shared + threads * KC.min(k) * (mr * ROW_PANELS).max(nr) + LANES
+}
+
+/// Row panels of one task when B is shared: 8 x 14 x KC floats stay in the second-level cache.
+const ROW_PANELS: usize = 8;
+
+/// What a product is made of; see [`gemm`].
+pub(crate) struct Product<'a, T> {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: Mat<'a, T>,
+    pub b: Mat<'a, T>,
+    /// Add to C instead of replacing it.
+    pub accumulate: bool,
+}
+
+/// C (row-major, `ldc` elements per row) = A B, or += where `accumulate`; then `epilogue` on every finished tile.
+pub(crate) fn gemm<T: Tiles>(
+    pool: &Pool,
+    scratch: &mut [T],
+    product: Product<'_, T>,
+    c: &mut [T],
+    ldc: usize,
+    epilogue: impl Fn(Tile<T>) + Sync,
+) {
+    let Product { m, n, k, a, b, accumulate } = product;
+    if m == 0 || n == 0 || k == 0 {
+        return;
+    }
+    a.check(m, k);
+    b.check(k, n);
+    assert!((m - 1) * ldc + n <= c.len() && n <= ldc, "C exceeds its data");
+    let c = Ptr(c.as_mut_ptr());
+    let tile = |row, rows, col, cols| Tile { c: c.get(), ldc, row, rows, col, cols };
+
+    if m <= DOT_ROWS && a.cs == 1 && b.rs == 1 {
+        let columns = if pool.threads() == 1 || n * k < 32_768 { n } else { 64 };
+        pool.run(n.div_ceil(columns), |task, _| {
+            let col = task * columns;
+            let cols = columns.min(n - col);
+            let mut out = tile(0, m, col, cols);
+            for row in 0..m {
+                let x = &a.data[row * a.rs..][..k];
+                dot_rows(x, &b.data[col * b.cs..], b.cs, out.row_mut(row), accumulate);
+            }
+            epilogue(out);
+        });
+        return;
+    }
+
+    let tiles = T::tiles(Isa::best());
+    let (mr, nr) = (tiles.mr, tiles.nr);
+    let threads = if 2 * m * n * k < 500_000 { 1 } else { pool.threads() };
+    let (row_panels, col_panels) = (m.div_ceil(mr), n.div_ceil(nr));
+    let share_b = m >= n || m >= 512;
+    let shared_len = if share_b { col_panels * nr } else { row_panels * mr } * k;
+    // Align panels to cache lines: the scratch is allocated so, its parts are kept so.
+    let (shared, private) = scratch.split_at_mut(shared_len.next_multiple_of(LANES));
+    let private_len = private.len() / pool.threads();
+    let (shared, private) = (Ptr(shared.as_mut_ptr()), Ptr(private.as_mut_ptr()));
+    let run = |count: usize, task: &(dyn Fn(usize, usize) + Sync)| {
+        if threads == 1 { (0..count).for_each(|i| task(i, 0)) } else { pool.run(count, task) }
+    };
+
+    // The shared operand, packed once: panel p of k block k0 starts at k0 * panels * width + p * width * kb.
+    let (width, panels) = if share_b { (nr, col_panels) } else { (mr, row_panels) };
+    let source = if share_b { (b.data, b.cs, b.rs, n) } else { (a.data, a.rs, a.cs, m) };
+    run(panels, &|panel, _| {
+        let (data, step, depth_step, total) = source;
+        let first = panel * width;
+        let valid = width.min(total - first);
+        for k0 in (0..k).step_by(KC) {
+            let kb = KC.min(k - k0);
+            // SAFETY: offsets stay inside `shared_len`; every panel is written by one task.
+            let target = unsafe {
+                let start = shared.get().add(k0 * panels * width + panel * width * kb);
+                std::slice::from_raw_parts_mut(start, kb * width)
+            };
+            (tiles.pack)(target, width, kb, &data[first * step + k0 * depth_step..], step, depth_step, valid);
+        }
+    });
+
+    if share_b {
+        // Aim at four tasks per thread, at most ROW_PANELS panels each.
+        let per_task = row_panels.div_ceil(4 * threads).clamp(1, ROW_PANELS);
+        run(row_panels.div_ceil(per_task), &|task, thread| {
+            let first_panel = task * per_task;
+            let last_panel = (first_panel + per_task).min(row_panels);
+            let rows = (last_panel * mr).min(m) - first_panel * mr;
+            // SAFETY: each thread owns its part of the private scratch.
+            let block = unsafe { private.get().add(thread * private_len) };
+            for k0 in (0..k).step_by(KC) {
+                let kb = KC.min(k - k0);
+                for panel in first_panel..last_panel {
+                    let row = panel * mr;
+                    // SAFETY: `scratch_len` provides ROW_PANELS panels per thread.
+                    let target = unsafe {
+                        std::slice::from_raw_parts_mut(block.add((panel - first_panel) * mr * kb), mr * kb)
+                    };
+                    let data = &a.data[row * a.rs + k0 * a.cs..];
+                    (tiles.pack)(target, mr, kb, data, a.rs, a.cs, mr.min(m - row));
+                }
+                for j in 0..col_panels {
+                    // SAFETY: panel j of this k block was packed above.
+                    let b_panel = unsafe { shared.get().add(k0 * col_panels * nr + j * nr * kb) };
+                    for panel in first_panel..last_panel {
+                        // SAFETY: packed just above.
+                        let a_panel = unsafe { block.add((panel - first_panel) * mr * kb) };
+                        let (row, col) = (panel * mr, j * nr);
+                        let size = (mr.min(m - row), nr.min(n - col));
+                        // SAFETY: the tile lies inside C and belongs to this task.
+                        let c = unsafe { c.get().add(row * ldc + col) };
+                        tiles.run(kb, a_panel, b_panel, c, ldc, size, accumulate || k0 > 0);
+                    }
+                }
+            }
+            epilogue(tile(first_panel * mr, rows, 0, n));
+        });
+    } else {
+        run(col_panels, &|j, thread| {
+            let col = j * nr;
+            let cols = nr.min(n - col);
+            // SAFETY: each thread owns its part of the private scratch.
+            let b_panel = unsafe { private.get().add(thread * private_len) };
+            for k0 in (0..k).step_by(KC) {
+                let kb = KC.min(k - k0);
+                // SAFETY: `scratch_len` provides one panel per thread.
+                let target = unsafe { std::slice::from_raw_parts_mut(b_panel, nr * kb) };
+                (tiles.pack)(target, nr, kb, &b.data[col * b.cs + k0 * b.rs..], b.cs, b.rs, cols);
+                for panel in 0..row_panels {
+                    // SAFETY: packed above.
+                    let a_panel = unsafe { shared.get().add(k0 * row_panels * mr + panel * mr * kb) };
+                    let row = panel * mr;
+                    // SAFETY: the tile lies inside C and belongs to this task.
+                    let c = unsafe { c.get().add(row * ldc + col) };
+                    tiles.run(kb, a_panel, b_panel, c, ldc, (mr.min(m - row), cols), accumulate || k0 > 0);
+                }
+            }
+            epilogue(tile(0, m, col, cols));
+        });
+    }
+}
+
+simd_fn! {
+    /// y[j] (+)= x . w[j], rows of `w` being `stride` apart. Four rows at a time keep the loads flowing.
+    fn dot_rows<T>(x: &[T], w: &[T], stride: usize, y: &mut [T], accumulate: bool) {
+        let k = x.len();
+        let whole = k / LANES * LANES;
+        let n = y.len();
+        let mut j = 0;
+        while j < n {
+            let rows = (n - j).min(4);
+            // Short groups repeat their last row; the repeats are dropped below.
+            let w: [&[T]; 4] = std::array::from_fn(|r| &w[(j + r.min(rows - 1)) * stride..][..k]);
+            let mut lanes = [[T::ZERO; LANES]; 4];
+            let mut i = 0;
+            while i < whole {
+                let xs = &x[i..i + LANES];
+                for r in 0..4 {
+                    let ws = &w[r][i..i + LANES];
+                    for l in 0..LANES {
+                        lanes[r][l] = xs[l].mul_add(ws[l], lanes[r][l]);
+                    }
+                }
+                i += LANES;
+            }
+            for r in 0..4 {
+                for (l, i) in (whole..k).enumerate() {
+                    lanes[r][l] = x[i].mul_add(w[r][i], lanes[r][l]);
+                }
+            }
+            for r in 0..rows {
+                let sum = fold(lanes[r], |a, b| a + b);
+                y[j + r] = if accumulate { y[j + r] + sum } else { sum };
+            }
+            j += 4;
+        }
+    }
+}
+
+/// Register tile over packed panels: C[mr, NR] (+)= Σ_k a[k][mr] b[k][NR].
+type Micro<T> = unsafe fn(k: usize, a: *const T, b: *const T, c: *mut T, ldc: usize, accumulate: bool);
+
+/// Packs `valid` of `width` columns of depth `kb`: target[k][i] = source[i * step + k * depth_step], zeros beyond.
+type Pack<T> =
+    fn(target: &mut [T], width: usize, kb: usize, source: &[T], step: usize, depth_step: usize, valid: usize);
+
+/// The kernels of one instruction set.
+pub(crate) struct TileSet<T: 'static> {
+    mr: usize,
+    nr: usize,
+    /// Entry i computes i + 1 rows.
+    micro: &'static [Micro<T>],
+    pack: Pack<T>,
+}
+
+impl<T: Float> TileSet<T> {
+    /// One tile; columns beyond the matrix go through a buffer.
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn run(
+        &self,
+        k: usize,
+        a: *const T,
+        b: *const T,
+        c: *mut T,
+        ldc: usize,
+        (rows, cols): (usize, usize),
+        accumulate: bool,
+    ) {
+        let micro = self.micro[rows - 1];
+        if cols == self.nr {
+            // SAFETY: the panels hold k steps, C has `rows` rows of `nr` columns here.
+            return unsafe { micro(k, a, b, c, ldc, accumulate) };
+        }
+        let mut edge = [T::ZERO; MAX_TILE];
+        // SAFETY: the buffer is as large as the largest tile.
+        unsafe { micro(k, a, b, edge.as_mut_ptr(), self.nr, false) };
+        for i in 0..rows {
+            for j in 0..cols {
+                // SAFETY: inside C.
+                unsafe {
+                    let c = c.add(i * ldc + j);
+                    *c = if accumulate { *c + edge[i * self.nr + j] } else { edge[i * self.nr + j] };
+                }
+            }
+        }
+    }
+}
+
+/// Floats that have register tiles.
+pub(crate) trait Tiles: Float {
+    fn tiles(isa: Isa) -> &'static TileSet<Self>;
+}
+
+/// A vector register of `T`.
+///
+/// # Safety
+/// Methods may only run where the instruction set is present.
+unsafe trait Vector<T>: Copy {
+    const WIDTH: usize;
+    unsafe fn splat(x: T) -> Self;
+    unsafe fn load(p: *const T) -> Self;
+    unsafe fn store(self, p: *mut T);
+    /// self + a * b.
+    unsafe fn add_product(self, a: Self, b: Self) -> Self;
+    unsafe fn add(self, other: Self) -> Self;
+}
+
+/// Vectors per tile row: NR = 2 vectors.
+const NV: usize = 2;
+
+#[inline(always)]
+unsafe fn micro<T: Float, V: Vector<T>, const ROWS: usize, const MR: usize>(
+    k: usize,
+    a: *const T,
+    b: *const T,
+    c: *mut T,
+    ldc: usize,
+    accumulate: bool,
+) {
+    // SAFETY: the caller provides k steps of both panels and ROWS rows of C.
+    unsafe {
+        let mut sums = [[V::splat(T::ZERO); NV]; ROWS];
+        for step in 0..k {
+            let b = b.add(step * NV * V::WIDTH);
+            let a = a.add(step * MR);
+            let columns: [V; NV] = std::array::from_fn(|v| V::load(b.add(v * V::WIDTH)));
+            for (i, row) in sums.iter_mut().enumerate() {
+                let x = V::splat(*a.add(i));
+                for (sum, column) in row.iter_mut().zip(columns) {
+                    *sum = sum.add_product(x, column);
+                }
+            }
+        }
+        for (i, row) in sums.into_iter().enumerate() {
+            for (v, sum) in row.into_iter().enumerate() {
+                let c = c.add(i * ldc + v * V::WIDTH);
+                if accumulate { V::load(c).add(sum).store(c) } else { sum.store(c) }
+            }
+        }
+    }
+}
+
+/// Packing without special instructions.
+fn pack_portable<T: Float>(
+    target: &mut [T],
+    width: usize,
+    kb: usize,
+    source: &[T],
+    step: usize,
+    depth_step: usize,
+    valid: usize,
+) {
+    if step == 1 {
+        for (k, row) in target.chunks_exact_mut(width).enumerate() {
+            row[..valid].copy_from_slice(&source[k * depth_step..][..valid]);
+            row[valid..].fill(T::ZERO);
+        }
+        return;
+    }
+    if valid < width {
+        target.fill(T::ZERO);
+    }
+    for i in 0..valid {
+        for k in 0..kb {
+            target[k * width + i] = source[i * step + k * depth_step];
+        }
+    }
+}
+
+/// The table of register tiles with 1 to MR rows.
+macro_rules! micro_table {
+    ($T:ty, $V:ty, $MR:literal, [$($rows:literal)*] $(, $features:literal)?) => {{
+        $(#[target_feature(enable = $features)])?
+        unsafe fn tile<const ROWS: usize>(k: usize, a: *const $T, b: *const $T, c: *mut $T, ldc: usize, acc: bool) {
+            // SAFETY: as promised by the caller.
+            unsafe { micro::<$T, $V, ROWS, $MR>(k, a, b, c, ldc, acc) }
+        }
+        const TABLE: &[Micro<$T>] = &[$(tile::<$rows>),*];
+        TABLE
+    }};
+}
+
+/// The portable vector: an array that compilers keep in registers.
+#[derive(Clone, Copy)]
+struct Portable<T>([T; 8]);
+
+// SAFETY: plain Rust.
+unsafe impl<T: Float> Vector<T> for Portable<T> {
+    const WIDTH: usize = 8;
+    #[inline(always)]
+    unsafe fn splat(x: T) -> Self {
+        Self([x; 8])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const T) -> Self {
+        // SAFETY: the caller provides eight elements.
+        Self(unsafe { p.cast::<[T; 8]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut T) {
+        // SAFETY: the caller provides eight elements.
+        unsafe { p.cast::<[T; 8]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn add_product(mut self, a: Self, b: Self) -> Self {
+        for i in 0..8 {
+            self.0[i] = a.0[i].mul_add(b.0[i], self.0[i]);
+        }
+        self
+    }
+    #[inline(always)]
+    unsafe fn add(mut self, other: Self) -> Self {
+        for i in 0..8 {
+            self.0[i] += other.0[i];
+        }
+        self
+    }
+}
+
+macro_rules! portable_tiles {
+    ($T:ty) => {{
+        static SET: TileSet<$T> = TileSet {
+            mr: 6,
+            nr: 16,
+        micro: micro_table!($T, Portable<$T>, 6, [1 2 3 4 5 6]),
+            pack: pack_portable::<$T>,
+        };
+        &SET
+    }};
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Micro, TileSet, Vector, micro, pack_portable};
+
+    macro_rules! vector {
+        ($V:ident, $T:ty, $width:literal, $splat:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
+            // SAFETY: instantiated only inside functions that enable the instruction set.
+            unsafe impl Vector<$T> for $V {
+                const WIDTH: usize = $width;
+                #[inline(always)]
+                unsafe fn splat(x: $T) -> Self {
+                    // SAFETY: see above.
+                    unsafe { $splat(x) }
+                }
+                #[inline(always)]
+                unsafe fn load(p: *const $T) -> Self {
+                    // SAFETY: the caller provides a full vector.
+                    unsafe { $load(p) }
+                }
+                #[inline(always)]
+                unsafe fn store(self, p: *mut $T) {
+                    // SAFETY: the caller provides a full vector.
+                    unsafe { $store(p, self) }
+                }
+                #[inline(always)]
+                unsafe fn add_product(self, a: Self, b: Self) -> Self {
+                    // SAFETY: see above.
+                    unsafe { $fma(a, b, self) }
+                }
+                #[inline(always)]
+                unsafe fn add(self, other: Self) -> Self {
+                    // SAFETY: see above.
+                    unsafe { $add(self, other) }
+                }
+            }
+        };
+    }
+    vector!(
+        __m512,
+        f32,
+        16,
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_fmadd_ps,
+        _mm512_add_ps
+    );
+    vector!(
+        __m512d,
+        f64,
+        8,
+        _mm512_set1_pd,
+        _mm512_loadu_pd,
+        _mm512_storeu_pd,
+        _mm512_fmadd_pd,
+        _mm512_add_pd
+    );
+    vector!(
+        __m256,
+        f32,
+        8,
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_fmadd_ps,
+        _mm256_add_ps
+    );
+    vector!(
+        __m256d,
+        f64,
+        4,
+        _mm256_set1_pd,
+        _mm256_loadu_pd,
+        _mm256_storeu_pd,
+        _mm256_fmadd_pd,
+        _mm256_add_pd
+    );
+
+    pub(super) static F32_AVX512: TileSet<f32> = TileSet {
+        mr: 14,
+        nr: 32,
+        micro: micro_table!(f32, __m512, 14, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+        pack: |target, width, kb, source, step, depth_step, valid| {
+            if depth_step == 1 {
+                // SAFETY: this table is chosen only where AVX-512 is present.
+                unsafe { transpose_pack(target, width, kb, source, step, valid) }
+            } else {
+                pack_portable(target, width, kb, source, step, depth_step, valid);
+            }
+        },
+    };
+    pub(super) static F64_AVX512: TileSet<f64> = TileSet {
+        mr: 14,
+        nr: 16,
+        micro: micro_table!(f64, __m512d, 14, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+        pack: pack_portable::<f64>,
+    };
+    pub(super) static F32_AVX2: TileSet<f32> = TileSet {
+        mr: 6,
+        nr: 16,
+        micro: micro_table!(f32, __m256, 6, [1 2 3 4 5 6], "avx2,fma"),
+        pack: pack_portable::<f32>,
+    };
+    pub(super) static F64_AVX2: TileSet<f64> = TileSet {
+        mr: 6,
+        nr: 8,
+        micro: micro_table!(f64, __m256d, 6, [1 2 3 4 5 6], "avx2,fma"),
+        pack: pack_portable::<f64>,
+    };
+
+    /// [`pack_portable`] for a source contiguous in depth: blocks of 16 x 16 are transposed in registers.
+    #[target_feature(enable = "avx512f")]
+    fn transpose_pack(
+        target: &mut [f32],
+        width: usize,
+        kb: usize,
+        source: &[f32],
+        step: usize,
+        valid: usize,
+    ) {
+        assert!(target.len() >= kb * width && (valid - 1) * step + kb <= source.len());
+        for i0 in (0..width).step_by(16) {
+            let lanes = 16.min(width - i0);
+            let store: __mmask16 = (((1u32 << lanes) - 1) & 0xffff) as u16;
+            for k0 in (0..kb).step_by(16) {
+                let depth = 16.min(kb - k0);
+                let load: __mmask16 = (((1u32 << depth) - 1) & 0xffff) as u16;
+                let mut rows = [_mm512_setzero_ps(); 16];
+                for (r, row) in rows.iter_mut().enumerate().take(valid.saturating_sub(i0).min(16)) {
+                    // SAFETY: row i0 + r < valid has kb elements; the mask keeps the load inside them.
+                    *row = unsafe { _mm512_maskz_loadu_ps(load, source.as_ptr().add((i0 + r) * step + k0)) };
+                }
+                for (k, column) in transpose(rows).into_iter().enumerate().take(depth) {
+                    // SAFETY: `lanes` elements of row k0 + k of the target exist from i0 on.
+                    unsafe {
+                        let at = target.as_mut_ptr().add((k0 + k) * width + i0);
+                        _mm512_mask_storeu_ps(at, store, column);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rows to columns of a 16 x 16 block: within 128-bit lanes first, then whole lanes.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn transpose(r: [__m512; 16]) -> [__m512; 16] {
+        let mut u = [_mm512_setzero_ps(); 16];
+        for g in 0..4 {
+            let rows = &r[4 * g..4 * g + 4];
+            let low = |a, b| _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+            let high = |a, b| _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+            let (t0, t1) = (low(rows[0], rows[1]), high(rows[0], rows[1]));
+            let (t2, t3) = (low(rows[2], rows[3]), high(rows[2], rows[3]));
+            u[4 * g] = _mm512_castpd_ps(_mm512_unpacklo_pd(t0, t2));
+            u[4 * g + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(t0, t2));
+            u[4 * g + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(t1, t3));
+            u[4 * g + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(t1, t3));
+        }
+        let mut out = [_mm512_setzero_ps(); 16];
+        for c in 0..4 {
+            let even = |a, b| _mm512_shuffle_f32x4::<0x88>(a, b);
+            let odd = |a, b| _mm512_shuffle_f32x4::<0xdd>(a, b);
+            let (a, b) = (even(u[c], u[4 + c]), odd(u[c], u[4 + c]));
+            let (d, e) = (even(u[8 + c], u[12 + c]), odd(u[8 + c], u[12 + c]));
+            out[c] = even(a, d);
+            out[4 + c] = even(b, e);
+            out[8 + c] = odd(a, d);
+            out[12 + c] = odd(b, e);
+        }
+        out
+    }
+}
+
+macro_rules! impl_tiles {
+    ($T:ty, $avx512:ident, $avx2:ident) => {
+        impl Tiles for $T {
+            fn tiles(isa: Isa) -> &'static TileSet<Self> {
+                #[cfg(target_arch = "x86_64")]
+                match isa {
+                    Isa::Avx512 => return &x86::$avx512,
+                    Isa::Avx2 => return &x86::$avx2,
+                    Isa::Baseline => {}
+                }
+                let _ = isa;
+                portable_tiles!($T)
+            }
+        }
+    };
+}
+impl_tiles!(f32, F32_AVX512, F32_AVX2);
+impl_tiles!(f64, F64_AVX512, F64_AVX2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Stream;
+
+    fn random(n: usize, stream: u32) -> Vec<f64> {
+        let mut x = vec![0.0; n];
+        Stream::new(9, 0, stream).fill_uniform(&mut x, -1.0, 1.0);
+        x
+    }
+
+    /// A, B stored plain or transposed; returns C.
+    fn product<T: Tiles>(
+        pool: &Pool,
+        (m, n, k): (usize, usize, usize),
+        a: (&[T], bool),
+        b: (&[T], bool),
+        start: Option<&[T]>,
+    ) -> Vec<T> {
+        let mat = |(data, transposed): (_, bool), rows: usize, cols: usize| {
+            if transposed { Mat::transposed(data, rows) } else { Mat::rows(data, cols) }
+        };
+        let mut c = start.map_or_else(|| vec![T::of(f64::NAN); m * n], <[T]>::to_vec);
+        let mut scratch = vec![T::of(f64::NAN); scratch_len::<T>(m, n, k, pool.threads())];
+        let product = Product { m, n, k, a: mat(a, m, k), b: mat(b, k, n), accumulate: start.is_some() };
+        gemm(pool, &mut scratch, product, &mut c, n, |mut tile| {
+            for i in tile.row..tile.row + tile.rows {
+                tile.row_mut(i).iter_mut().for_each(|v| *v += T::ONE);
+            }
+        });
+        c
+    }
+
+    const SIZES: [(usize, usize, usize); 12] = [
+        (1, 1, 1),
+        (1, 70, 33),
+        (3, 5, 7),
+        (4, 64, 128),
+        (7, 33, 16),
+        (14, 32, 256),
+        (15, 33, 257),
+        (100, 40, 600),
+        (33, 200, 31),
+        (600, 17, 9),
+        (129, 129, 129),
+        (40, 700, 300),
+    ];
+
+    #[test]
+    fn products_match_the_definition_for_every_layout() {
+        let pool = Pool::new(2);
+        for (m, n, k) in SIZES {
+            let (a, b, c) = (random(m * k, 0), random(k * n, 1), random(m * n, 2));
+            for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+                for accumulate in [false, true] {
+                    let got = product(&pool, (m, n, k), (&a, ta), (&b, tb), accumulate.then_some(&c));
+                    for i in 0..m {
+                        for j in 0..n {
+                            let x = |p: usize| if ta { a[p * m + i] } else { a[i * k + p] };
+                            let y = |p: usize| if tb { b[j * k + p] } else { b[p * n + j] };
+                            let sum: f64 = (0..k).map(|p| x(p) * y(p)).sum();
+                            let want = sum + 1.0 + if accumulate { c[i * n + j] } else { 0.0 };
+                            let error = (got[i * n + j] - want).abs();
+                            assert!(error < 1e-11, "{m}x{n}x{k} {ta} {tb} ({i}, {j}): {error:e}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads_layout_or_position() {
+        let f32s = |x: Vec<f64>| x.into_iter().map(|v| v as f32).collect::<Vec<_>>();
+        let transpose = |x: &[f32], rows: usize, cols: usize| -> Vec<f32> {
+            (0..rows * cols).map(|i| x[i % rows * cols + i / rows]).collect()
+        };
+        for (m, n, k) in SIZES {
+            let (a, b) = (f32s(random(m * k, 0)), f32s(random(k * n, 1)));
+            let one = product(&Pool::new(1), (m, n, k), (&a, false), (&b, false), None);
+            for threads in [2, 3, 5] {
+                assert_eq!(one, product(&Pool::new(threads), (m, n, k), (&a, false), (&b, false), None));
+            }
+            let a_transposed = transpose(&a, m, k);
+            assert_eq!(one, product(&Pool::new(2), (m, n, k), (&a_transposed, true), (&b, false), None));
+            if m > DOT_ROWS {
+                let b_transposed = transpose(&b, k, n);
+                assert_eq!(one, product(&Pool::new(2), (m, n, k), (&a, false), (&b_transposed, true), None));
+            }
+        }
+    }
+
+    /// Every instruction set computes the same chains of multiply-adds.
+    #[test]
+    fn register_tiles_of_all_instruction_sets_agree_to_the_bit() {
+        let k = 300;
+        let (rows, cols) = (6, 16);
+        let a: Vec<f32> = random(k * rows, 0).into_iter().map(|v| v as f32).collect();
+        let b: Vec<f32> = random(k * cols, 1).into_iter().map(|v| v as f32).collect();
+        let run = |isa: Isa| {
+            let tiles = f32::tiles(isa);
+            let (mut pa, mut pb) = (vec![0f32; k * tiles.mr], vec![0f32; k * tiles.nr]);
+            (tiles.pack)(&mut pa, tiles.mr, k, &a, 1, rows, rows);
+            (tiles.pack)(&mut pb, tiles.nr, k, &b, 1, cols, cols);
+            let mut c = vec![0f32; rows * cols];
+            tiles.run(k, pa.as_ptr(), pb.as_ptr(), c.as_mut_ptr(), cols, (rows, cols), false);
+            c
+        };
+        let baseline = run(Isa::Baseline);
+        for isa in [Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| *isa <= Isa::detected()) {
+            assert_eq!(run(isa), baseline, "{isa:?}");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The CPU executor's machinery: thread pool, vector dispatch, matrix products. Kernels live beside their ops.
+
+pub(crate) mod float;
+pub(crate) mod gemm;
+pub(crate) mod pool;
+pub(crate) mod simd;

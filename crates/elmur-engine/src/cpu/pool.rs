@@ -1,0 +1,387 @@
+//! A thread pool for kernels of 10 to 1000 microseconds.
+//!
+//! Idle workers spin for some tens of microseconds before they sleep, because the next kernel of a program usually
+//! follows at once; handing out work then costs about a microsecond and never allocates. Kernels are written so that no
+//! bit of a result depends on which thread runs which task, so when the pool is busy with another caller the work
+//! simply runs on the calling thread.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread::{JoinHandle, Thread};
+
+/// A task: called with (task number, thread number).
+type Task<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+/// Spins before a worker goes to sleep: roughly 50 microseconds.
+const SPINS: u32 = 2_000;
+
+struct Job {
+    /// The task with its lifetime erased; valid from publication until `pending` reaches zero.
+    task: Task<'static>,
+    count: usize,
+}
+
+struct Shared {
+    job: std::cell::UnsafeCell<Option<Job>>,
+    /// Incremented for every job; workers wait for it to change.
+    epoch: AtomicU32,
+    /// The next task to take.
+    next: AtomicUsize,
+    /// Workers that have not yet finished the current job.
+    pending: AtomicUsize,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    sleeping: AtomicUsize,
+}
+
+// SAFETY: `job` is written only by the caller holding `Pool::gate`, while no worker is inside a job (`pending` is
+// zero), and read by workers only after they have seen the new `epoch` (release/acquire).
+unsafe impl Sync for Shared {}
+// SAFETY: the task reference inside is `Sync`, everything else is atomics.
+unsafe impl Send for Shared {}
+
+/// Threads that run the tasks of one kernel after another. Cloning is cheap and shares the threads.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    gate: Mutex<()>,
+    wake: Vec<Thread>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({} threads)", self.threads())
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads including the caller's; 0 means one per available core. Threads that the system
+    /// refuses to start are done without.
+    pub fn new(threads: usize) -> Self {
+        let threads = match threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n,
+        };
+        let shared = Arc::new(Shared {
+            job: std::cell::UnsafeCell::new(None),
+            epoch: AtomicU32::new(0),
+            next: AtomicUsize::new(0),
+            pending: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            sleeping: AtomicUsize::new(0),
+        });
+        let workers: Vec<JoinHandle<()>> = (1..threads)
+            .map_while(|thread| {
+                let shared = Arc::clone(&shared);
+                let builder = std::thread::Builder::new().name(format!("elmur-{thread}"));
+                builder.spawn(move || work(&shared, thread)).ok()
+            })
+            .collect();
+        let wake = workers.iter().map(|w| w.thread().clone()).collect();
+        Pool(Arc::new(Inner { shared, gate: Mutex::new(()), wake, workers }))
+    }
+
+    /// A pool without workers, for products inside a task.
+    pub(crate) fn serial() -> &'static Pool {
+        static SERIAL: std::sync::OnceLock<Pool> = std::sync::OnceLock::new();
+        SERIAL.get_or_init(|| Pool::new(1))
+    }
+
+    /// Number of threads that take part, the caller included.
+    pub fn threads(&self) -> usize {
+        self.0.workers.len() + 1
+    }
+
+    /// Runs `task(i, thread)` for every `i < count`, in any order, on any thread; returns when all are done.
+    pub(crate) fn run(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
+        let inner = &*self.0;
+        if count <= 1 || inner.workers.is_empty() {
+            return (0..count).for_each(|i| task(i, 0));
+        }
+        let _gate = match inner.gate.try_lock() {
+            Ok(gate) => gate,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return (0..count).for_each(|i| task(i, 0)),
+        };
+        let shared = &*inner.shared;
+        let task: Task<'_> = &task;
+        // SAFETY: only the lifetime changes; this function waits for every worker below before it returns or unwinds.
+        let task = unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
+        // SAFETY: the gate is held and no worker is inside a job.
+        unsafe { *shared.job.get() = Some(Job { task, count }) };
+        shared.next.store(0, Ordering::Relaxed);
+        shared.pending.store(inner.workers.len(), Ordering::Relaxed);
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        if shared.sleeping.load(Ordering::SeqCst) > 0 {
+            inner.wake.iter().for_each(Thread::unpark);
+        }
+        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drain(shared, task, count, 0)));
+        let mut spins = 0u32;
+        while shared.pending.load(Ordering::Acquire) > 0 {
+            spins += 1;
+            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        if let Err(panic) = own {
+            std::panic::resume_unwind(panic);
+        }
+        if shared.panicked.swap(false, Ordering::Relaxed) {
+            std::panic::resume_unwind(Box::new("a kernel panicked on a worker thread"));
+        }
+    }
+
+    /// Splits `rows` rows of the given outputs among the threads: `body(first_row, parts)` gets exclusive slices of
+    /// the rows it owns. `work` is the cost of one row in elements touched; small jobs stay on the calling thread.
+    pub(crate) fn rows<R: Rows>(
+        &self,
+        rows: usize,
+        work: usize,
+        outputs: R,
+        body: impl Fn(usize, R::Part) + Sync,
+    ) {
+        self.blocks(rows, self.rows_per_task(rows, work), outputs, |first, part, _| body(first, part));
+    }
+
+    /// How many rows of the given cost one task should take; there are never more than [`Pool::max_tasks`] tasks.
+    pub(crate) fn rows_per_task(&self, rows: usize, work: usize) -> usize {
+        rows.div_ceil((rows * work / MIN_TASK_WORK).clamp(1, self.max_tasks())).max(1)
+    }
+
+    /// Bound on the tasks of [`Pool::rows_per_task`], for scratch memory per task.
+    pub(crate) fn max_tasks(&self) -> usize {
+        max_tasks(self.threads())
+    }
+
+    /// Like [`Pool::rows`], with a fixed number of rows per task, and the task's number for partial results.
+    pub(crate) fn blocks<R: Rows>(
+        &self,
+        rows: usize,
+        per_task: usize,
+        outputs: R,
+        body: impl Fn(usize, R::Part, usize) + Sync,
+    ) {
+        outputs.check(rows);
+        self.run(rows.div_ceil(per_task), |task, _| {
+            let first = task * per_task;
+            let count = per_task.min(rows - first);
+            // SAFETY: `check` has shown that every row is inside its slice, and tasks own disjoint rows.
+            body(first, unsafe { outputs.part(first, count) }, task);
+        });
+    }
+}
+
+/// Most tasks that [`Pool::rows_per_task`] makes for this many threads: a few each, to even out.
+pub(crate) fn max_tasks(threads: usize) -> usize {
+    if threads == 1 { 1 } else { 4 * threads }
+}
+
+/// Work, in elements, below which splitting costs more than it gains.
+const MIN_TASK_WORK: usize = 8_192;
+
+fn drain(shared: &Shared, task: Task<'_>, count: usize, thread: usize) {
+    loop {
+        let i = shared.next.fetch_add(1, Ordering::Relaxed);
+        if i >= count {
+            return;
+        }
+        task(i, thread);
+    }
+}
+
+fn work(shared: &Shared, thread: usize) {
+    let mut seen = 0;
+    loop {
+        let mut spins = 0;
+        while shared.epoch.load(Ordering::Acquire) == seen {
+            spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            shared.sleeping.fetch_add(1, Ordering::SeqCst);
+            if shared.epoch.load(Ordering::SeqCst) == seen {
+                std::thread::park();
+            }
+            shared.sleeping.fetch_sub(1, Ordering::SeqCst);
+        }
+        // The caller waits for every worker before it starts another job, so no epoch is ever skipped.
+        seen = seen.wrapping_add(1);
+        if shared.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: the job was written before the epoch changed and stays until `pending` reaches zero.
+        if let Some(job) = unsafe { &*shared.job.get() } {
+            let run = std::panic::AssertUnwindSafe(|| drain(shared, job.task, job.count, thread));
+            if std::panic::catch_unwind(run).is_err() {
+                shared.panicked.store(true, Ordering::Relaxed);
+            }
+        }
+        shared.pending.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        self.wake.iter().for_each(Thread::unpark);
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+/// Outputs that can be split by rows among threads.
+pub(crate) trait Rows: Sync {
+    type Part;
+    /// Panics unless there are at least `rows` rows: a planner bug, not data.
+    fn check(&self, rows: usize);
+    /// # Safety
+    /// Rows `first..first + count` must exist and be handed out to one task only.
+    unsafe fn part(&self, first: usize, count: usize) -> Self::Part;
+}
+
+/// A mutable slice seen as rows of equal length.
+pub(crate) struct RowsMut<'a, T> {
+    data: *mut T,
+    len: usize,
+    row: usize,
+    lifetime: std::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for an exclusive slice whose rows go to different threads.
+unsafe impl<T: Send> Sync for RowsMut<'_, T> {}
+
+impl<'a, T> RowsMut<'a, T> {
+    pub(crate) fn new(data: &'a mut [T], row: usize) -> Self {
+        Self { len: data.len(), data: data.as_mut_ptr(), row, lifetime: std::marker::PhantomData }
+    }
+}
+
+impl<'a, T: Send> Rows for RowsMut<'a, T> {
+    type Part = &'a mut [T];
+    fn check(&self, rows: usize) {
+        assert!(rows * self.row <= self.len, "{rows} rows of {} exceed {} elements", self.row, self.len);
+    }
+    unsafe fn part(&self, first: usize, count: usize) -> &'a mut [T] {
+        // SAFETY: the caller guarantees that the rows exist and that nobody else has them.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(first * self.row), count * self.row) }
+    }
+}
+
+impl<R: Rows> Rows for Option<R> {
+    type Part = Option<R::Part>;
+    fn check(&self, rows: usize) {
+        if let Some(r) = self {
+            r.check(rows);
+        }
+    }
+    unsafe fn part(&self, first: usize, count: usize) -> Self::Part {
+        // SAFETY: passed on to the caller.
+        self.as_ref().map(|r| unsafe { r.part(first, count) })
+    }
+}
+
+macro_rules! tuple_rows {
+    ($($name:ident $index:tt),*) => {
+        impl<$($name: Rows),*> Rows for ($($name,)*) {
+            type Part = ($($name::Part,)*);
+            fn check(&self, rows: usize) { $(self.$index.check(rows);)* }
+            unsafe fn part(&self, first: usize, count: usize) -> Self::Part {
+                // SAFETY: passed on to the caller.
+                unsafe { ($(self.$index.part(first, count),)*) }
+            }
+        }
+    };
+}
+tuple_rows!(A 0, B 1);
+tuple_rows!(A 0, B 1, C 2);
+tuple_rows!(A 0, B 1, C 2, D 3);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_exactly_once() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads);
+            assert_eq!(pool.threads(), threads);
+            for count in [0, 1, 2, 7, 100] {
+                let hits: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+                for _ in 0..200 {
+                    pool.run(count, |i, thread| {
+                        assert!(thread < threads);
+                        hits[i].fetch_add(1, Ordering::Relaxed);
+                    });
+                }
+                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 200));
+            }
+        }
+    }
+
+    #[test]
+    fn workers_wake_after_sleeping() {
+        let pool = Pool::new(3);
+        for _ in 0..5 {
+            std::thread::sleep(std::time::Duration::from_millis(3));
+            let hits = AtomicUsize::new(0);
+            pool.run(64, |_, _| {
+                hits.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(hits.load(Ordering::Relaxed), 64);
+        }
+    }
+
+    #[test]
+    fn rows_are_split_completely() {
+        let pool = Pool::new(3);
+        for rows in [1, 5, 1000] {
+            let (mut a, mut b) = (vec![0; rows * 7], vec![0; rows]);
+            let outputs = (RowsMut::new(&mut a, 7), Some(RowsMut::new(&mut b, 1)));
+            pool.rows(rows, 100, outputs, |first, (a, b)| {
+                for (i, row) in a.chunks_mut(7).enumerate() {
+                    row.fill(first + i);
+                }
+                b.into_iter().flatten().enumerate().for_each(|(i, v)| *v = first + i);
+            });
+            assert!(a.iter().enumerate().all(|(i, v)| *v == i / 7));
+            assert!(b.iter().enumerate().all(|(i, v)| *v == i));
+        }
+    }
+
+    #[test]
+    fn a_panicking_task_reaches_the_caller_and_the_pool_survives() {
+        let pool = Pool::new(2);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(8, |i, _| assert!(i != 5, "task 5"));
+        }));
+        assert!(result.is_err());
+        let hits = AtomicUsize::new(0);
+        pool.run(8, |_, _| {
+            hits.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(hits.load(Ordering::Relaxed), 8);
+    }
+
+    #[test]
+    fn concurrent_callers_share_one_pool() {
+        let pool = Pool::new(2);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let hits = AtomicUsize::new(0);
+                        pool.run(10, |_, _| {
+                            hits.fetch_add(1, Ordering::Relaxed);
+                        });
+                        assert_eq!(hits.load(Ordering::Relaxed), 10);
+                    }
+                });
+            }
+        });
+    }
+}

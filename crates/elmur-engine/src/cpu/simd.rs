@@ -1,0 +1,203 @@
+//! Run-time choice of instruction set, and the row primitives every kernel is made of.
+//!
+//! Kernels are ordinary Rust over rows. [`simd_fn!`] compiles each of them once per instruction set and picks the
+//! best at run time; compilers vectorise the plain loops. Reductions run in [`LANES`] interleaved partial sums whatever
+//! the vector width, so their bits do not depend on the machine's vector unit.
+
+use std::sync::OnceLock;
+
+use super::float::Float;
+
+/// Vector instruction sets that kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// Whatever the target guarantees (NEON on aarch64).
+    Baseline,
+    /// AVX2 with fused multiply-add.
+    Avx2,
+    /// AVX-512 (F, BW, DQ, VL).
+    Avx512,
+}
+
+impl Isa {
+    /// The best set this machine has. `ELMUR_ISA=baseline|avx2` lowers it, for comparisons.
+    pub fn best() -> Isa {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| {
+            let limit = match std::env::var("ELMUR_ISA").as_deref() {
+                Ok("baseline") => Isa::Baseline,
+                Ok("avx2") => Isa::Avx2,
+                _ => Isa::Avx512,
+            };
+            Self::detected().min(limit)
+        })
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn detected() -> Isa {
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        match (avx2, avx512) {
+            (true, true) => Isa::Avx512,
+            (true, false) => Isa::Avx2,
+            _ => Isa::Baseline,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn detected() -> Isa {
+        Isa::Baseline
+    }
+}
+
+/// Defines a function compiled once per instruction set, dispatched at run time.
+///
+/// The body must consist of plain loops and `#[inline(always)]` calls: only inlined code is recompiled.
+macro_rules! simd_fn {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$T:ident>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name<$T: $crate::cpu::float::Float>($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments)]
+            fn body<$T: $crate::cpu::float::Float>($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                #[allow(clippy::too_many_arguments)]
+                fn avx512<$T: $crate::cpu::float::Float>($($arg: $ty),*) $(-> $ret)? { body::<$T>($($arg),*) }
+                #[target_feature(enable = "avx2,fma")]
+                #[allow(clippy::too_many_arguments)]
+                fn avx2<$T: $crate::cpu::float::Float>($($arg: $ty),*) $(-> $ret)? { body::<$T>($($arg),*) }
+                match $crate::cpu::simd::Isa::best() {
+                    // SAFETY: `Isa::best` never exceeds what the processor reports.
+                    $crate::cpu::simd::Isa::Avx512 => return unsafe { avx512::<$T>($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::cpu::simd::Isa::Avx2 => return unsafe { avx2::<$T>($($arg),*) },
+                    $crate::cpu::simd::Isa::Baseline => {}
+                }
+            }
+            body::<$T>($($arg),*)
+        }
+    };
+}
+pub(crate) use simd_fn;
+
+/// Interleaved partial sums of every reduction.
+pub(crate) const LANES: usize = 16;
+
+/// Adds the lanes pairwise, always in the same order.
+#[inline(always)]
+pub(crate) fn fold<T: Float>(mut lanes: [T; LANES], f: impl Fn(T, T) -> T) -> T {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = f(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Sum over `i` of `f(i)` for `i < len`, in [`LANES`] interleaved partial sums.
+#[inline(always)]
+pub(crate) fn reduce<T: Float>(len: usize, f: impl Fn(usize) -> T) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let whole = len / LANES * LANES;
+    let mut i = 0;
+    while i < whole {
+        for (lane, sum) in lanes.iter_mut().enumerate() {
+            *sum += f(i + lane);
+        }
+        i += LANES;
+    }
+    for (lane, i) in (whole..len).enumerate() {
+        lanes[lane] += f(i);
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// Sum of a slice.
+#[inline(always)]
+pub(crate) fn sum<T: Float>(x: &[T]) -> T {
+    reduce(x.len(), |i| x[i])
+}
+
+/// Dot product with fused multiply-adds.
+#[inline(always)]
+pub(crate) fn dot<T: Float>(x: &[T], y: &[T]) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let (xs, ys) = (x.chunks_exact(LANES), y[..x.len()].chunks_exact(LANES));
+    let (x_tail, y_tail) = (xs.remainder(), ys.remainder());
+    for (x, y) in xs.zip(ys) {
+        for l in 0..LANES {
+            lanes[l] = x[l].mul_add(y[l], lanes[l]);
+        }
+    }
+    for (l, (x, y)) in x_tail.iter().zip(y_tail).enumerate() {
+        lanes[l] = x.mul_add(*y, lanes[l]);
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// Largest element; negative infinity for none or only NaN.
+#[inline(always)]
+pub(crate) fn max<T: Float>(x: &[T]) -> T {
+    let mut lanes = [T::NEG_INFINITY; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let tail = chunks.remainder();
+    for chunk in chunks {
+        for l in 0..LANES {
+            lanes[l] = chunk[l].max(lanes[l]);
+        }
+    }
+    for (l, v) in tail.iter().enumerate() {
+        lanes[l] = v.max(lanes[l]);
+    }
+    fold(lanes, |a, b| a.max(b))
+}
+
+/// y += a x.
+#[inline(always)]
+pub(crate) fn axpy<T: Float>(y: &mut [T], a: T, x: &[T]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = a.mul_add(*x, *y);
+    }
+}
+
+/// y += x.
+#[inline(always)]
+pub(crate) fn add_assign<T: Float>(y: &mut [T], x: &[T]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += *x;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    simd_fn! {
+        fn all_reductions<T>(x: &[T], y: &[T]) -> [T; 4] {
+            let mut z = [T::ONE; 64];
+            axpy(&mut z[..x.len()], T::of(2.0), x);
+            [sum(x), dot(x, y), max(x), sum(&z[..x.len()])]
+        }
+    }
+
+    #[test]
+    fn reductions_agree_with_plain_loops_at_every_length() {
+        for n in 1..50 {
+            let x: Vec<f64> = (0..n).map(|i| ((i * 37 + 11) % 23) as f64 - 9.0).collect();
+            let y: Vec<f64> = (0..n).map(|i| ((i * 17 + 5) % 29) as f64 / 8.0).collect();
+            let sum: f64 = x.iter().sum();
+            let dot: f64 = x.iter().zip(&y).map(|(a, b)| a * b).sum();
+            let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            assert_eq!(all_reductions(&x, &y), [sum, dot, max, n as f64 + 2.0 * sum]);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The engine's one error type. Every message says what was expected and what came.
+
+use crate::types::DType;
+
+/// Result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong while a graph is built, compiled or fed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An op was given operands it cannot work with.
+    #[error("{op}: expected {expected}, got {got}")]
+    Op {
+        /// The op's name as in the builder method.
+        op: &'static str,
+        /// What the op accepts.
+        expected: String,
+        /// What it was given.
+        got: String,
+    },
+    /// A value of another graph was passed to this one.
+    #[error("{op}: the value passed belongs to another graph; build it with this graph's own methods")]
+    ForeignValue {
+        /// The op or method that was called.
+        op: &'static str,
+    },
+    /// Two parameters, inputs, states or outputs share a name.
+    #[error("`{name}` is already the name of a {kind} in this graph; choose another name")]
+    DuplicateName {
+        /// The name.
+        name: String,
+        /// What carries it already.
+        kind: &'static str,
+    },
+    /// A gradient was asked of an op that has none.
+    #[error("{op} has no gradient for its input {input}; wrap that input in stop_gradient")]
+    NoGradient {
+        /// The op.
+        op: &'static str,
+        /// Position of the operand.
+        input: usize,
+    },
+    /// A name that is not known to a graph, store or program.
+    #[error("there is no {kind} named `{name}`{}", nearest.as_ref().map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
+    UnknownName {
+        /// What was looked for: input, output, parameter...
+        kind: &'static str,
+        /// The name asked for.
+        name: String,
+        /// The most similar existing name.
+        nearest: Option<String>,
+    },
+    /// Data of another element type than the tensor's.
+    #[error("`{name}` holds {expected}, got {got} data")]
+    ElementType {
+        /// The tensor.
+        name: String,
+        /// Its element type.
+        expected: DType,
+        /// The data's element type.
+        got: DType,
+    },
+    /// Data of another length than the tensor's.
+    #[error("`{name}` has {expected} elements, got {got}")]
+    Length {
+        /// The tensor.
+        name: String,
+        /// Its number of elements.
+        expected: usize,
+        /// The data's number of elements.
+        got: usize,
+    },
+    /// A tensor in a store does not have the type the graph declares.
+    #[error("`{name}` is {expected} in the graph, but {got} in the store")]
+    StoreMismatch {
+        /// The tensor.
+        name: String,
+        /// The graph's type.
+        expected: String,
+        /// The store's type.
+        got: String,
+    },
+    /// Memory could not be had.
+    #[error("out of memory: {bytes} bytes were asked for {what}")]
+    OutOfMemory {
+        /// Size of the request.
+        bytes: usize,
+        /// What it was for.
+        what: &'static str,
+    },
+    /// Integer data pointed outside a table (a class, row or position out of range).
+    #[error("{op}: {what} {got} is outside 0..{limit}")]
+    IndexOutOfRange {
+        /// The op.
+        op: &'static str,
+        /// What the index stands for.
+        what: &'static str,
+        /// The index found.
+        got: i64,
+        /// The exclusive upper bound.
+        limit: usize,
+    },
+}
+
+/// The entry of `names` closest to `name`, if any is close enough to be a plausible misspelling.
+pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
+    names
+        .map(|candidate| (edit_distance(name, candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
+        .min()
+        .map(|(_, candidate)| candidate.to_owned())
+}
+
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_name_suggests_only_plausible_ones() {
+        let names = ["layers.0.qkv", "layers.0.out", "head"];
+        assert_eq!(nearest("layers.0.qvk", names.into_iter()).as_deref(), Some("layers.0.qkv"));
+        assert_eq!(nearest("nose", names.into_iter()), None);
+        assert_eq!(nearest("hed", names.into_iter()).as_deref(), Some("head"));
+    }
+}

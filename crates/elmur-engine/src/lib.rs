@@ -1,0 +1,38 @@
+//! Static compute graphs for small models: built once, differentiated by rewriting, planned into one arena, and run
+//! without allocation.
+//!
+//! - [`Graph`] is the builder: typed values, named parameters, inputs, states and outputs. Shape errors are found
+//!   here, with the op's name, what it expected and what it got.
+//! - [`Graph::gradients`] appends the backward pass; [`Graph::adamw`] the update.
+//! - [`Store`] holds parameters and state; several programs share one without copying.
+//! - [`Program`] is a graph compiled for the CPU. Results have the same bits for any number of threads.
+//! - [`gradcheck`] compares gradients with finite differences, for whoever builds models on this.
+
+mod autodiff;
+mod cpu;
+mod error;
+pub mod gradcheck;
+mod graph;
+mod op;
+mod ops;
+mod plan;
+mod program;
+pub mod rng;
+mod store;
+mod types;
+
+pub use cpu::pool::Pool;
+pub use cpu::simd::Isa;
+pub use error::{Error, Result};
+pub use graph::{Graph, Value};
+pub use ops::activation::Activation;
+pub use ops::attention::{Attention, AttentionMask, Qkv, Relative};
+pub use ops::conv::Conv2d;
+pub use ops::experts::ExpertGroups;
+pub use ops::loss::CrossEntropy;
+pub use ops::lru::Blend;
+pub use ops::norm::{Norm, NormKind};
+pub use ops::optim::{AdamW, STEP_STATE};
+pub use program::{Program, StepTime};
+pub use store::Store;
+pub use types::{DType, Element, TensorType};

@@ -1,0 +1,254 @@
+//! The contract of an op, and what its CPU kernel is given.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::autodiff::Backward;
+use crate::cpu::pool::Pool;
+use crate::error::{Error, Result};
+use crate::types::{DType, Element, TensorType};
+
+/// One kind of node. Each op lives in one file under `ops/`: contract, backward rule, kernel, tests.
+pub(crate) trait Op: Debug + Send + Sync {
+    /// Name as in the builder method.
+    fn name(&self) -> &'static str;
+
+    /// Types of the outputs, or what is wrong with the inputs.
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>>;
+
+    /// Emits the ops that compute the gradients of the inputs. The default is for ops that have none.
+    fn backward(&self, backward: &mut Backward<'_>) -> Result<()> {
+        match backward.first_needed() {
+            Some(input) => Err(Error::NoGradient { op: self.name(), input }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether gradients stop here without an error.
+    fn stops_gradient(&self) -> bool {
+        false
+    }
+
+    /// If output 0 is a window into input 0 that needs no computation: its byte offset.
+    fn alias(&self, _inputs: &[TensorType]) -> Option<usize> {
+        None
+    }
+
+    /// Pairs (input, output) that may share a buffer, given the number of inputs. The kernel then reads the old contents through
+    /// [`Io::in_place`] and must not touch that input otherwise.
+    fn in_place(&self, _inputs: usize) -> Vec<(usize, usize)> {
+        Vec::new()
+    }
+
+    /// For an op whose single output can be added into an existing buffer at no cost: the op that does so, taking
+    /// that buffer as one more input at the end.
+    fn accumulating(&self) -> Option<Arc<dyn Op>> {
+        None
+    }
+
+    /// Bytes of scratch memory the kernel needs with this many threads.
+    fn scratch(&self, _inputs: &[TensorType], _outputs: &[TensorType], _threads: usize) -> usize {
+        0
+    }
+
+    /// Integer inputs that index something, for validation before a run changes anything.
+    fn indices(&self, _inputs: &[TensorType]) -> Vec<IndexBound> {
+        Vec::new()
+    }
+
+    /// Computes the outputs.
+    fn cpu(&self, io: &Io<'_>) -> Result<()>;
+}
+
+/// Every element of input `input` must lie in `0..limit` or equal `ignored`.
+#[derive(Debug, Clone)]
+pub(crate) struct IndexBound {
+    pub input: usize,
+    pub what: &'static str,
+    pub limit: usize,
+    pub ignored: Option<i64>,
+}
+
+impl IndexBound {
+    pub(crate) fn check<T: Into<i64> + Copy>(&self, op: &'static str, data: &[T]) -> Result<()> {
+        let bad = |&v: &T| {
+            let v: i64 = v.into();
+            (v < 0 || v >= self.limit as i64) && Some(v) != self.ignored
+        };
+        match data.iter().find(|v| bad(v)) {
+            Some(&v) => Err(Error::IndexOutOfRange { op, what: self.what, got: v.into(), limit: self.limit }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One operand of a kernel.
+#[derive(Debug, Clone)]
+pub(crate) struct Operand {
+    /// Null for an output that nobody reads.
+    pub ptr: *mut u8,
+    pub ty: TensorType,
+}
+
+/// What a kernel works on. Slices are sound because the planner gives every live value its own memory, and outputs
+/// share memory with an input only where the op allows it.
+pub(crate) struct Io<'a> {
+    pub inputs: &'a [Operand],
+    pub outputs: &'a [Operand],
+    pub scratch: *mut u8,
+    pub scratch_bytes: usize,
+    pub pool: &'a Pool,
+}
+
+// SAFETY: inputs are only read; kernels that take outputs or scratch inside a task take disjoint parts.
+unsafe impl Sync for Io<'_> {}
+
+impl<'a> Io<'a> {
+    pub(crate) fn ty(&self, input: usize) -> &'a TensorType {
+        &self.inputs[input].ty
+    }
+
+    pub(crate) fn out_ty(&self, output: usize) -> &'a TensorType {
+        &self.outputs[output].ty
+    }
+
+    /// Element type of input 0: what float kernels dispatch on.
+    pub(crate) fn dtype(&self) -> DType {
+        self.inputs[0].ty.dtype
+    }
+
+    pub(crate) fn input<T: Element>(&self, i: usize) -> &'a [T] {
+        let operand = &self.inputs[i];
+        assert_eq!(operand.ty.dtype, T::DTYPE, "kernel reads input {i} as another type");
+        // SAFETY: the planner keeps `ty.len()` elements alive here for the run, and nothing writes them meanwhile.
+        unsafe { std::slice::from_raw_parts(operand.ptr.cast(), operand.ty.len()) }
+    }
+
+    /// Output `i`, or nothing if no one reads it.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) fn output_if_used<T: Element>(&self, i: usize) -> Option<&'a mut [T]> {
+        let operand = &self.outputs[i];
+        assert_eq!(operand.ty.dtype, T::DTYPE, "kernel writes output {i} as another type");
+        if operand.ptr.is_null() {
+            return None;
+        }
+        // SAFETY: the planner gives this output memory of its own, and a kernel takes each output once.
+        Some(unsafe { std::slice::from_raw_parts_mut(operand.ptr.cast(), operand.ty.len()) })
+    }
+
+    /// Output `i`; an op is only run if something reads one of its outputs, so sole outputs always exist.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) fn output<T: Element>(&self, i: usize) -> &'a mut [T] {
+        self.output_if_used(i).unwrap_or_default()
+    }
+
+    /// Input `i` as bare bits, for ops that only move elements: `U` has the element's size.
+    pub(crate) fn input_bits<U: Copy>(&self, i: usize) -> &'a [U] {
+        let operand = &self.inputs[i];
+        assert_eq!(operand.ty.dtype.size(), size_of::<U>());
+        // SAFETY: as for `input`; any bits are a valid unsigned integer.
+        unsafe { std::slice::from_raw_parts(operand.ptr.cast(), operand.ty.len()) }
+    }
+
+    /// Output `i` as bare bits.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) fn output_bits<U: Copy>(&self, i: usize) -> &'a mut [U] {
+        let operand = &self.outputs[i];
+        assert_eq!(operand.ty.dtype.size(), size_of::<U>());
+        // SAFETY: as for `output`; kernels only move valid elements here.
+        unsafe { std::slice::from_raw_parts_mut(operand.ptr.cast(), operand.ty.len()) }
+    }
+
+    /// Output `output` holding a copy of input `input`, which the two may share in place.
+    pub(crate) fn in_place<T: Element>(&self, input: usize, output: usize) -> &'a mut [T] {
+        let shared = self.inputs[input].ptr == self.outputs[output].ptr;
+        let out = self.output::<T>(output);
+        if !shared {
+            out.copy_from_slice(self.input(input));
+        }
+        out
+    }
+
+    /// `len` elements of scratch, aligned to cache lines. A kernel takes it once and splits it itself.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) fn scratch<T: Element>(&self, len: usize) -> &'a mut [T] {
+        assert!(len * size_of::<T>() <= self.scratch_bytes, "kernel takes more scratch than it declared");
+        // SAFETY: the planner provides this much, aligned, and a kernel takes it once. Any bits are valid numbers.
+        unsafe { std::slice::from_raw_parts_mut(self.scratch.cast(), len) }
+    }
+}
+
+/// Runs `$body` with `$T` bound to the Rust type of a float [`DType`].
+macro_rules! dispatch_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::types::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            _ => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use dispatch_float;
+
+/// Runs `$body` with `$U` bound to the unsigned integer as wide as an element.
+macro_rules! dispatch_bits {
+    ($dtype:expr, $U:ident => $body:expr) => {
+        match $dtype.size() {
+            8 => {
+                type $U = u64;
+                $body
+            }
+            4 => {
+                type $U = u32;
+                $body
+            }
+            _ => {
+                type $U = u8;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use dispatch_bits;
+
+/// An [`Error::Op`] in short.
+pub(crate) fn mismatch<T>(
+    op: &'static str,
+    expected: impl Into<String>,
+    got: impl Into<String>,
+) -> Result<T> {
+    Err(Error::Op { op, expected: expected.into(), got: got.into() })
+}
+
+/// Fails unless `ty` holds floats.
+pub(crate) fn want_float(op: &'static str, what: &str, ty: &TensorType) -> Result<()> {
+    if ty.dtype.is_float() { Ok(()) } else { mismatch(op, format!("{what} of f32 or f64"), ty.to_string()) }
+}
+
+/// Fails unless `ty` is exactly `dtype` of `shape`.
+pub(crate) fn want(
+    op: &'static str,
+    what: &str,
+    ty: &TensorType,
+    dtype: DType,
+    shape: &[usize],
+) -> Result<()> {
+    if ty.dtype == dtype && ty.shape == shape {
+        Ok(())
+    } else {
+        mismatch(op, format!("{what} {}", TensorType::new(dtype, shape)), ty.to_string())
+    }
+}
+
+/// Fails unless `ty` holds i32 or i64.
+pub(crate) fn want_index(op: &'static str, what: &str, ty: &TensorType) -> Result<()> {
+    match ty.dtype {
+        DType::I32 | DType::I64 => Ok(()),
+        _ => mismatch(op, format!("{what} of i32 or i64"), ty.to_string()),
+    }
+}

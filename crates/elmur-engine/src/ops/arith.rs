@@ -1,0 +1,328 @@
+//! Elementwise arithmetic with NumPy broadcasting: add, sub, mul, scale, select, and casts.
+
+use crate::autodiff::Backward;
+use crate::cpu::float::Float;
+use crate::cpu::pool::RowsMut;
+use crate::cpu::simd::simd_fn;
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::ops::reduce::{broadcast_steps, row_offset};
+use crate::types::{DType, TensorType};
+
+impl Graph {
+    /// a + b, broadcasting. Integers too (counters).
+    pub fn add(&mut self, a: Value, b: Value) -> Result<Value> {
+        self.push1(Binary(Kind::Add), &[a, b])
+    }
+
+    /// a - b, broadcasting.
+    pub fn sub(&mut self, a: Value, b: Value) -> Result<Value> {
+        self.push1(Binary(Kind::Sub), &[a, b])
+    }
+
+    /// a b elementwise, broadcasting.
+    pub fn mul(&mut self, a: Value, b: Value) -> Result<Value> {
+        self.push1(Binary(Kind::Mul), &[a, b])
+    }
+
+    /// factor x.
+    pub fn scale(&mut self, x: Value, factor: f64) -> Result<Value> {
+        self.push1(Affine { factor, offset: 0.0 }, &[x])
+    }
+
+    /// factor x + offset.
+    pub fn affine(&mut self, x: Value, factor: f64, offset: f64) -> Result<Value> {
+        self.push1(Affine { factor, offset }, &[x])
+    }
+
+    /// `a` where `condition` (bool, same shape) holds, else `b`.
+    pub fn select(&mut self, condition: Value, a: Value, b: Value) -> Result<Value> {
+        self.push1(Select, &[a, b, condition])
+    }
+
+    /// Converts between element types. Only float to float has a gradient.
+    pub fn cast(&mut self, x: Value, dtype: DType) -> Result<Value> {
+        if self.ty(x)?.dtype == dtype { Ok(x) } else { self.push1(Cast(dtype), &[x]) }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Add,
+    Sub,
+    Mul,
+}
+
+#[derive(Debug)]
+struct Binary(Kind);
+
+/// The shape both operands broadcast to.
+fn broadcast_shape(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let axis = |shape: &[usize], i: usize| (i + shape.len()).checked_sub(rank).map_or(1, |i| shape[i]);
+    (0..rank)
+        .map(|i| match (axis(a, i), axis(b, i)) {
+            (x, y) if x == y => Some(x),
+            (1, y) => Some(y),
+            (x, 1) => Some(x),
+            _ => None,
+        })
+        .collect()
+}
+
+impl Op for Binary {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Kind::Add => "add",
+            Kind::Sub => "sub",
+            Kind::Mul => "mul",
+        }
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let (a, b) = (&inputs[0], &inputs[1]);
+        if a.dtype != b.dtype || (!a.dtype.is_float() && (self.0 != Kind::Add || a.dtype == DType::Bool)) {
+            let expected = if self.0 == Kind::Add {
+                "operands of one numeric type"
+            } else {
+                "operands of one float type"
+            };
+            return mismatch(self.name(), expected, format!("{a} and {b}"));
+        }
+        match broadcast_shape(&a.shape, &b.shape) {
+            Some(shape) if a.dtype.is_float() || (a.shape == shape && b.shape == shape) => {
+                Ok(vec![a.with(shape)])
+            }
+            Some(_) => mismatch(self.name(), "integers of one shape", format!("{a} and {b}")),
+            None => mismatch(self.name(), "shapes that broadcast", format!("{a} and {b}")),
+        }
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        let Some(grad) = b.grad(0) else { return Ok(()) };
+        for (this, other) in [(0, 1), (1, 0)] {
+            if b.needs(this) {
+                let full = match self.0 {
+                    Kind::Mul => b.graph.mul(grad, b.inputs[other])?,
+                    Kind::Sub if this == 1 => b.graph.scale(grad, -1.0)?,
+                    _ => grad,
+                };
+                let shape = b.graph.shape(b.inputs[this])?.to_vec();
+                let reduced = b.graph.sum_to(full, shape)?;
+                b.set(this, reduced);
+            }
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        match io.dtype() {
+            DType::I32 => {
+                let y = io.in_place::<i32>(0, 0);
+                y.iter_mut().zip(io.input::<i32>(1)).for_each(|(y, b)| *y = y.wrapping_add(*b));
+            }
+            DType::I64 => {
+                let y = io.in_place::<i64>(0, 0);
+                y.iter_mut().zip(io.input::<i64>(1)).for_each(|(y, b)| *y = y.wrapping_add(*b));
+            }
+            dtype => dispatch_float!(dtype, T => binary::<T>(io, self.0)),
+        }
+        Ok(())
+    }
+}
+
+fn binary<T: Float>(io: &Io<'_>, kind: Kind) {
+    let out = io.out_ty(0);
+    let (a, b) = (io.ty(0), io.ty(1));
+    let in_place = io.inputs[0].ptr == io.outputs[0].ptr;
+    // Equal shapes need no rows: treat everything as one, cut for threads.
+    let flat = a.shape == out.shape && (a.shape == b.shape || b.len() == 1);
+    let cols = out.cols();
+    let (Some(a_steps), Some(b_steps)) =
+        (broadcast_steps(&a.shape, &out.shape), broadcast_steps(&b.shape, &out.shape))
+    else {
+        return;
+    };
+    let y = io.output::<T>(0);
+    let b_data = io.input::<T>(1);
+    // Never formed where it would overlap the output.
+    let a_data = if in_place { None } else { Some(io.input::<T>(0)) };
+    if flat {
+        let chunk = 4096;
+        let whole = out.len() / chunk * chunk;
+        let body = |start: usize, y: &mut [T]| {
+            let a = a_data.map(|a| &a[start..][..y.len()]);
+            let b = if b_data.len() == 1 { b_data } else { &b_data[start..][..y.len()] };
+            binary_row(kind, y, a, b);
+        };
+        let (head, tail) = y.split_at_mut(whole);
+        io.pool.rows(whole / chunk, chunk, RowsMut::new(head, chunk), |first, y| body(first * chunk, y));
+        if !tail.is_empty() {
+            body(whole, tail);
+        }
+        return;
+    }
+    let last = out.shape.len() - 1;
+    let row = |data: &'_ [T], row: usize, steps: &[usize; crate::types::MAX_RANK]| -> (usize, usize) {
+        let offset = row_offset(row, &out.shape, steps);
+        debug_assert!(offset < data.len());
+        (offset, if steps[last] == 0 { 1 } else { cols })
+    };
+    io.pool.rows(out.len() / cols, cols, RowsMut::new(y, cols), |first, y| {
+        for (i, y) in y.chunks_exact_mut(cols).enumerate() {
+            let a = a_data.map(|a| {
+                let (offset, len) = row(a, first + i, &a_steps);
+                &a[offset..offset + len]
+            });
+            let (offset, len) = row(b_data, first + i, &b_steps);
+            binary_row(kind, y, a, &b_data[offset..offset + len]);
+        }
+    });
+}
+
+simd_fn! {
+    /// y = a op b; `a` is y itself where absent; operands of length 1 repeat.
+    fn binary_row<T>(kind: Kind, y: &mut [T], a: Option<&[T]>, b: &[T]) {
+        match a {
+            Some([a]) => y.fill(*a),
+            Some(a) => y.copy_from_slice(a),
+            None => {}
+        }
+        match (kind, b) {
+            (Kind::Add, [b]) => y.iter_mut().for_each(|y| *y += *b),
+            (Kind::Sub, [b]) => y.iter_mut().for_each(|y| *y -= *b),
+            (Kind::Mul, [b]) => y.iter_mut().for_each(|y| *y *= *b),
+            (Kind::Add, b) => y.iter_mut().zip(b).for_each(|(y, b)| *y += *b),
+            (Kind::Sub, b) => y.iter_mut().zip(b).for_each(|(y, b)| *y -= *b),
+            (Kind::Mul, b) => y.iter_mut().zip(b).for_each(|(y, b)| *y *= *b),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Affine {
+    factor: f64,
+    offset: f64,
+}
+
+impl Op for Affine {
+    fn name(&self) -> &'static str {
+        "scale"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_float("scale", "x", &inputs[0])?;
+        Ok(inputs.to_vec())
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let grad = b.graph.scale(grad, self.factor)?;
+            b.set(0, grad);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        dispatch_float!(io.dtype(), T => {
+            let y = io.in_place::<T>(0, 0);
+            let (factor, offset) = (T::of(self.factor), T::of(self.offset));
+            io.pool.rows(y.len(), 1, RowsMut::new(y, 1), |_, y| affine_row(y, factor, offset));
+        });
+        Ok(())
+    }
+}
+
+simd_fn! {
+    fn affine_row<T>(y: &mut [T], factor: T, offset: T) {
+        y.iter_mut().for_each(|y| *y = factor.mul_add(*y, offset));
+    }
+}
+
+#[derive(Debug)]
+struct Select;
+
+impl Op for Select {
+    fn name(&self) -> &'static str {
+        "select"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_float("select", "a", &inputs[0])?;
+        want("select", "b", &inputs[1], inputs[0].dtype, &inputs[0].shape)?;
+        want("select", "condition", &inputs[2], DType::Bool, &inputs[0].shape)?;
+        Ok(vec![inputs[0].clone()])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        let Some(grad) = b.grad(0) else { return Ok(()) };
+        let zeros = b.graph.zeros_like(grad)?;
+        let condition = b.inputs[2];
+        if b.needs(0) {
+            let grad = b.graph.select(condition, grad, zeros)?;
+            b.set(0, grad);
+        }
+        if b.needs(1) {
+            let grad = b.graph.select(condition, zeros, grad)?;
+            b.set(1, grad);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        dispatch_float!(io.dtype(), T => {
+            let (a, b, condition) = (io.input::<T>(0), io.input::<T>(1), io.input::<bool>(2));
+            for (i, y) in io.output::<T>(0).iter_mut().enumerate() {
+                *y = if condition[i] { a[i] } else { b[i] };
+            }
+        });
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Cast(DType);
+
+impl Op for Cast {
+    fn name(&self) -> &'static str {
+        "cast"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![TensorType::new(self.0, inputs[0].shape.clone())])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let (Some(grad), true) = (b.grad(0), b.needs(0)) {
+            let dtype = b.graph.ty(b.inputs[0])?.dtype;
+            let grad = b.graph.cast(grad, dtype)?;
+            b.set(0, grad);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        // Through f64: exact for everything but integers beyond 2^53, which no float could hold either.
+        fn from<T: crate::types::Element>(io: &Io<'_>, to_f64: impl Fn(T) -> f64 + Copy) {
+            let x = io.input::<T>(0);
+            match io.out_ty(0).dtype {
+                DType::F32 => io.output::<f32>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x) as f32),
+                DType::F64 => io.output::<f64>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x)),
+                DType::I32 => io.output::<i32>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x) as i32),
+                DType::I64 => io.output::<i64>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x) as i64),
+                DType::Bool => {
+                    io.output::<bool>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x) != 0.0)
+                }
+            }
+        }
+        match (io.dtype(), self.0) {
+            (DType::I32, DType::I64) => {
+                io.output::<i64>(0).iter_mut().zip(io.input::<i32>(0)).for_each(|(y, x)| *y = i64::from(*x));
+            }
+            (DType::I64, DType::I32) => {
+                io.output::<i32>(0).iter_mut().zip(io.input::<i64>(0)).for_each(|(y, x)| *y = *x as i32);
+            }
+            (DType::F32, _) => from::<f32>(io, f64::from),
+            (DType::F64, _) => from::<f64>(io, |x| x),
+            (DType::I32, _) => from::<i32>(io, f64::from),
+            (DType::I64, _) => from::<i64>(io, |x| x as f64),
+            (DType::Bool, _) => from::<bool>(io, |x| f64::from(u8::from(x))),
+        }
+        Ok(())
+    }
+}

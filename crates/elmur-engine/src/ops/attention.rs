@@ -1,0 +1,672 @@
+//! Multi-head scaled dot-product attention for short sequences, with everything a memory policy asks of it in one op:
+//! additive per-head bias, causal or arbitrary mask, dropout, the Transformer-XL relative form, and a first query
+//! position per row so that the same op steps through a key/value cache.
+//!
+//! ```text
+//! s_ij = [ (q_i + u) . k_j + (q_i + v) . r_(p_i - j) ] / sqrt(dh) + bias_ij      p_i = start + i
+//! P    = softmax over the visible j (a row that sees nothing is all zeros)
+//! y_i  = Σ_j dropout(P)_ij v_j
+//! ```
+//!
+//! u, v and r are the relative form's; without them the bracket is q_i . k_j. Causal: j is visible if j <= p_i.
+//! The backward pass uses the stored P (sequences are short) and draws the dropout mask again.
+
+use crate::autodiff::Backward;
+use crate::cpu::float::Float;
+use crate::cpu::pool::{Rows, RowsMut, max_tasks};
+use crate::cpu::simd::{axpy, dot, simd_fn};
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::ops::dropout::{DropStream, Mask as DropMask, want_rng};
+use crate::ops::softmax::softmax_row;
+use crate::types::{DType, TensorType};
+
+/// Queries, keys and values, each [B, T, d] with heads side by side in the last axis, or parts of one product.
+#[derive(Debug, Clone, Copy)]
+pub enum Qkv {
+    /// Three tensors.
+    Separate {
+        /// [B, Tq, d]
+        q: Value,
+        /// [B, Tk, d]
+        k: Value,
+        /// [B, Tk, d]
+        v: Value,
+    },
+    /// One tensor [B, T, 3d]: q, k, v side by side.
+    Packed(Value),
+    /// Queries apart, keys and values side by side.
+    QueryAndPacked {
+        /// [B, Tq, d]
+        q: Value,
+        /// [B, Tk, 2d]
+        kv: Value,
+    },
+}
+
+/// Which keys a query sees.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum AttentionMask {
+    /// All.
+    #[default]
+    Full,
+    /// Keys up to the query's own position.
+    Causal,
+    /// Where this bool tensor [B or 1, Tq, Tk] holds.
+    Custom(Value),
+}
+
+/// The Transformer-XL relative form; needs the causal mask.
+#[derive(Debug, Clone, Copy)]
+pub struct Relative {
+    /// Content bias u, [H, dh].
+    pub u: Value,
+    /// Position bias v, [H, dh].
+    pub v: Value,
+    /// Projected position encodings, [R, d]: row δ is for distance δ.
+    pub r: Value,
+}
+
+/// Options of [`Graph::attention`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Attention {
+    /// Number of heads; must divide d.
+    pub heads: usize,
+    /// Visibility.
+    pub mask: AttentionMask,
+    /// Added to the scaled scores, [B or 1, H, Tq, Tk].
+    pub bias: Option<Value>,
+    /// Relative positions.
+    pub relative: Option<Relative>,
+    /// Position of each row's first query, i32 [B], in 0..=Tk - Tq; zeros if absent. For stepping with a cache.
+    pub start: Option<Value>,
+    /// Dropout of the attention weights: probability and generator.
+    pub dropout: Option<(f64, Value)>,
+}
+
+impl Graph {
+    /// Attention output [B, Tq, d] and weights before dropout [B, H, Tq, Tk]. See the formula in `ops/attention.rs`.
+    pub fn attention(&mut self, qkv: Qkv, options: Attention) -> Result<(Value, Value)> {
+        let (layout, mut inputs) = match qkv {
+            Qkv::Separate { q, k, v } => (Layout::Separate, vec![q, k, v]),
+            Qkv::Packed(qkv) => (Layout::Packed, vec![qkv]),
+            Qkv::QueryAndPacked { q, kv } => (Layout::QueryAndPacked, vec![q, kv]),
+        };
+        let mut extra = Extra::default();
+        let mut take = |value: Value| {
+            inputs.push(value);
+            Some(inputs.len() - 1)
+        };
+        if let Some(Relative { u, v, r }) = options.relative {
+            extra.relative = take(u);
+            take(v);
+            take(r);
+        }
+        if let Some(bias) = options.bias {
+            extra.bias = take(bias);
+        }
+        if let Some(start) = options.start {
+            extra.start = take(start);
+        }
+        if let AttentionMask::Custom(mask) = options.mask {
+            extra.mask = take(mask);
+        }
+        let mut drop = None;
+        if let Some((p, rng)) = options.dropout.filter(|(p, _)| *p != 0.0) {
+            extra.rng = take(rng);
+            drop = Some(self.drop_stream(p)?);
+        }
+        let causal = matches!(options.mask, AttentionMask::Causal);
+        let shape = Shape { heads: options.heads, layout, causal };
+        let outputs = self.push(Forward { shape, extra, drop }, &inputs)?;
+        Ok((outputs[0], outputs[1]))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Layout {
+    Separate,
+    Packed,
+    QueryAndPacked,
+}
+
+impl Layout {
+    /// Number of operands that hold q, k, v.
+    fn operands(self) -> usize {
+        match self {
+            Layout::Separate => 3,
+            Layout::Packed => 1,
+            Layout::QueryAndPacked => 2,
+        }
+    }
+
+    /// For q, k, v: (operand, column of its first element in units of d).
+    fn places(self) -> [(usize, usize); 3] {
+        match self {
+            Layout::Separate => [(0, 0), (1, 0), (2, 0)],
+            Layout::Packed => [(0, 0), (0, 1), (0, 2)],
+            Layout::QueryAndPacked => [(0, 0), (1, 0), (1, 1)],
+        }
+    }
+
+    /// Width of each operand in units of d.
+    fn widths(self) -> &'static [usize] {
+        match self {
+            Layout::Separate => &[1, 1, 1],
+            Layout::Packed => &[3],
+            Layout::QueryAndPacked => &[1, 2],
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    heads: usize,
+    layout: Layout,
+    causal: bool,
+}
+
+/// Positions of the optional operands; `relative` is the first of three.
+#[derive(Debug, Clone, Copy, Default)]
+struct Extra {
+    relative: Option<usize>,
+    bias: Option<usize>,
+    start: Option<usize>,
+    mask: Option<usize>,
+    rng: Option<usize>,
+}
+
+/// Extents of one attention.
+#[derive(Debug, Clone, Copy)]
+struct Dims {
+    batch: usize,
+    queries: usize,
+    keys: usize,
+    heads: usize,
+    /// Width of one head.
+    width: usize,
+    /// Rows of r.
+    distances: usize,
+}
+
+impl Dims {
+    fn d(&self) -> usize {
+        self.heads * self.width
+    }
+}
+
+impl Shape {
+    fn dims<'t>(&self, ty: impl Fn(usize) -> &'t TensorType, extra: &Extra) -> Dims {
+        let (q, k) = (ty(0), ty(self.layout.places()[1].0));
+        let d = q.cols() / self.layout.widths()[0];
+        Dims {
+            batch: q.shape[0],
+            queries: q.shape[1],
+            keys: k.shape[1],
+            heads: self.heads,
+            width: d / self.heads,
+            distances: extra.relative.map_or(0, |i| ty(i + 2).shape[0]),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Forward {
+    shape: Shape,
+    extra: Extra,
+    drop: Option<DropStream>,
+}
+
+impl Op for Forward {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        const OP: &str = "attention";
+        let Shape { heads, layout, causal } = self.shape;
+        let q = &inputs[0];
+        want_float(OP, "q", q)?;
+        let rank_3 = inputs[..layout.operands()].iter().all(|ty| ty.shape.len() == 3);
+        let d = if rank_3 { q.shape[2] / layout.widths()[0] } else { 0 };
+        if heads == 0 || d == 0 || d % heads != 0 || d * layout.widths()[0] != q.shape[2] {
+            let expected = format!("[batch, tokens, d] operands with d a multiple of {heads} heads");
+            return mismatch(OP, expected, q.to_string());
+        }
+        let keys = inputs[layout.places()[1].0].shape[1];
+        for (ty, width) in inputs[1..layout.operands()].iter().zip(&layout.widths()[1..]) {
+            want(OP, "keys and values", ty, q.dtype, &[q.shape[0], keys, width * d])?;
+        }
+        let (batch, queries, width) = (q.shape[0], q.shape[1], d / heads);
+        if let Some(i) = self.extra.relative {
+            if !causal {
+                return mismatch(OP, "the causal mask with relative positions", "another mask");
+            }
+            want(OP, "u", &inputs[i], q.dtype, &[heads, width])?;
+            want(OP, "v", &inputs[i + 1], q.dtype, &[heads, width])?;
+            let farthest = if self.extra.start.is_some() { keys } else { queries };
+            let r = &inputs[i + 2];
+            if r.dtype != q.dtype || r.shape.len() != 2 || r.shape[1] != d || r.shape[0] < farthest {
+                return mismatch(OP, format!("r {}[at least {farthest}, {d}]", q.dtype), r.to_string());
+            }
+        }
+        if let Some(i) = self.extra.bias {
+            let rows = if inputs[i].shape.first() == Some(&1) { 1 } else { batch };
+            want(OP, "bias", &inputs[i], q.dtype, &[rows, heads, queries, keys])?;
+        }
+        if let Some(i) = self.extra.mask {
+            let rows = if inputs[i].shape.first() == Some(&1) { 1 } else { batch };
+            want(OP, "mask", &inputs[i], DType::Bool, &[rows, queries, keys])?;
+        }
+        if let Some(i) = self.extra.start {
+            want(OP, "start", &inputs[i], DType::I32, &[batch])?;
+            if queries > keys {
+                return mismatch(
+                    OP,
+                    format!("at least {queries} keys with start positions"),
+                    keys.to_string(),
+                );
+            }
+        }
+        if let Some(i) = self.extra.rng {
+            want_rng(OP, &inputs[i])?;
+        }
+        Ok(vec![q.with([batch, queries, d]), q.with([batch, heads, queries, keys])])
+    }
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        let dims = self.shape.dims(|i| &inputs[i], &self.extra);
+        let bound =
+            |input| IndexBound { input, what: "start", limit: dims.keys - dims.queries + 1, ignored: None };
+        self.extra.start.into_iter().map(bound).collect()
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = b.grad(0) else {
+            // Only the weights were used: they are for looking at, not for training.
+            return match b.first_needed() {
+                Some(input) => Err(crate::error::Error::NoGradient { op: "attention weights", input }),
+                None => Ok(()),
+            };
+        };
+        let operands = self.shape.layout.operands();
+        let mut inputs = b.inputs.clone();
+        inputs.extend([b.outputs[1], dy]);
+        let op = Gradient { shape: self.shape, extra: self.extra, drop: self.drop };
+        let grads = b.graph.push(op, &inputs)?;
+        for (input, grad) in grads[..operands].iter().enumerate() {
+            b.set(input, *grad);
+        }
+        if let Some(i) = self.extra.relative {
+            for offset in 0..3 {
+                b.set(i + offset, grads[operands + 1 + offset]);
+            }
+        }
+        if let Some(i) = self.extra.bias
+            && b.needs(i)
+        {
+            let shape = b.graph.shape(b.inputs[i])?.to_vec();
+            let grad = b.graph.sum_to(grads[operands], shape)?;
+            b.set(i, grad);
+        }
+        Ok(())
+    }
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
+        let dims = self.shape.dims(|i| &inputs[i], &self.extra);
+        max_tasks(threads) * forward_scratch(&dims) * inputs[0].dtype.size()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        dispatch_float!(io.dtype(), T => {
+            let operands = Operands::<T>::new(io, &self.shape, &self.extra, self.drop);
+            let dims = operands.dims;
+            operands.check_start()?;
+            let per_batch = dims.heads * dims.queries * dims.keys;
+            let outputs = (
+                RowsMut::new(io.output::<T>(0), dims.queries * dims.d()),
+                io.output_if_used::<T>(1).map(|weights| RowsMut::new(weights, per_batch)),
+            );
+            let per_task = io.pool.rows_per_task(dims.batch, 4 * per_batch * dims.width);
+            let each = forward_scratch(&dims);
+            let scratch = RowsMut::new(io.scratch::<T>(io.pool.max_tasks() * each), each);
+            io.pool.blocks(dims.batch, per_task, outputs, |first, (y, mut weights), task| {
+                // SAFETY: one part per task, and there are at most `max_tasks` tasks.
+                let scratch = unsafe { scratch.part(task, 1) };
+                for (i, y) in y.chunks_exact_mut(dims.queries * dims.d()).enumerate() {
+                    let weights = weights.as_mut().map(|w| &mut w[i * per_batch..][..per_batch]);
+                    forward_row(&operands, first + i, y, weights, scratch);
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+/// Scratch of one forward task: q + u, q + v, one row of weights and one of dropped weights.
+fn forward_scratch(dims: &Dims) -> usize {
+    (2 * dims.width + 2 * dims.keys).next_multiple_of(16)
+}
+
+/// Everything a kernel reads.
+struct Operands<'a, T> {
+    dims: Dims,
+    causal: bool,
+    /// q, k, v: data, elements per token, first column.
+    parts: [(&'a [T], usize, usize); 3],
+    relative: Option<[&'a [T]; 3]>,
+    bias: Option<&'a [T]>,
+    start: Option<&'a [i32]>,
+    mask: Option<&'a [bool]>,
+    drop: Option<DropMask>,
+    scale: T,
+}
+
+impl<'a, T: Float> Operands<'a, T> {
+    fn new(io: &Io<'a>, shape: &Shape, extra: &Extra, drop: Option<DropStream>) -> Self {
+        let dims = shape.dims(|i| io.ty(i), extra);
+        let parts = shape.layout.places().map(|(operand, column)| {
+            (io.input::<T>(operand), shape.layout.widths()[operand] * dims.d(), column * dims.d())
+        });
+        Self {
+            dims,
+            causal: shape.causal,
+            parts,
+            relative: extra.relative.map(|i| [io.input(i), io.input(i + 1), io.input(i + 2)]),
+            bias: extra.bias.map(|i| io.input(i)),
+            start: extra.start.map(|i| io.input(i)),
+            mask: extra.mask.map(|i| io.input(i)),
+            drop: drop.zip(extra.rng).map(|(drop, i)| drop.mask(io.input(i))),
+            scale: T::ONE / T::of(dims.width as f64).sqrt(),
+        }
+    }
+
+    /// Start positions that the program did not check because an op computed them.
+    fn check_start(&self) -> Result<()> {
+        let Some(start) = self.start else { return Ok(()) };
+        let limit = self.dims.keys - self.dims.queries + 1;
+        IndexBound { input: 0, what: "start", limit, ignored: None }.check("attention", start)
+    }
+
+    /// Head `h` of token `t` of row `b` of q (0), k (1) or v (2).
+    #[inline(always)]
+    fn head(&self, part: usize, b: usize, t: usize, h: usize) -> &'a [T] {
+        let (data, stride, column) = self.parts[part];
+        let tokens = if part == 0 { self.dims.queries } else { self.dims.keys };
+        &data[(b * tokens + t) * stride + column + h * self.dims.width..][..self.dims.width]
+    }
+
+    /// Number of keys from the left that query `i` of row `b` may see.
+    #[inline(always)]
+    fn reach(&self, b: usize, i: usize) -> usize {
+        if self.causal { (self.position(b, i) + 1).min(self.dims.keys) } else { self.dims.keys }
+    }
+
+    #[inline(always)]
+    fn position(&self, b: usize, i: usize) -> usize {
+        self.start.map_or(0, |start| start[b] as usize) + i
+    }
+
+    /// Row of the bias or mask for (b, h, i) where the tensor has `rows` batch rows.
+    #[inline(always)]
+    fn weight_row(&self, b: usize, h: usize, i: usize) -> usize {
+        ((b * self.dims.heads + h) * self.dims.queries + i) * self.dims.keys
+    }
+}
+
+simd_fn! {
+    /// One batch row: y [Tq, d] and weights [H, Tq, Tk].
+    fn forward_row<T>(operands: &Operands<'_, T>, b: usize, y: &mut [T], weights: Option<&mut [T]>, scratch: &mut [T]) {
+        let mut weights = weights;
+        let Dims { queries, keys, heads, width, .. } = operands.dims;
+        let d = heads * width;
+        let (content, rest) = scratch.split_at_mut(width);
+        let (distance, rest) = rest.split_at_mut(width);
+        let (spare, rest) = rest.split_at_mut(keys);
+        let dropped = &mut rest[..keys];
+        for h in 0..heads {
+            for i in 0..queries {
+                let q = operands.head(0, b, i, h);
+                let reach = operands.reach(b, i);
+                let row = match &mut weights {
+                    Some(weights) => &mut weights[(h * queries + i) * keys..][..keys],
+                    None => &mut *spare,
+                };
+                let (seen, hidden) = row.split_at_mut(reach);
+                hidden.fill(T::ZERO);
+                match operands.relative {
+                    Some([u, v, r]) => {
+                        let biases = (&u[h * width..][..width], &v[h * width..][..width]);
+                        for c in 0..width {
+                            content[c] = q[c] + biases.0[c];
+                            distance[c] = q[c] + biases.1[c];
+                        }
+                        let position = operands.position(b, i);
+                        for (j, s) in seen.iter_mut().enumerate() {
+                            let r = &r[(position - j) * d + h * width..][..width];
+                            *s = (dot(content, operands.head(1, b, j, h)) + dot(distance, r)) * operands.scale;
+                        }
+                    }
+                    None => {
+                        for (j, s) in seen.iter_mut().enumerate() {
+                            *s = dot(q, operands.head(1, b, j, h)) * operands.scale;
+                        }
+                    }
+                }
+                if let Some(bias) = operands.bias {
+                    // One batch row serves all where the bias has only one.
+                    let bias = &bias[operands.weight_row(b, h, i) % bias.len()..][..reach];
+                    seen.iter_mut().zip(bias).for_each(|(s, bias)| *s += *bias);
+                }
+                if let Some(mask) = operands.mask {
+                    let mask = &mask[(b * queries + i) * keys % mask.len()..][..reach];
+                    for (s, visible) in seen.iter_mut().zip(mask) {
+                        if !visible {
+                            *s = T::NEG_INFINITY;
+                        }
+                    }
+                }
+                softmax_row(seen);
+                let mut used = &*seen;
+                if let Some(drop) = operands.drop {
+                    dropped[..reach].copy_from_slice(seen);
+                    drop.apply(operands.weight_row(b, h, i), &mut dropped[..reach]);
+                    used = &dropped[..reach];
+                }
+                let y = &mut y[i * d + h * width..][..width];
+                y.fill(T::ZERO);
+                for (j, p) in used.iter().enumerate() {
+                    axpy(y, *p, operands.head(2, b, j, h));
+                }
+            }
+        }
+    }
+}
+
+/// Inputs: those of the forward op, then weights P and dy. Outputs: gradients of the q/k/v operands, ds
+/// [B, H, Tq, Tk], and du, dv, dr where relative.
+#[derive(Debug)]
+struct Gradient {
+    shape: Shape,
+    extra: Extra,
+    drop: Option<DropStream>,
+}
+
+/// Batch rows of one partial sum of du, dv, dr; fixed, so that their bits are.
+fn rows_per_part(batch: usize) -> usize {
+    batch.div_ceil(16)
+}
+
+/// Partial du, dv, dr, then q + u and q + v, and two rows of weights.
+fn gradient_scratch(dims: &Dims) -> usize {
+    ((2 + dims.distances) * dims.d() + 4 * dims.width + 2 * dims.keys).next_multiple_of(16)
+}
+
+impl Op for Gradient {
+    fn name(&self) -> &'static str {
+        "attention_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let mut outputs = inputs[..self.shape.layout.operands()].to_vec();
+        outputs.push(inputs[inputs.len() - 2].clone());
+        if let Some(i) = self.extra.relative {
+            outputs.extend_from_slice(&inputs[i..i + 3]);
+        }
+        Ok(outputs)
+    }
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
+        let dims = self.shape.dims(|i| &inputs[i], &self.extra);
+        let parts = dims.batch.div_ceil(rows_per_part(dims.batch));
+        parts * gradient_scratch(&dims) * inputs[0].dtype.size()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let operand_count = self.shape.layout.operands();
+        dispatch_float!(io.dtype(), T => {
+            let operands = Operands::<T>::new(io, &self.shape, &self.extra, self.drop);
+            let dims = operands.dims;
+            let (weights, dy) = (io.input::<T>(io.inputs.len() - 2), io.input::<T>(io.inputs.len() - 1));
+            let grads: [Option<RowsMut<'_, T>>; 3] = std::array::from_fn(|i| {
+                if i >= operand_count {
+                    return None;
+                }
+                let row = io.out_ty(i).len() / dims.batch;
+                io.output_if_used::<T>(i).map(|data| RowsMut::new(data, row))
+            });
+            let ds = io.output_if_used::<T>(operand_count).map(|ds| RowsMut::new(ds, dims.heads * dims.queries * dims.keys));
+            let per_part = rows_per_part(dims.batch);
+            let parts = dims.batch.div_ceil(per_part);
+            let each = gradient_scratch(&dims);
+            let scratch = io.scratch::<T>(parts * each);
+            let scratches = RowsMut::new(&mut *scratch, each);
+            let [first_grad, second_grad, third_grad] = grads;
+            let outputs = (first_grad, second_grad, third_grad, ds);
+            io.pool.blocks(dims.batch, per_part, outputs, |first, (mut a, mut b, mut c, mut ds), part| {
+                // SAFETY: one part per task.
+                let scratch = unsafe { scratches.part(part, 1) };
+                scratch[..(2 + dims.distances) * dims.d()].fill(T::ZERO);
+                for row in first..dims.batch.min(first + per_part) {
+                    let i = row - first;
+                    let grads = [cut(&mut a, i, io, 0), cut(&mut b, i, io, 1), cut(&mut c, i, io, 2)];
+                    let ds = ds.as_mut().map(|ds| {
+                        let len = dims.heads * dims.queries * dims.keys;
+                        &mut ds[i * len..(i + 1) * len]
+                    });
+                    gradient_row(&operands, self.shape.layout, row, weights, dy, grads, ds, scratch);
+                }
+            });
+            if self.extra.relative.is_some() {
+                let mut start = 0;
+                for output in operand_count + 1..operand_count + 4 {
+                    let len = io.out_ty(output).len();
+                    if let Some(grad) = io.output_if_used::<T>(output) {
+                        grad.fill(T::ZERO);
+                        for part in scratch.chunks_exact(each) {
+                            crate::ops::reduce::add_rows(grad, &part[start..start + len]);
+                        }
+                    }
+                    start += len;
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Batch row `i` of a part of output `output`.
+fn cut<'s, T>(part: &'s mut Option<&mut [T]>, i: usize, io: &Io<'_>, output: usize) -> Option<&'s mut [T]> {
+    part.as_mut().map(|data| {
+        let row = io.out_ty(output).len() / io.ty(0).shape[0];
+        &mut data[i * row..(i + 1) * row]
+    })
+}
+
+simd_fn! {
+    /// One batch row of every gradient; partial sums of du, dv, dr at the start of `scratch`.
+    fn gradient_row<T>(
+        operands: &Operands<'_, T>,
+        layout: Layout,
+        b: usize,
+        weights: &[T],
+        dy: &[T],
+        grads: [Option<&mut [T]>; 3],
+        ds_out: Option<&mut [T]>,
+        scratch: &mut [T],
+    ) {
+        let (mut grads, mut ds_out) = (grads, ds_out);
+        let Dims { queries, keys, heads, width, distances, .. } = operands.dims;
+        let d = heads * width;
+        for grad in grads.iter_mut().flatten() {
+            grad.fill(T::ZERO);
+        }
+        // (gradient, elements per token, first column) of q, k, v, as in `Operands::parts`.
+        let place = layout.places().map(|(operand, column)| (operand, layout.widths()[operand] * d, column * d));
+        let (du, rest) = scratch.split_at_mut(d);
+        let (dv, rest) = rest.split_at_mut(d);
+        let (dr, rest) = rest.split_at_mut(distances * d);
+        let (content, rest) = rest.split_at_mut(width);
+        let (distance, rest) = rest.split_at_mut(width);
+        let (from_content, rest) = rest.split_at_mut(width);
+        let (from_distance, rest) = rest.split_at_mut(width);
+        let (ds, rest) = rest.split_at_mut(keys);
+        let factors = &mut rest[..keys];
+        for h in 0..heads {
+            let at = h * width;
+            for i in 0..queries {
+                let q = operands.head(0, b, i, h);
+                let reach = operands.reach(b, i);
+                let position = operands.position(b, i);
+                let weight_row = operands.weight_row(b, h, i);
+                let p = &weights[weight_row..][..reach];
+                let dy = &dy[(b * queries + i) * d + at..][..width];
+                content.copy_from_slice(q);
+                if let Some([u, v, _]) = operands.relative {
+                    distance.copy_from_slice(q);
+                    content.iter_mut().zip(&u[at..]).for_each(|(x, u)| *x += *u);
+                    distance.iter_mut().zip(&v[at..]).for_each(|(x, v)| *x += *v);
+                }
+                let factors = &mut factors[..reach];
+                factors.fill(T::ONE);
+                if let Some(drop) = operands.drop {
+                    drop.apply(weight_row, factors);
+                }
+                // dP, then dS = P (dP - Σ P dP).
+                let ds = &mut ds[..reach];
+                for (j, ds) in ds.iter_mut().enumerate() {
+                    *ds = dot(dy, operands.head(2, b, j, h)) * factors[j];
+                }
+                let mean = dot(p, ds);
+                ds.iter_mut().zip(p).for_each(|(ds, p)| *ds = *p * (*ds - mean));
+                if let Some(out) = &mut ds_out {
+                    let row = &mut out[(h * queries + i) * keys..][..keys];
+                    row[..reach].copy_from_slice(ds);
+                    row[reach..].fill(T::ZERO);
+                }
+                from_content.fill(T::ZERO);
+                from_distance.fill(T::ZERO);
+                for j in 0..reach {
+                    let s = ds[j] * operands.scale;
+                    axpy(from_content, s, operands.head(1, b, j, h));
+                    let (operand, stride, column) = place[1];
+                    if let Some(dk) = &mut grads[operand] {
+                        axpy(&mut dk[j * stride + column + at..][..width], s, content);
+                    }
+                    let (operand, stride, column) = place[2];
+                    if let Some(dvalue) = &mut grads[operand] {
+                        axpy(&mut dvalue[j * stride + column + at..][..width], p[j] * factors[j], dy);
+                    }
+                    if let Some([_, _, r]) = operands.relative {
+                        let row = (position - j) * d + at;
+                        axpy(from_distance, s, &r[row..][..width]);
+                        axpy(&mut dr[row..][..width], s, distance);
+                    }
+                }
+                if operands.relative.is_some() {
+                    du[at..][..width].iter_mut().zip(&*from_content).for_each(|(x, g)| *x += *g);
+                    dv[at..][..width].iter_mut().zip(&*from_distance).for_each(|(x, g)| *x += *g);
+                    from_content.iter_mut().zip(&*from_distance).for_each(|(x, g)| *x += *g);
+                }
+                let (operand, stride, column) = place[0];
+                if let Some(dq) = &mut grads[operand] {
+                    let dq = &mut dq[i * stride + column + at..][..width];
+                    dq.iter_mut().zip(&*from_content).for_each(|(x, g)| *x += *g);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Dropout and random tensors from the counter-based generator of [`rng`](crate::rng).
+//!
+//! Masks are never stored: the backward pass draws the same numbers again. Element i of a tensor is dropped where
+//! draw i of the op's stream is below p 2^32; kept elements are scaled by 1 / (1 - p).
+
+use crate::autodiff::Backward;
+use crate::cpu::float::Float;
+use crate::cpu::pool::RowsMut;
+use crate::cpu::simd::simd_fn;
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::rng::{Stream, drop_threshold, normals};
+use crate::types::{DType, TensorType};
+
+impl Graph {
+    /// A generator: the state `name`, i64 [2] = (seed, step), whose step advances by one with every run.
+    pub fn rng(&mut self, name: &str) -> Result<Value> {
+        let state = self.state(name, DType::I64, [2])?;
+        let one = self.constant(&[0i64, 1], [2])?;
+        let next = self.add(state, one)?;
+        self.update(state, next)?;
+        Ok(state)
+    }
+
+    /// Zeroes each element of `x` with probability `p` and scales the rest by 1 / (1 - p).
+    pub fn dropout(&mut self, x: Value, p: f64, rng: Value) -> Result<Value> {
+        if p == 0.0 {
+            return Ok(x);
+        }
+        let drop = self.drop_stream(p)?;
+        self.push1(Dropout(drop), &[x, rng])
+    }
+
+    /// Normal numbers of the given standard deviation, drawn anew in every run.
+    pub fn random_normal(
+        &mut self,
+        dtype: DType,
+        shape: impl Into<Vec<usize>>,
+        std: f64,
+        rng: Value,
+    ) -> Result<Value> {
+        let stream = self.next_stream();
+        self.push1(RandomNormal { stream, std, ty: TensorType::new(dtype, shape) }, &[rng])
+    }
+
+    /// A fresh stream with drop probability `p`.
+    pub(crate) fn drop_stream(&mut self, p: f64) -> Result<DropStream> {
+        if !(0.0..1.0).contains(&p) {
+            return mismatch("dropout", "a probability in 0..1", p.to_string());
+        }
+        Ok(DropStream { p, stream: self.next_stream() })
+    }
+
+    fn next_stream(&mut self) -> u32 {
+        self.streams += 1;
+        self.streams - 1
+    }
+}
+
+/// Fails unless `ty` is a generator's state.
+pub(crate) fn want_rng(op: &'static str, ty: &TensorType) -> Result<()> {
+    want(op, "rng", ty, DType::I64, &[2])
+}
+
+fn stream_of(state: &[i64], stream: u32) -> Stream {
+    Stream::new(state[0] as u64, state[1] as u64, stream)
+}
+
+/// One op's dropout: probability and stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DropStream {
+    p: f64,
+    stream: u32,
+}
+
+impl DropStream {
+    /// The mask of this run, given the generator's state.
+    pub(crate) fn mask(&self, state: &[i64]) -> Mask {
+        Mask {
+            stream: stream_of(state, self.stream),
+            below: drop_threshold(self.p),
+            keep: 1.0 / (1.0 - self.p),
+        }
+    }
+}
+
+/// A dropout mask as a function of the element's index.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mask {
+    stream: Stream,
+    below: u32,
+    keep: f64,
+}
+
+impl Mask {
+    /// x[i] *= mask(first + i).
+    #[inline(always)]
+    pub(crate) fn apply<T: Float>(&self, first: usize, x: &mut [T]) {
+        let keep = T::of(self.keep);
+        let factor = |draw: u32| if draw < self.below { T::ZERO } else { keep };
+        let mut i = 0;
+        // To the next multiple of four, then whole vectors of blocks, then the rest.
+        while i < x.len() {
+            let index = first + i;
+            if index.is_multiple_of(4) && x.len() - i >= 64 {
+                let draws = self.stream.blocks16((index / 4) as u32);
+                for (j, draws) in draws.iter().enumerate() {
+                    for (b, &draw) in draws.iter().enumerate() {
+                        x[i + 4 * b + j] *= factor(draw);
+                    }
+                }
+                i += 64;
+            } else {
+                let draws = self.stream.block((index / 4) as u32);
+                let lane = index % 4;
+                let n = (4 - lane).min(x.len() - i);
+                for (x, &draw) in x[i..i + n].iter_mut().zip(&draws[lane..]) {
+                    *x *= factor(draw);
+                }
+                i += n;
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Dropout(DropStream);
+
+impl Op for Dropout {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_float("dropout", "x", &inputs[0])?;
+        want_rng("dropout", &inputs[1])?;
+        Ok(vec![inputs[0].clone()])
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(dy) = b.grad(0) {
+            let dx = b.graph.push1(Dropout(self.0), &[dy, b.inputs[1]])?;
+            b.set(0, dx);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let mask = self.0.mask(io.input::<i64>(1));
+        dispatch_float!(io.dtype(), T => {
+            let y = io.in_place::<T>(0, 0);
+            let chunk = 256.min(y.len());
+            let whole = y.len() / chunk * chunk;
+            let (head, tail) = y.split_at_mut(whole);
+            io.pool.rows(whole / chunk, 8 * chunk, RowsMut::new(head, chunk), |first, y| drop_row(y, mask, first * chunk));
+            drop_row(tail, mask, whole);
+        });
+        Ok(())
+    }
+}
+
+simd_fn! {
+    fn drop_row<T>(y: &mut [T], mask: Mask, first: usize) {
+        mask.apply(first, y);
+    }
+}
+
+#[derive(Debug)]
+struct RandomNormal {
+    stream: u32,
+    std: f64,
+    ty: TensorType,
+}
+
+impl Op for RandomNormal {
+    fn name(&self) -> &'static str {
+        "random_normal"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_rng("random_normal", &inputs[0])?;
+        want_float("random_normal", "a tensor", &self.ty)?;
+        Ok(vec![self.ty.clone()])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let stream = stream_of(io.input::<i64>(0), self.stream);
+        dispatch_float!(self.ty.dtype, T => {
+            let y = io.output::<T>(0);
+            let whole = y.len() / 4 * 4;
+            let (head, tail) = y.split_at_mut(whole);
+            let fill = |block: usize, y: &mut [T]| {
+                let values = normals(stream.block(block as u32));
+                y.iter_mut().zip(values).for_each(|(y, z)| *y = T::of(self.std * z));
+            };
+            io.pool.rows(whole / 4, 256, RowsMut::new(head, 4), |first, y| {
+                y.chunks_exact_mut(4).enumerate().for_each(|(i, y)| fill(first + i, y));
+            });
+            fill(whole / 4, tail);
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,428 @@
+//! Mixtures of experts: tokens are sorted by expert, each expert's rows go through one matrix product, and the results
+//! are summed back by gate. The cost is that of the experts chosen, and no shape depends on the routing.
+
+use std::sync::Arc;
+
+use crate::autodiff::Backward;
+use crate::cpu::float::Float;
+use crate::cpu::gemm::{Mat, Product, gemm, scratch_len};
+use crate::cpu::pool::RowsMut;
+use crate::cpu::simd::{axpy, dot, simd_fn};
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::types::{DType, TensorType};
+
+/// Assignments sorted by expert, see [`Graph::group_by_expert`].
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertGroups {
+    /// i32 [N k]: the assignment (token * k + slot) in each sorted row.
+    pub order: Value,
+    /// i32 [N k]: the sorted row of each assignment.
+    pub position: Value,
+    /// i32 [E + 1]: first sorted row of each expert.
+    pub offsets: Value,
+}
+
+impl Graph {
+    /// Sorts assignments, i32 [N, k], by expert, keeping their order within one.
+    pub fn group_by_expert(&mut self, experts: Value, expert_count: usize) -> Result<ExpertGroups> {
+        let outputs = self.push(Group { experts: expert_count }, &[experts])?;
+        Ok(ExpertGroups { order: outputs[0], position: outputs[1], offsets: outputs[2] })
+    }
+
+    /// Tokens x [N, d] in sorted order, once per assignment: [N k, d].
+    pub fn gather_by_expert(&mut self, x: Value, groups: ExpertGroups) -> Result<Value> {
+        self.push1(Gather, &[x, groups.order, groups.position])
+    }
+
+    /// Each expert's linear map on its rows: y[r] = x[r] W[e]ᵀ for x [R, in] in sorted order and W [E, out, in].
+    pub fn grouped_linear(&mut self, x: Value, weight: Value, groups: ExpertGroups) -> Result<Value> {
+        self.push1(GroupedLinear { transpose: true }, &[x, weight, groups.offsets])
+    }
+
+    /// Sum over each token's experts of gate times result: out[n] = Σ_s gates[n, s] y[sorted row of (n, s)].
+    pub fn combine_experts(&mut self, y: Value, gates: Value, groups: ExpertGroups) -> Result<Value> {
+        self.push1(Combine, &[y, gates, groups.order, groups.position])
+    }
+
+    /// A mixture of SwiGLU experts: Σ_s gate_s down_e(silu(g) u), [g, u] = gate_up_e x, for x [N, d], gates and experts
+    /// of [`Graph::route_top_k`], gate_up [E, 2f, d], down [E, d, f], and dropout of the hidden units.
+    pub fn expert_mixture(
+        &mut self,
+        x: Value,
+        gates: Value,
+        experts: Value,
+        gate_up: Value,
+        down: Value,
+        dropout: Option<(f64, Value)>,
+    ) -> Result<Value> {
+        let expert_count = self.shape(gate_up)?.first().copied().unwrap_or(0);
+        let groups = self.group_by_expert(experts, expert_count)?;
+        let rows = self.gather_by_expert(x, groups)?;
+        let hidden = self.grouped_linear(rows, gate_up, groups)?;
+        let mut hidden = self.swiglu(hidden)?;
+        if let Some((p, rng)) = dropout {
+            hidden = self.dropout(hidden, p, rng)?;
+        }
+        let y = self.grouped_linear(hidden, down, groups)?;
+        self.combine_experts(y, gates, groups)
+    }
+}
+
+#[derive(Debug)]
+struct Group {
+    experts: usize,
+}
+
+impl Op for Group {
+    fn name(&self) -> &'static str {
+        "group_by_expert"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let ty = &inputs[0];
+        if ty.dtype != DType::I32
+            || ty.shape.len() != 2
+            || self.experts == 0
+            || self.experts > i32::MAX as usize - 1
+        {
+            return mismatch("group_by_expert", "experts i32[N, k], and at least one expert", ty.to_string());
+        }
+        let list = ty.with([ty.len()]);
+        Ok(vec![list.clone(), list, ty.with([self.experts + 1])])
+    }
+    fn indices(&self, _: &[TensorType]) -> Vec<IndexBound> {
+        vec![IndexBound { input: 0, what: "expert", limit: self.experts, ignored: None }]
+    }
+    fn scratch(&self, _: &[TensorType], outputs: &[TensorType], _: usize) -> usize {
+        outputs.iter().map(TensorType::bytes).sum()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let experts = io.input::<i32>(0);
+        IndexBound { input: 0, what: "expert", limit: self.experts, ignored: None }
+            .check("group_by_expert", experts)?;
+        // Counting sort. Outputs that nobody reads are formed in scratch all the same.
+        let scratch = io.scratch::<i32>(2 * experts.len() + self.experts + 1);
+        let (order, scratch) = scratch.split_at_mut(experts.len());
+        let (position, offsets) = scratch.split_at_mut(experts.len());
+        offsets.fill(0);
+        experts.iter().for_each(|e| offsets[*e as usize + 1] += 1);
+        for e in 0..self.experts {
+            offsets[e + 1] += offsets[e];
+        }
+        for (assignment, e) in experts.iter().enumerate() {
+            // Used as a cursor; shifted back below.
+            let row = offsets[*e as usize];
+            offsets[*e as usize] += 1;
+            order[row as usize] = assignment as i32;
+            position[assignment] = row;
+        }
+        offsets.copy_within(0..self.experts, 1);
+        offsets[0] = 0;
+        for (i, data) in [&*order, &*position, &*offsets].into_iter().enumerate() {
+            if let Some(output) = io.output_if_used::<i32>(i) {
+                output.copy_from_slice(data);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Gather;
+
+impl Op for Gather {
+    fn name(&self) -> &'static str {
+        "gather_by_expert"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let x = &inputs[0];
+        want_float("gather_by_expert", "x", x)?;
+        let assignments = inputs[1].len();
+        if x.shape.len() != 2 || !assignments.is_multiple_of(x.shape[0]) {
+            return mismatch(
+                "gather_by_expert",
+                format!("x [N, d] with N dividing {assignments}"),
+                x.to_string(),
+            );
+        }
+        Ok(vec![x.with([assignments, x.shape[1]])])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(dy) = b.grad(0) {
+            let tokens = b.graph.shape(b.inputs[0])?[0];
+            let dx = b.graph.push1(GatherGrad { tokens }, &[dy, b.inputs[2]])?;
+            b.set(0, dx);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (tokens, d) = (io.ty(0).shape[0], io.ty(0).shape[1]);
+        let order = io.input::<i32>(1);
+        let k = order.len() / tokens;
+        dispatch_float!(io.dtype(), T => {
+            let (x, y) = (io.input::<T>(0), io.output::<T>(0));
+            io.pool.rows(order.len(), d, RowsMut::new(y, d), |first, y| {
+                for (y, assignment) in y.chunks_exact_mut(d).zip(&order[first..]) {
+                    y.copy_from_slice(&x[*assignment as usize / k * d..][..d]);
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+/// dx[n] = Σ_s dy[sorted row of (n, s)].
+#[derive(Debug)]
+struct GatherGrad {
+    tokens: usize,
+}
+
+impl Op for GatherGrad {
+    fn name(&self) -> &'static str {
+        "gather_by_expert_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[0].with([self.tokens, inputs[0].shape[1]])])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let d = io.ty(0).shape[1];
+        let position = io.input::<i32>(1);
+        let k = position.len() / self.tokens;
+        dispatch_float!(io.dtype(), T => {
+            let (dy, dx) = (io.input::<T>(0), io.output::<T>(0));
+            io.pool.rows(self.tokens, k * d, RowsMut::new(dx, d), |first, dx| {
+                dx.fill(T::ZERO);
+                for (n, dx) in dx.chunks_exact_mut(d).enumerate() {
+                    for row in &position[(first + n) * k..][..k] {
+                        crate::ops::reduce::add_rows(dx, &dy[*row as usize * d..][..d]);
+                    }
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+/// y[r] = x[r] W[e]ᵀ (`transpose`) or x[r] W[e].
+#[derive(Debug)]
+struct GroupedLinear {
+    transpose: bool,
+}
+
+impl Op for GroupedLinear {
+    fn name(&self) -> &'static str {
+        "grouped_linear"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        const OP: &str = "grouped_linear";
+        let (x, w) = (&inputs[0], &inputs[1]);
+        want_float(OP, "x", x)?;
+        let (&[rows, width], &[experts, out, columns]) = (&x.shape[..], &w.shape[..]) else {
+            return mismatch(OP, "x [R, in] and weight [E, out, in]", format!("{x} and {w}"));
+        };
+        let (inner, outer) = if self.transpose { (columns, out) } else { (out, columns) };
+        if inner != width || w.dtype != x.dtype {
+            return mismatch(
+                OP,
+                format!("weight {}[{experts}, out, {width}] for x {x}", x.dtype),
+                w.to_string(),
+            );
+        }
+        want(OP, "offsets", &inputs[2], DType::I32, &[experts + 1])?;
+        Ok(vec![x.with([rows, outer])])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = b.grad(0) else { return Ok(()) };
+        let (x, w, offsets) = (b.inputs[0], b.inputs[1], b.inputs[2]);
+        if b.needs(0) {
+            let dx = b.graph.push1(GroupedLinear { transpose: !self.transpose }, &[dy, w, offsets])?;
+            b.set(0, dx);
+        }
+        if b.needs(1) {
+            // dW[e] = dyᵀ x with W [out, in], xᵀ dy otherwise.
+            let operands = if self.transpose { [dy, x, offsets] } else { [x, dy, offsets] };
+            let dw = b.graph.push1(GroupedWeightGrad { accumulate: false }, &operands)?;
+            b.set(1, dw);
+        }
+        Ok(())
+    }
+    fn scratch(&self, inputs: &[TensorType], outputs: &[TensorType], threads: usize) -> usize {
+        let (m, n, k) = (inputs[0].rows(), outputs[0].cols(), inputs[0].cols());
+        dispatch_float!(inputs[0].dtype, T => scratch_len::<T>(m, n, k, threads) * size_of::<T>())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (rows, k, n) = (io.ty(0).shape[0], io.ty(0).shape[1], io.out_ty(0).shape[1]);
+        let offsets = io.input::<i32>(2);
+        dispatch_float!(io.dtype(), T => {
+            let (x, w, y) = (io.input::<T>(0), io.input::<T>(1), io.output::<T>(0));
+            let scratch = io.scratch::<T>(scratch_len::<T>(rows, n, k, io.pool.threads()));
+            for (e, w) in w.chunks_exact(n * k).enumerate() {
+                let group = offsets[e] as usize..offsets[e + 1] as usize;
+                let product = Product {
+                    m: group.len(), n, k,
+                    a: Mat::rows(&x[group.start * k..], k),
+                    b: if self.transpose { Mat::transposed(w, k) } else { Mat::rows(w, n) },
+                    accumulate: false,
+                };
+                gemm(io.pool, scratch, product, &mut y[group.start * n..group.end * n], n, |_| {});
+            }
+        });
+        Ok(())
+    }
+}
+
+/// dW[e] = a_eᵀ b_e over the rows of expert e; zero for an expert without rows.
+#[derive(Debug)]
+struct GroupedWeightGrad {
+    accumulate: bool,
+}
+
+impl Op for GroupedWeightGrad {
+    fn name(&self) -> &'static str {
+        "grouped_linear_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[0].with([inputs[2].len() - 1, inputs[0].shape[1], inputs[1].shape[1]])])
+    }
+    fn accumulating(&self) -> Option<Arc<dyn Op>> {
+        (!self.accumulate).then(|| Arc::new(Self { accumulate: true }) as Arc<dyn Op>)
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        if self.accumulate { vec![(3, 0)] } else { Vec::new() }
+    }
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
+        let (m, n, k) = (inputs[0].cols(), inputs[1].cols(), inputs[0].rows());
+        dispatch_float!(inputs[0].dtype, T => scratch_len::<T>(m, n, k, threads) * size_of::<T>())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (rows, m, n) = (io.ty(0).shape[0], io.ty(0).shape[1], io.ty(1).shape[1]);
+        let offsets = io.input::<i32>(2);
+        dispatch_float!(io.dtype(), T => {
+            let (a, b) = (io.input::<T>(0), io.input::<T>(1));
+            let dw = if self.accumulate { io.in_place::<T>(3, 0) } else { io.output::<T>(0) };
+            let scratch = io.scratch::<T>(scratch_len::<T>(m, n, rows, io.pool.threads()));
+            for (e, dw) in dw.chunks_exact_mut(m * n).enumerate() {
+                let group = offsets[e] as usize..offsets[e + 1] as usize;
+                if group.is_empty() {
+                    if !self.accumulate {
+                        dw.fill(T::ZERO);
+                    }
+                    continue;
+                }
+                let product = Product {
+                    m, n, k: group.len(),
+                    a: Mat::transposed(&a[group.start * m..], m),
+                    b: Mat::rows(&b[group.start * n..], n),
+                    accumulate: self.accumulate,
+                };
+                gemm(io.pool, scratch, product, dw, n, |_| {});
+            }
+        });
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Combine;
+
+impl Op for Combine {
+    fn name(&self) -> &'static str {
+        "combine_experts"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        const OP: &str = "combine_experts";
+        let (y, gates) = (&inputs[0], &inputs[1]);
+        want_float(OP, "y", y)?;
+        let agree = y.shape.len() == 2
+            && gates.shape.len() == 2
+            && gates.len() == y.shape[0]
+            && gates.dtype == y.dtype;
+        if !agree {
+            return mismatch(OP, "y [N k, d] and gates [N, k]", format!("{y} and {gates}"));
+        }
+        want(OP, "order", &inputs[2], DType::I32, &[gates.len()])?;
+        want(OP, "position", &inputs[3], DType::I32, &[gates.len()])?;
+        Ok(vec![y.with([gates.shape[0], y.shape[1]])])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let inputs = [grad, b.inputs[0], b.inputs[1], b.inputs[2], b.inputs[3]];
+            let grads = b.graph.push(CombineGrad, &inputs)?;
+            b.set(0, grads[0]);
+            b.set(1, grads[1]);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (tokens, k, d) = (io.ty(1).shape[0], io.ty(1).shape[1], io.ty(0).shape[1]);
+        let position = io.input::<i32>(3);
+        dispatch_float!(io.dtype(), T => {
+            let (y, gates) = (io.input::<T>(0), io.input::<T>(1));
+            io.pool.rows(tokens, k * d, RowsMut::new(io.output::<T>(0), d), |first, out| {
+                combine_rows(out, d, y, &gates[first * k..], &position[first * k..], k);
+            });
+        });
+        Ok(())
+    }
+}
+
+simd_fn! {
+    fn combine_rows<T>(out: &mut [T], d: usize, y: &[T], gates: &[T], position: &[i32], k: usize) {
+        out.fill(T::ZERO);
+        for (n, out) in out.chunks_exact_mut(d).enumerate() {
+            for s in n * k..(n + 1) * k {
+                axpy(out, gates[s], &y[position[s] as usize * d..][..d]);
+            }
+        }
+    }
+}
+
+/// Inputs dout, y, gates, order, position; outputs dy[r] = gate dout[n] and dgates[n, s] = dout[n] . y[r].
+#[derive(Debug)]
+struct CombineGrad;
+
+impl Op for CombineGrad {
+    fn name(&self) -> &'static str {
+        "combine_experts_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[1].clone(), inputs[2].clone()])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (k, d) = (io.ty(2).shape[1], io.ty(0).shape[1]);
+        let (order, position) = (io.input::<i32>(3), io.input::<i32>(4));
+        dispatch_float!(io.dtype(), T => {
+            let (dout, y, gates) = (io.input::<T>(0), io.input::<T>(1), io.input::<T>(2));
+            if let Some(dy) = io.output_if_used::<T>(0) {
+                io.pool.rows(order.len(), d, RowsMut::new(dy, d), |first, dy| {
+                    for (dy, &assignment) in dy.chunks_exact_mut(d).zip(&order[first..]) {
+                        let n = assignment as usize / k;
+                        scale_row(dy, gates[assignment as usize], &dout[n * d..][..d]);
+                    }
+                });
+            }
+            if let Some(dgates) = io.output_if_used::<T>(1) {
+                io.pool.rows(dgates.len(), d, RowsMut::new(dgates, 1), |first, dgates| {
+                    for (i, dgate) in dgates.iter_mut().enumerate() {
+                        let s = first + i;
+                        *dgate = dot_row(&dout[s / k * d..][..d], &y[position[s] as usize * d..][..d]);
+                    }
+                });
+            }
+        });
+        Ok(())
+    }
+}
+
+simd_fn! {
+    fn scale_row<T>(y: &mut [T], a: T, x: &[T]) {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = a * *x);
+    }
+}
+
+simd_fn! {
+    fn dot_row<T>(x: &[T], y: &[T]) -> T {
+        dot(x, y)
+    }
+}

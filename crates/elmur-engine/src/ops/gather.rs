@@ -1,0 +1,315 @@
+//! Table look-ups: embeddings, the relative bias of memory attention, and the row write of a key/value cache.
+
+use crate::autodiff::Backward;
+use crate::cpu::float::Float;
+use crate::cpu::pool::RowsMut;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Value};
+use crate::op::{IndexBound, Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float, want_index};
+use crate::ops::reduce::add_rows;
+use crate::types::{DType, TensorType};
+
+impl Graph {
+    /// Rows of a table: y[..., d] = table[index[...]] for table [rows, d] and index of i32 or i64.
+    pub fn embedding(&mut self, table: Value, index: Value) -> Result<Value> {
+        self.push1(Embedding, &[table, index])
+    }
+
+    /// The per-head bias of attention between times: y[B, H, Tq, Tk] = table[clamp(q_time - k_time) + D - 1, h].
+    ///
+    /// The table is [2D - 1, H] and offsets are clamped to ±(D - 1); `q_times` is i64 [B or 1, Tq], `k_times` i64
+    /// [B or 1, Tk]. B is 1 if both are.
+    pub fn relative_bias(&mut self, table: Value, q_times: Value, k_times: Value) -> Result<Value> {
+        self.push1(RelativeBias, &[table, q_times, k_times])
+    }
+
+    /// `cache` [B, L, ...] with `rows` [B, n, ...] written from position `at[b]` (i32 [B], at most L - n) of each batch
+    /// row on. In place where the cache is a state. Not differentiable: it serves acting, not training.
+    pub fn write_rows(&mut self, cache: Value, rows: Value, at: Value) -> Result<Value> {
+        self.push1(WriteRows, &[cache, rows, at])
+    }
+}
+
+/// Element `i` of an i32 or i64 operand.
+#[derive(Clone, Copy)]
+pub(crate) enum Indices<'a> {
+    I32(&'a [i32]),
+    I64(&'a [i64]),
+}
+
+impl<'a> Indices<'a> {
+    pub(crate) fn new(io: &Io<'a>, input: usize) -> Self {
+        match io.ty(input).dtype {
+            DType::I32 => Self::I32(io.input(input)),
+            _ => Self::I64(io.input(input)),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, i: usize) -> i64 {
+        match self {
+            Self::I32(x) => i64::from(x[i]),
+            Self::I64(x) => x[i],
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::I32(x) => x.len(),
+            Self::I64(x) => x.len(),
+        }
+    }
+}
+
+fn out_of_range(op: &'static str, what: &'static str, got: i64, limit: usize) -> Error {
+    Error::IndexOutOfRange { op, what, got, limit }
+}
+
+#[derive(Debug)]
+struct Embedding;
+
+impl Op for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_float("embedding", "table", &inputs[0])?;
+        want_index("embedding", "index", &inputs[1])?;
+        let [_, d] = inputs[0].shape[..] else {
+            return mismatch("embedding", "table [rows, d]", inputs[0].to_string());
+        };
+        let mut shape = inputs[1].shape.clone();
+        shape.push(d);
+        Ok(vec![inputs[0].with(shape)])
+    }
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        vec![IndexBound { input: 1, what: "row", limit: inputs[0].shape[0], ignored: None }]
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(dy) = b.grad(0) {
+            let rows = b.graph.shape(b.inputs[0])?[0];
+            let dtable = b.graph.push1(EmbeddingGrad { rows }, &[dy, b.inputs[1]])?;
+            b.set(0, dtable);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (rows, d) = (io.ty(0).shape[0], io.ty(0).shape[1]);
+        let index = Indices::new(io, 1);
+        dispatch_float!(io.dtype(), T => {
+            let table = io.input::<T>(0);
+            for (i, y) in io.output::<T>(0).chunks_exact_mut(d).enumerate() {
+                let row = index.get(i);
+                let source = usize::try_from(row).ok().filter(|r| *r < rows);
+                let source = source.ok_or_else(|| out_of_range("embedding", "row", row, rows))?;
+                y.copy_from_slice(&table[source * d..][..d]);
+            }
+        });
+        Ok(())
+    }
+}
+
+/// dtable[r] = Σ dy[i] over the i that looked row r up, in order of i.
+#[derive(Debug)]
+struct EmbeddingGrad {
+    rows: usize,
+}
+
+impl Op for EmbeddingGrad {
+    fn name(&self) -> &'static str {
+        "embedding_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[0].with([self.rows, inputs[0].cols()])])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let d = io.ty(0).cols();
+        let index = Indices::new(io, 1);
+        dispatch_float!(io.dtype(), T => {
+            let (dy, dtable) = (io.input::<T>(0), io.output::<T>(0));
+            let work = d * (1 + index.len() / self.rows);
+            // Each task owns a range of table rows and scans all indices for them.
+            io.pool.rows(self.rows, work, RowsMut::new(dtable, d), |first, dtable| {
+                dtable.fill(T::ZERO);
+                let owned = first as i64..(first + dtable.len() / d) as i64;
+                for i in 0..index.len() {
+                    let row = index.get(i);
+                    if owned.contains(&row) {
+                        let at = (row - owned.start) as usize * d;
+                        add_rows(&mut dtable[at..at + d], &dy[i * d..][..d]);
+                    }
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct RelativeBias;
+
+/// Table row for a difference of times.
+#[inline(always)]
+fn bias_row(q: i64, k: i64, reach: i64) -> usize {
+    (q.saturating_sub(k).clamp(-reach, reach) + reach) as usize
+}
+
+impl Op for RelativeBias {
+    fn name(&self) -> &'static str {
+        "relative_bias"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        const OP: &str = "relative_bias";
+        let [table, q, k] = inputs else { return mismatch(OP, "three operands", inputs.len().to_string()) };
+        want_float(OP, "table", table)?;
+        let heads = match table.shape[..] {
+            [rows, heads] if rows % 2 == 1 => heads,
+            _ => return mismatch(OP, "table [2D - 1, heads]", table.to_string()),
+        };
+        let (&[q_rows, queries], &[k_rows, keys]) = (&q.shape[..], &k.shape[..]) else {
+            return mismatch(OP, "times [batch or 1, tokens]", format!("{q} and {k}"));
+        };
+        let agree = q_rows == k_rows || q_rows == 1 || k_rows == 1;
+        if q.dtype != DType::I64 || k.dtype != DType::I64 || !agree {
+            return mismatch(OP, "i64 times of one batch size, or one row", format!("{q} and {k}"));
+        }
+        Ok(vec![table.with([q_rows.max(k_rows), heads, queries, keys])])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(dy) = b.grad(0) {
+            let rows = b.graph.shape(b.inputs[0])?[0];
+            let dtable = b.graph.push1(RelativeBiasGrad { rows }, &[dy, b.inputs[1], b.inputs[2]])?;
+            b.set(0, dtable);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let &[_, heads, queries, keys] = &io.out_ty(0).shape[..] else { return Ok(()) };
+        let reach = (io.ty(0).shape[0] / 2) as i64;
+        let (q, k) = (io.input::<i64>(1), io.input::<i64>(2));
+        dispatch_float!(io.dtype(), T => {
+            let (table, y) = (io.input::<T>(0), io.output::<T>(0));
+            let row = heads * queries * keys;
+            io.pool.rows(y.len() / row, 4 * row, RowsMut::new(y, row), |first, y| {
+                for (b, y) in y.chunks_exact_mut(row).enumerate() {
+                    let q = &q[(first + b) * queries % q.len()..][..queries];
+                    let k = &k[(first + b) * keys % k.len()..][..keys];
+                    for (i, &q) in q.iter().enumerate() {
+                        for (j, &k) in k.iter().enumerate() {
+                            let from = &table[bias_row(q, k, reach) * heads..][..heads];
+                            for (h, from) in from.iter().enumerate() {
+                                y[(h * queries + i) * keys + j] = *from;
+                            }
+                        }
+                    }
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct RelativeBiasGrad {
+    rows: usize,
+}
+
+impl Op for RelativeBiasGrad {
+    fn name(&self) -> &'static str {
+        "relative_bias_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[0].with([self.rows, inputs[0].shape[1]])])
+    }
+    fn scratch(&self, inputs: &[TensorType], outputs: &[TensorType], _: usize) -> usize {
+        outputs[0].len() * inputs[0].dtype.size()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let &[batch, heads, queries, keys] = &io.ty(0).shape[..] else { return Ok(()) };
+        let (q, k) = (io.input::<i64>(1), io.input::<i64>(2));
+        let reach = (self.rows / 2) as i64;
+        dispatch_float!(io.dtype(), T => {
+            let (dy, dtable) = (io.input::<T>(0), io.output::<T>(0));
+            // One head per task, each into a column of its own, then transposed into the table.
+            let columns = io.scratch::<T>(heads * self.rows);
+            let work = batch * queries * keys + self.rows;
+            io.pool.rows(heads, work, RowsMut::new(&mut *columns, self.rows), |first, columns| {
+                columns.fill(T::ZERO);
+                for (h, column) in columns.chunks_exact_mut(self.rows).enumerate() {
+                    for b in 0..batch {
+                        scatter::<T>(&dy[(b * heads + first + h) * queries * keys..][..queries * keys], column, |i, j| {
+                            bias_row(q[(b * queries + i) % q.len()], k[(b * keys + j) % k.len()], reach)
+                        }, keys);
+                    }
+                }
+            });
+            for (row, target) in dtable.chunks_exact_mut(heads).enumerate() {
+                target.iter_mut().enumerate().for_each(|(h, y)| *y = columns[h * self.rows + row]);
+            }
+        });
+        Ok(())
+    }
+}
+
+fn scatter<T: Float>(dy: &[T], column: &mut [T], row: impl Fn(usize, usize) -> usize, keys: usize) {
+    for (n, dy) in dy.iter().enumerate() {
+        column[row(n / keys, n % keys)] += *dy;
+    }
+}
+
+#[derive(Debug)]
+struct WriteRows;
+
+impl Op for WriteRows {
+    fn name(&self) -> &'static str {
+        "write_rows"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        const OP: &str = "write_rows";
+        let (cache, rows) = (&inputs[0], &inputs[1]);
+        let fits = cache.shape.len() >= 2
+            && rows.shape.len() == cache.shape.len()
+            && rows.dtype == cache.dtype
+            && rows.shape[0] == cache.shape[0]
+            && rows.shape[1] <= cache.shape[1]
+            && rows.shape[2..] == cache.shape[2..];
+        if !fits {
+            return mismatch(
+                OP,
+                format!(
+                    "rows [{}, at most {}, ...] for cache {cache}",
+                    cache.shape.first().unwrap_or(&0),
+                    cache.shape.get(1).unwrap_or(&0)
+                ),
+                rows.to_string(),
+            );
+        }
+        want(OP, "at", &inputs[2], DType::I32, &[cache.shape[0]])?;
+        Ok(vec![cache.clone()])
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        let limit = inputs[0].shape[1] - inputs[1].shape[1] + 1;
+        vec![IndexBound { input: 2, what: "position", limit, ignored: None }]
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (length, count) = (io.ty(0).shape[1], io.ty(1).shape[1]);
+        let width = io.ty(0).shape[2..].iter().product::<usize>();
+        let at = io.input::<i32>(2);
+        IndexBound { input: 2, what: "position", limit: length - count + 1, ignored: None }
+            .check("write_rows", at)?;
+        dispatch_bits!(io.dtype(), U => {
+            let cache = io.output_bits::<U>(0);
+            if io.inputs[0].ptr != io.outputs[0].ptr {
+                cache.copy_from_slice(io.input_bits(0));
+            }
+            for (b, row) in io.input_bits::<U>(1).chunks_exact(count * width).enumerate() {
+                let start = (b * length + at[b] as usize) * width;
+                cache[start..start + count * width].copy_from_slice(row);
+            }
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,364 @@
+//! Ops that move elements without changing them: reshape, slice, concatenate, transpose, copy, zeros, stop-gradient.
+
+use std::ops::Range;
+
+use crate::autodiff::Backward;
+use crate::cpu::pool::RowsMut;
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{Io, Op, dispatch_bits, mismatch};
+use crate::types::{MAX_RANK, TensorType};
+
+impl Graph {
+    /// The same elements in another shape. Costs nothing.
+    pub fn reshape(&mut self, x: Value, shape: impl Into<Vec<usize>>) -> Result<Value> {
+        self.push1(Reshape(shape.into()), &[x])
+    }
+
+    /// `x` itself, as a constant to differentiation. Costs nothing.
+    pub fn stop_gradient(&mut self, x: Value) -> Result<Value> {
+        self.push1(StopGradient, &[x])
+    }
+
+    /// Elements `range` along `axis`. Costs nothing where the result is contiguous (all axes before it have extent 1).
+    pub fn slice(&mut self, x: Value, axis: usize, range: Range<usize>) -> Result<Value> {
+        self.push1(Slice { axis, range }, &[x])
+    }
+
+    /// Joins tensors along `axis`; all other axes must agree.
+    pub fn concat(&mut self, parts: &[Value], axis: usize) -> Result<Value> {
+        self.push1(Concat { axis }, parts)
+    }
+
+    /// Reorders the axes: axis `i` of the result is axis `axes[i]` of `x`.
+    pub fn transpose(&mut self, x: Value, axes: &[usize]) -> Result<Value> {
+        self.push1(Transpose(axes.to_vec()), &[x])
+    }
+
+    /// Zeros of the type of `x`.
+    pub fn zeros_like(&mut self, x: Value) -> Result<Value> {
+        let ty = self.ty(x)?.clone();
+        self.push1(Zeros(ty), &[])
+    }
+
+    /// A copy of `x` with memory of its own.
+    pub fn copy(&mut self, x: Value) -> Result<Value> {
+        self.push1(Copy, &[x])
+    }
+}
+
+#[derive(Debug)]
+struct Reshape(Vec<usize>);
+
+impl Op for Reshape {
+    fn name(&self) -> &'static str {
+        "reshape"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let ty = inputs[0].with(self.0.clone());
+        ty.check("reshape")?;
+        if ty.len() != inputs[0].len() {
+            return mismatch(
+                "reshape",
+                format!("a shape of {} elements", inputs[0].len()),
+                format!("{:?}", self.0),
+            );
+        }
+        Ok(vec![ty])
+    }
+    fn alias(&self, _: &[TensorType]) -> Option<usize> {
+        Some(0)
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        let shape = b.graph.shape(b.inputs[0])?.to_vec();
+        if let Some(grad) = b.grad(0) {
+            let grad = b.graph.reshape(grad, shape)?;
+            b.set(0, grad);
+        }
+        Ok(())
+    }
+    fn cpu(&self, _: &Io<'_>) -> Result<()> {
+        Ok(()) // an alias: never run
+    }
+}
+
+#[derive(Debug)]
+struct StopGradient;
+
+impl Op for StopGradient {
+    fn name(&self) -> &'static str {
+        "stop_gradient"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(inputs.to_vec())
+    }
+    fn stops_gradient(&self) -> bool {
+        true
+    }
+    fn alias(&self, _: &[TensorType]) -> Option<usize> {
+        Some(0)
+    }
+    fn cpu(&self, _: &Io<'_>) -> Result<()> {
+        Ok(()) // an alias: never run
+    }
+}
+
+#[derive(Debug)]
+struct Copy;
+
+impl Op for Copy {
+    fn name(&self) -> &'static str {
+        "copy"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(inputs.to_vec())
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            b.set(0, grad);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        dispatch_bits!(io.dtype(), U => io.output_bits::<U>(0).copy_from_slice(io.input_bits(0)));
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Zeros(TensorType);
+
+impl Op for Zeros {
+    fn name(&self) -> &'static str {
+        "zeros_like"
+    }
+    fn infer(&self, _: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![self.0.clone()])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        dispatch_bits!(self.0.dtype, U => io.output_bits::<U>(0).fill(0));
+        Ok(())
+    }
+}
+
+/// (rows before the axis, elements of one step along the axis).
+fn around(shape: &[usize], axis: usize) -> (usize, usize) {
+    (shape[..axis].iter().product(), shape[axis + 1..].iter().product())
+}
+
+#[derive(Debug)]
+struct Slice {
+    axis: usize,
+    range: Range<usize>,
+}
+
+impl Op for Slice {
+    fn name(&self) -> &'static str {
+        "slice"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let Range { start, end } = self.range;
+        let extent = inputs[0].shape.get(self.axis).copied().unwrap_or(0);
+        if start >= end || end > extent {
+            let expected = format!("a non-empty range inside axis {} of {}", self.axis, inputs[0]);
+            return mismatch("slice", expected, format!("{start}..{end}"));
+        }
+        let mut shape = inputs[0].shape.clone();
+        shape[self.axis] = end - start;
+        Ok(vec![inputs[0].with(shape)])
+    }
+    fn alias(&self, inputs: &[TensorType]) -> Option<usize> {
+        let (outer, inner) = around(&inputs[0].shape, self.axis);
+        (outer == 1).then_some(self.range.start * inner * inputs[0].dtype.size())
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let extent = b.graph.shape(b.inputs[0])?[self.axis];
+            let place = Place { axis: self.axis, start: self.range.start, extent };
+            let grad = b.graph.push1(place, &[grad])?;
+            b.set(0, grad);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let shape = &io.ty(0).shape;
+        let (outer, inner) = around(shape, self.axis);
+        let (from, to) = (shape[self.axis] * inner, self.range.len() * inner);
+        dispatch_bits!(io.dtype(), U => {
+            let (x, y) = (io.input_bits::<U>(0), io.output_bits::<U>(0));
+            io.pool.rows(outer, to, RowsMut::new(y, to), |first, y| {
+                for (row, y) in y.chunks_exact_mut(to).enumerate() {
+                    y.copy_from_slice(&x[(first + row) * from + self.range.start * inner..][..to]);
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+/// Zeros with the input placed from `start` on along `axis`: the transpose of [`Slice`].
+#[derive(Debug)]
+struct Place {
+    axis: usize,
+    start: usize,
+    extent: usize,
+}
+
+impl Op for Place {
+    fn name(&self) -> &'static str {
+        "slice_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let mut shape = inputs[0].shape.clone();
+        shape[self.axis] = self.extent;
+        Ok(vec![inputs[0].with(shape)])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let len = b.graph.shape(b.inputs[0])?[self.axis];
+            let grad = b.graph.slice(grad, self.axis, self.start..self.start + len)?;
+            b.set(0, grad);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let shape = &io.ty(0).shape;
+        let (outer, inner) = around(shape, self.axis);
+        let (from, to, start) = (shape[self.axis] * inner, self.extent * inner, self.start * inner);
+        dispatch_bits!(io.dtype(), U => {
+            let (x, y) = (io.input_bits::<U>(0), io.output_bits::<U>(0));
+            io.pool.rows(outer, to, RowsMut::new(y, to), |first, y| {
+                for (row, y) in y.chunks_exact_mut(to).enumerate() {
+                    y[..start].fill(0);
+                    y[start..start + from].copy_from_slice(&x[(first + row) * from..][..from]);
+                    y[start + from..].fill(0);
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Concat {
+    axis: usize,
+}
+
+impl Op for Concat {
+    fn name(&self) -> &'static str {
+        "concat"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let Some(first) = inputs.first().filter(|ty| self.axis < ty.shape.len()) else {
+            let got = inputs.first().map_or("nothing".to_owned(), TensorType::to_string);
+            return mismatch("concat", format!("at least one tensor with an axis {}", self.axis), got);
+        };
+        let mut shape = first.shape.clone();
+        shape[self.axis] = 0;
+        for part in inputs {
+            let agrees = part.dtype == first.dtype
+                && part.shape.len() == shape.len()
+                && (0..shape.len()).all(|i| i == self.axis || part.shape[i] == shape[i]);
+            if !agrees {
+                return mismatch(
+                    "concat",
+                    format!("{first} except along axis {}", self.axis),
+                    part.to_string(),
+                );
+            }
+            shape[self.axis] = shape[self.axis].saturating_add(part.shape[self.axis]);
+        }
+        Ok(vec![first.with(shape)])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        let Some(grad) = b.grad(0) else { return Ok(()) };
+        let mut start = 0;
+        for part in 0..b.inputs.len() {
+            let len = b.graph.shape(b.inputs[part])?[self.axis];
+            if b.needs(part) {
+                let grad = b.graph.slice(grad, self.axis, start..start + len)?;
+                b.set(part, grad);
+            }
+            start += len;
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (outer, inner) = around(&io.out_ty(0).shape, self.axis);
+        let to = io.out_ty(0).shape[self.axis] * inner;
+        dispatch_bits!(io.dtype(), U => {
+            let y = io.output_bits::<U>(0);
+            io.pool.rows(outer, to, RowsMut::new(y, to), |first, y| {
+                for (row, y) in y.chunks_exact_mut(to).enumerate() {
+                    let mut start = 0;
+                    for part in 0..io.inputs.len() {
+                        let len = io.ty(part).shape[self.axis] * inner;
+                        let x = &io.input_bits::<U>(part)[(first + row) * len..][..len];
+                        y[start..start + len].copy_from_slice(x);
+                        start += len;
+                    }
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Transpose(Vec<usize>);
+
+impl Op for Transpose {
+    fn name(&self) -> &'static str {
+        "transpose"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let rank = inputs[0].shape.len();
+        let is_permutation = self.0.len() == rank && (0..rank).all(|axis| self.0.contains(&axis));
+        if !is_permutation {
+            return mismatch(
+                "transpose",
+                format!("a permutation of the axes of {}", inputs[0]),
+                format!("{:?}", self.0),
+            );
+        }
+        Ok(vec![inputs[0].with(self.0.iter().map(|a| inputs[0].shape[*a]).collect::<Vec<_>>())])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let mut inverse = vec![0; self.0.len()];
+            self.0.iter().enumerate().for_each(|(i, &axis)| inverse[axis] = i);
+            let grad = b.graph.transpose(grad, &inverse)?;
+            b.set(0, grad);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (shape, rank) = (&io.out_ty(0).shape, self.0.len());
+        // Step in the input for one step along each output axis.
+        let mut steps = [0; MAX_RANK];
+        for (i, &axis) in self.0.iter().enumerate() {
+            steps[i] = io.ty(0).shape[axis + 1..].iter().product();
+        }
+        let (cols, step) = if rank == 0 { (1, 1) } else { (shape[rank - 1], steps[rank - 1]) };
+        let rows = io.out_ty(0).len() / cols;
+        dispatch_bits!(io.dtype(), U => {
+            let (x, y) = (io.input_bits::<U>(0), io.output_bits::<U>(0));
+            io.pool.rows(rows, cols, RowsMut::new(y, cols), |first, y| {
+                for (row, y) in y.chunks_exact_mut(cols).enumerate() {
+                    let mut rest = first + row;
+                    let mut start = 0;
+                    for i in (0..rank.saturating_sub(1)).rev() {
+                        start += rest % shape[i] * steps[i];
+                        rest /= shape[i];
+                    }
+                    if step == 1 {
+                        y.copy_from_slice(&x[start..][..cols]);
+                    } else {
+                        y.iter_mut().enumerate().for_each(|(i, y)| *y = x[start + i * step]);
+                    }
+                }
+            });
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! y = f(x Wᵀ + b), the workhorse.
+
+use crate::autodiff::Backward;
+use crate::cpu::gemm::{Mat, Product, Tile, gemm, scratch_len};
+use crate::cpu::pool::RowsMut;
+use crate::cpu::simd::{add_assign, simd_fn};
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::ops::activation::{Activation, apply};
+use crate::types::TensorType;
+
+impl Graph {
+    /// y[..., out] = f(x[..., in] Wᵀ + b) with W [out, in] (PyTorch's layout) and b [out].
+    pub fn linear(
+        &mut self,
+        x: Value,
+        weight: Value,
+        bias: Option<Value>,
+        activation: Activation,
+    ) -> Result<Value> {
+        let mut inputs = vec![x, weight];
+        inputs.extend(bias);
+        self.push1(Linear { bias: bias.is_some(), activation }, &inputs)
+    }
+}
+
+#[derive(Debug)]
+struct Linear {
+    bias: bool,
+    activation: Activation,
+}
+
+impl Linear {
+    /// Whether the argument of the activation must be kept for the backward pass.
+    fn keeps_argument(&self) -> bool {
+        !self.activation.derives_from_output()
+    }
+}
+
+/// [rows, cols]: all leading axes as one.
+fn flatten(graph: &mut Graph, x: Value) -> Result<Value> {
+    let ty = graph.ty(x)?;
+    let shape = [ty.rows(), ty.cols()];
+    graph.reshape(x, shape)
+}
+
+impl Op for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let (x, w) = (&inputs[0], &inputs[1]);
+        want_float("linear", "x", x)?;
+        let (Some(&width), [out, columns]) = (x.shape.last(), &w.shape[..]) else {
+            return mismatch("linear", "x [..., in] and weight [out, in]", format!("{x} and {w}"));
+        };
+        if *columns != width || w.dtype != x.dtype {
+            return mismatch("linear", format!("weight {}[out, {width}] for x {x}", x.dtype), w.to_string());
+        }
+        if self.bias {
+            want("linear", "bias", &inputs[2], x.dtype, &[*out])?;
+        }
+        let mut shape = x.shape.clone();
+        shape[x.shape.len() - 1] = *out;
+        let y = x.with(shape);
+        Ok(if self.keeps_argument() { vec![y.clone(), y] } else { vec![y] })
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = b.grad(0) else { return Ok(()) };
+        let seen = b.outputs[usize::from(self.keeps_argument())];
+        let dz = b.graph.activation_grad(self.activation, seen, dy)?;
+        let dz = flatten(b.graph, dz)?;
+        if self.bias && b.needs(2) {
+            let shape = b.graph.shape(b.inputs[2])?.to_vec();
+            let db = b.graph.sum_to(dz, shape)?;
+            b.set(2, db);
+        }
+        if b.needs(0) {
+            let dx = b.graph.matmul(dz, b.inputs[1])?;
+            let shape = b.graph.shape(b.inputs[0])?.to_vec();
+            let dx = b.graph.reshape(dx, shape)?;
+            b.set(0, dx);
+        }
+        if b.needs(1) {
+            // Last, so that it can be told to add to an earlier gradient of the same weight.
+            let x = flatten(b.graph, b.inputs[0])?;
+            let dw = b.graph.matmul_with(dz, x, true, false)?;
+            b.set(1, dw);
+        }
+        Ok(())
+    }
+    fn scratch(&self, inputs: &[TensorType], outputs: &[TensorType], threads: usize) -> usize {
+        let (m, n, k) = (inputs[0].rows(), outputs[0].cols(), inputs[0].cols());
+        dispatch_float!(inputs[0].dtype, T => scratch_len::<T>(m, n, k, threads) * size_of::<T>())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (m, n, k) = (io.ty(0).rows(), io.out_ty(0).cols(), io.ty(0).cols());
+        dispatch_float!(io.dtype(), T => {
+            let (x, w) = (io.input::<T>(0), io.input::<T>(1));
+            let bias = self.bias.then(|| io.input::<T>(2));
+            let scratch = io.scratch::<T>(scratch_len::<T>(m, n, k, io.pool.threads()));
+            let product = Product { m, n, k, a: Mat::rows(x, k), b: Mat::transposed(w, k), accumulate: false };
+            // Where the argument must be kept it is computed there, and the activation copied out.
+            match self.keeps_argument().then(|| io.output_if_used::<T>(1)).flatten() {
+                Some(z) => {
+                    gemm(io.pool, scratch, product, z, n, |tile| finish(tile, bias, Activation::Identity));
+                    if let Some(y) = io.output_if_used::<T>(0) {
+                        let z = &*z;
+                        io.pool.rows(m, 8 * n, RowsMut::new(y, n), |first, y| {
+                            y.copy_from_slice(&z[first * n..][..y.len()]);
+                            apply(self.activation, y);
+                        });
+                    }
+                }
+                None => gemm(io.pool, scratch, product, io.output::<T>(0), n, |tile| finish(tile, bias, self.activation)),
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Bias and activation on a finished tile.
+fn finish<T: crate::cpu::float::Float>(mut tile: Tile<T>, bias: Option<&[T]>, activation: Activation) {
+    for row in tile.row..tile.row + tile.rows {
+        let (col, cols) = (tile.col, tile.cols);
+        let y = tile.row_mut(row);
+        if let Some(bias) = bias {
+            add_bias(y, &bias[col..col + cols]);
+        }
+        apply(activation, y);
+    }
+}
+
+simd_fn! {
+    fn add_bias<T>(y: &mut [T], bias: &[T]) {
+        add_assign(y, bias);
+    }
+}

@@ -1,0 +1,259 @@
+//! Losses: cross-entropy with label smoothing and ignored targets, and masked mean squared error.
+//!
+//! Both are means over what counts; where nothing counts, the loss and its gradients are zero.
+
+use crate::autodiff::Backward;
+use crate::cpu::float::Float;
+use crate::cpu::pool::RowsMut;
+use crate::cpu::simd::{max, reduce, simd_fn, sum};
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float, want_index};
+use crate::ops::gather::Indices;
+use crate::ops::reduce::sum_all;
+use crate::types::{DType, TensorType};
+
+/// Settings of [`Graph::cross_entropy`].
+#[derive(Debug, Clone, Copy)]
+pub struct CrossEntropy {
+    /// Share e of the target spread evenly over all classes: (1 - e) CE + e mean_c(-log p_c).
+    pub label_smoothing: f64,
+    /// Targets with this value do not count (-10 in the published data, -100 in PyTorch).
+    pub ignored: i64,
+}
+
+impl Graph {
+    /// Mean cross-entropy (a scalar) of logits [..., C] against class targets [...] of i32 or i64.
+    pub fn cross_entropy(&mut self, logits: Value, targets: Value, settings: CrossEntropy) -> Result<Value> {
+        self.push1(CrossEntropyOp(settings), &[logits, targets])
+    }
+
+    /// Mean of (prediction - target)² (a scalar) over the elements where `mask` holds; all if there is none.
+    ///
+    /// The mask is bool and has the shape of the prediction, or lacks its last axis.
+    pub fn mse(&mut self, prediction: Value, target: Value, mask: Option<Value>) -> Result<Value> {
+        let mut inputs = vec![prediction, target];
+        inputs.extend(mask);
+        self.push1(Mse, &inputs)
+    }
+}
+
+#[derive(Debug)]
+struct CrossEntropyOp(CrossEntropy);
+
+impl CrossEntropyOp {
+    fn bound(&self, classes: usize) -> IndexBound {
+        IndexBound { input: 1, what: "class", limit: classes, ignored: Some(self.0.ignored) }
+    }
+}
+
+impl Op for CrossEntropyOp {
+    fn name(&self) -> &'static str {
+        "cross_entropy"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        const OP: &str = "cross_entropy";
+        let (logits, targets) = (&inputs[0], &inputs[1]);
+        want_float(OP, "logits", logits)?;
+        want_index(OP, "targets", targets)?;
+        if !(0.0..=1.0).contains(&self.0.label_smoothing) {
+            return mismatch(OP, "label smoothing in 0..=1", self.0.label_smoothing.to_string());
+        }
+        match logits.shape.split_last() {
+            Some((_, lead)) if lead == targets.shape => {}
+            _ => return mismatch(OP, "logits [..., C] and targets [...]", format!("{logits} and {targets}")),
+        }
+        // Loss, log Σ e^logit per row, number of rows that count.
+        Ok(vec![logits.with([]), logits.with([logits.rows()]), logits.with([])])
+    }
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        vec![self.bound(inputs[0].cols())]
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let inputs = [b.inputs[0], b.inputs[1], b.outputs[1], b.outputs[2], grad];
+            let dlogits = b.graph.push1(CrossEntropyGrad(self.0), &inputs)?;
+            b.set(0, dlogits);
+        }
+        Ok(())
+    }
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
+        2 * inputs[0].rows() * inputs[0].dtype.size()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (rows, classes) = (io.ty(0).rows(), io.ty(0).cols());
+        let targets = Indices::new(io, 1);
+        let bound = self.bound(classes);
+        match targets {
+            Indices::I32(t) => bound.check("cross_entropy", t)?,
+            Indices::I64(t) => bound.check("cross_entropy", t)?,
+        }
+        dispatch_float!(io.dtype(), T => {
+            let logits = io.input::<T>(0);
+            let (losses, spare) = io.scratch::<T>(2 * rows).split_at_mut(rows);
+            let lse = io.output_if_used::<T>(1).unwrap_or(spare);
+            let mut counted = 0;
+            let smoothing = T::of(self.0.label_smoothing);
+            for (row, x) in logits.chunks_exact(classes).enumerate() {
+                let target = targets.get(row);
+                let (log_sum, mean) = log_sum_exp(x);
+                lse[row] = log_sum;
+                losses[row] = T::ZERO;
+                if target != self.0.ignored {
+                    counted += 1;
+                    let hard = log_sum - x[target as usize];
+                    // Where nothing is smoothed an infinite logit elsewhere must not matter.
+                    let even = if smoothing == T::ZERO { T::ZERO } else { smoothing * (log_sum - mean) };
+                    losses[row] = (T::ONE - smoothing) * hard + even;
+                }
+            }
+            let count = T::of(f64::from(counted.max(1)));
+            if let Some(loss) = io.output_if_used::<T>(0) {
+                loss[0] = sum_all(losses) / count;
+            }
+            if let Some(out) = io.output_if_used::<T>(2) {
+                out[0] = count;
+            }
+        });
+        Ok(())
+    }
+}
+
+simd_fn! {
+    /// log Σ e^x and mean x.
+    fn log_sum_exp<T>(x: &[T]) -> (T, T) {
+        let top = max(x);
+        let total = reduce(x.len(), |i| (x[i] - top).exp());
+        (top + total.ln(), sum(x) / T::of(x.len() as f64))
+    }
+}
+
+/// dlogits = grad / count (p - (1 - e) onehot - e / C); zero for ignored rows.
+#[derive(Debug)]
+struct CrossEntropyGrad(CrossEntropy);
+
+impl Op for CrossEntropyGrad {
+    fn name(&self) -> &'static str {
+        "cross_entropy_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[0].clone()])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (rows, classes) = (io.ty(0).rows(), io.ty(0).cols());
+        let targets = Indices::new(io, 1);
+        dispatch_float!(io.dtype(), T => {
+            let (logits, lse) = (io.input::<T>(0), io.input::<T>(2));
+            let scale = io.input::<T>(4)[0] / io.input::<T>(3)[0];
+            let smoothing = T::of(self.0.label_smoothing);
+            let even = smoothing / T::of(classes as f64);
+            io.pool.rows(rows, 8 * classes, RowsMut::new(io.output::<T>(0), classes), |first, dx| {
+                for (i, dx) in dx.chunks_exact_mut(classes).enumerate() {
+                    let row = first + i;
+                    let target = targets.get(row);
+                    if target == self.0.ignored {
+                        dx.fill(T::ZERO);
+                        continue;
+                    }
+                    softmax_minus(&logits[row * classes..][..classes], lse[row], even, scale, dx);
+                    dx[target as usize] -= scale * (T::ONE - smoothing);
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+simd_fn! {
+    fn softmax_minus<T>(x: &[T], lse: T, even: T, scale: T, dx: &mut [T]) {
+        dx.iter_mut().zip(x).for_each(|(dx, x)| *dx = scale * ((*x - lse).exp() - even));
+    }
+}
+
+#[derive(Debug)]
+struct Mse;
+
+/// Mask of element `i` of a prediction with `cols` columns, given a mask of full or reduced shape.
+#[inline(always)]
+fn counts(mask: Option<&[bool]>, i: usize, len: usize) -> bool {
+    mask.is_none_or(|mask| mask[i / (len / mask.len())])
+}
+
+impl Op for Mse {
+    fn name(&self) -> &'static str {
+        "mse"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let prediction = &inputs[0];
+        want_float("mse", "prediction", prediction)?;
+        want("mse", "target", &inputs[1], prediction.dtype, &prediction.shape)?;
+        if let Some(mask) = inputs.get(2) {
+            let lead = prediction.shape.split_last().map_or(&[][..], |(_, lead)| lead);
+            let shape = if mask.shape == lead { lead } else { &prediction.shape[..] };
+            want("mse", "mask", mask, DType::Bool, shape)?;
+        }
+        // Loss, number of elements that count.
+        Ok(vec![prediction.with([]), prediction.with([])])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let mut inputs = vec![b.inputs[0], b.inputs[1], b.outputs[1], grad];
+            inputs.extend(b.inputs.get(2));
+            let dx = b.graph.push1(MseGrad, &inputs)?;
+            b.set(0, dx);
+            if b.needs(1) {
+                let dt = b.graph.scale(dx, -1.0)?;
+                b.set(1, dt);
+            }
+        }
+        Ok(())
+    }
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
+        inputs[0].bytes()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let mask = (io.inputs.len() > 2).then(|| io.input::<bool>(2));
+        dispatch_float!(io.dtype(), T => {
+            let (x, t) = (io.input::<T>(0), io.input::<T>(1));
+            let squares = io.scratch::<T>(x.len());
+            let mut counted = 0usize;
+            for (i, square) in squares.iter_mut().enumerate() {
+                let counts = counts(mask, i, x.len());
+                counted += usize::from(counts);
+                *square = if counts { (x[i] - t[i]) * (x[i] - t[i]) } else { T::ZERO };
+            }
+            let count = T::of(counted.max(1) as f64);
+            if let Some(loss) = io.output_if_used::<T>(0) {
+                loss[0] = sum_all(squares) / count;
+            }
+            if let Some(out) = io.output_if_used::<T>(1) {
+                out[0] = count;
+            }
+        });
+        Ok(())
+    }
+}
+
+/// dx = 2 grad / count (x - t) where the mask holds.
+#[derive(Debug)]
+struct MseGrad;
+
+impl Op for MseGrad {
+    fn name(&self) -> &'static str {
+        "mse_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[0].clone()])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let mask = (io.inputs.len() > 4).then(|| io.input::<bool>(4));
+        dispatch_float!(io.dtype(), T => {
+            let (x, t) = (io.input::<T>(0), io.input::<T>(1));
+            let scale = T::of(2.0) * io.input::<T>(3)[0] / io.input::<T>(2)[0];
+            for (i, dx) in io.output::<T>(0).iter_mut().enumerate() {
+                *dx = if counts(mask, i, x.len()) { scale * (x[i] - t[i]) } else { T::ZERO };
+            }
+        });
+        Ok(())
+    }
+}

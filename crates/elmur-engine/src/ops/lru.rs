@@ -1,0 +1,283 @@
+//! Least-recently-used memory: which slots to write, reading them, and the blend that writes them.
+//!
+//! An anchor is the time of a slot's last write; a negative one marks an empty slot.
+//!
+//! ```text
+//! slots: empty ones first, then by smallest anchor; ties go to the lowest index
+//! m[slot] = a u + (1 - a) m[slot],  a = 1 for an empty slot, else lambda;   anchor[slot] = time
+//! ```
+
+use crate::autodiff::Backward;
+use crate::cpu::float::Float;
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::types::{DType, TensorType};
+
+/// How [`Graph::lru_blend`] mixes.
+#[derive(Debug, Clone, Copy)]
+pub struct Blend {
+    /// Weight of the candidate in a slot that has been written before.
+    pub lambda: f64,
+    /// Use `lambda` for empty slots too, instead of replacing them (the published code's behaviour).
+    pub empty_slots_too: bool,
+}
+
+impl Graph {
+    /// The `count` least recently used slots of anchors i64 [B, M]: i32 [B, count].
+    pub fn lru_select(&mut self, anchors: Value, count: usize) -> Result<Value> {
+        self.push1(SelectSlots { count }, &[anchors])
+    }
+
+    /// Slots (i32 [B, W], distinct within a row) of memory [B, M, d]: [B, W, d].
+    pub fn gather_slots(&mut self, memory: Value, slots: Value) -> Result<Value> {
+        self.push1(GatherSlots, &[memory, slots])
+    }
+
+    /// Writes `candidates` [B, W, d] into `slots` i32 [B, W] of memory [B, M, d] at `times` i64 [B].
+    /// Returns the new memory and the new anchors (i64 [B, M]).
+    pub fn lru_blend(
+        &mut self,
+        memory: Value,
+        anchors: Value,
+        slots: Value,
+        candidates: Value,
+        times: Value,
+        blend: Blend,
+    ) -> Result<(Value, Value)> {
+        let outputs = self.push(BlendSlots(blend), &[memory, anchors, slots, candidates, times])?;
+        Ok((outputs[0], outputs[1]))
+    }
+}
+
+#[derive(Debug)]
+struct SelectSlots {
+    count: usize,
+}
+
+impl Op for SelectSlots {
+    fn name(&self) -> &'static str {
+        "lru_select"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        match inputs[0].shape[..] {
+            [batch, slots] if inputs[0].dtype == DType::I64 && (1..=slots).contains(&self.count) => {
+                Ok(vec![TensorType::new(DType::I32, [batch, self.count])])
+            }
+            _ => {
+                let expected = format!("anchors i64[batch, at least {} slots]", self.count.max(1));
+                mismatch("lru_select", expected, inputs[0].to_string())
+            }
+        }
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let rows = io.input::<i64>(0).chunks_exact(io.ty(0).cols());
+        for (anchors, chosen) in rows.zip(io.output::<i32>(0).chunks_exact_mut(self.count)) {
+            // The slot after the previous one in the order (empty or anchor, index): no marks, no allocation.
+            let key = |slot: usize| (anchors[slot].max(-1), slot);
+            let mut previous = None;
+            for chosen in chosen {
+                let next = (0..anchors.len()).map(key).filter(|k| previous.is_none_or(|p| *k > p)).min();
+                *chosen = next.map_or(0, |(_, slot)| slot as i32);
+                previous = next;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fails unless memory [B, M, d] and slots i32 [B, W] belong together; returns (B, M, d, W).
+fn want_memory(
+    op: &'static str,
+    memory: &TensorType,
+    slots: &TensorType,
+) -> Result<(usize, usize, usize, usize)> {
+    want_float(op, "memory", memory)?;
+    match (&memory.shape[..], &slots.shape[..]) {
+        (&[batch, m, d], &[rows, w]) if rows == batch && w <= m && slots.dtype == DType::I32 => {
+            Ok((batch, m, d, w))
+        }
+        _ => mismatch(op, "memory [B, M, d] and slots i32[B, W]", format!("{memory} and {slots}")),
+    }
+}
+
+fn slot_bound(memory: &TensorType, input: usize) -> IndexBound {
+    IndexBound { input, what: "slot", limit: memory.shape[1], ignored: None }
+}
+
+#[derive(Debug)]
+struct GatherSlots;
+
+impl Op for GatherSlots {
+    fn name(&self) -> &'static str {
+        "gather_slots"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let (batch, _, d, w) = want_memory("gather_slots", &inputs[0], &inputs[1])?;
+        Ok(vec![inputs[0].with([batch, w, d])])
+    }
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        vec![slot_bound(&inputs[0], 1)]
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let memory = b.graph.ty(b.inputs[0])?.clone();
+            let dmemory = b.graph.push1(ScatterSlots { memory }, &[grad, b.inputs[1]])?;
+            b.set(0, dmemory);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let &[_, m, d] = &io.ty(0).shape[..] else { return Ok(()) };
+        let slots = io.input::<i32>(1);
+        let w = io.ty(1).cols();
+        slot_bound(io.ty(0), 1).check("gather_slots", slots)?;
+        dispatch_float!(io.dtype(), T => {
+            let memory = io.input::<T>(0);
+            for (i, y) in io.output::<T>(0).chunks_exact_mut(d).enumerate() {
+                y.copy_from_slice(&memory[(i / w * m + slots[i] as usize) * d..][..d]);
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Zeros with rows added at the slots they came from.
+#[derive(Debug)]
+struct ScatterSlots {
+    memory: TensorType,
+}
+
+impl Op for ScatterSlots {
+    fn name(&self) -> &'static str {
+        "gather_slots_grad"
+    }
+    fn infer(&self, _: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![self.memory.clone()])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let &[_, m, d] = &self.memory.shape[..] else { return Ok(()) };
+        let slots = io.input::<i32>(1);
+        let w = io.ty(1).cols();
+        dispatch_float!(io.dtype(), T => {
+            let dmemory = io.output::<T>(0);
+            dmemory.fill(T::ZERO);
+            for (i, grad) in io.input::<T>(0).chunks_exact(d).enumerate() {
+                let start = (i / w * m + slots[i] as usize) * d;
+                dmemory[start..start + d].iter_mut().zip(grad).for_each(|(y, g)| *y += *g);
+            }
+        });
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct BlendSlots(Blend);
+
+impl Blend {
+    /// Weight of the candidate in a slot with this anchor.
+    fn weight<T: Float>(&self, anchor: i64) -> T {
+        if anchor < 0 && !self.empty_slots_too { T::ONE } else { T::of(self.lambda) }
+    }
+}
+
+impl Op for BlendSlots {
+    fn name(&self) -> &'static str {
+        "lru_blend"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        const OP: &str = "lru_blend";
+        if !(0.0..=1.0).contains(&self.0.lambda) {
+            return mismatch(OP, "lambda in 0..=1", self.0.lambda.to_string());
+        }
+        let (batch, m, d, w) = want_memory(OP, &inputs[0], &inputs[2])?;
+        want(OP, "anchors", &inputs[1], DType::I64, &[batch, m])?;
+        want(OP, "candidates", &inputs[3], inputs[0].dtype, &[batch, w, d])?;
+        want(OP, "times", &inputs[4], DType::I64, &[batch])?;
+        Ok(inputs[..2].to_vec())
+    }
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        vec![slot_bound(&inputs[0], 2)]
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0), (1, 1)]
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let grads = b.graph.push(BlendGrad(self.0), &[grad, b.inputs[1], b.inputs[2]])?;
+            b.set(0, grads[0]);
+            b.set(3, grads[1]);
+        }
+        Ok(())
+    }
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
+        inputs[2].len() * 8
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let &[_, m, d] = &io.ty(0).shape[..] else { return Ok(()) };
+        let (slots, times) = (io.input::<i32>(2), io.input::<i64>(4));
+        let w = io.ty(2).cols();
+        slot_bound(io.ty(0), 2).check("lru_blend", slots)?;
+        // The old anchors of the slots, before they may be overwritten in place.
+        let old = io.scratch::<i64>(slots.len());
+        for (i, old) in old.iter_mut().enumerate() {
+            *old = io.input::<i64>(1)[i / w * m + slots[i] as usize];
+        }
+        if !io.outputs[1].ptr.is_null() {
+            let anchors = io.in_place::<i64>(1, 1);
+            slots.iter().enumerate().for_each(|(i, slot)| anchors[i / w * m + *slot as usize] = times[i / w]);
+        }
+        if io.outputs[0].ptr.is_null() {
+            return Ok(());
+        }
+        dispatch_float!(io.dtype(), T => {
+            let memory = io.in_place::<T>(0, 0);
+            for (i, candidate) in io.input::<T>(3).chunks_exact(d).enumerate() {
+                let a: T = self.0.weight(old[i]);
+                let start = (i / w * m + slots[i] as usize) * d;
+                for (m, u) in memory[start..start + d].iter_mut().zip(candidate) {
+                    *m = a * *u + (T::ONE - a) * *m;
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Inputs gradient of the new memory, old anchors, slots; outputs dmemory and dcandidates.
+#[derive(Debug)]
+struct BlendGrad(Blend);
+
+impl Op for BlendGrad {
+    fn name(&self) -> &'static str {
+        "lru_blend_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let (batch, _, d, w) = want_memory("lru_blend_grad", &inputs[0], &inputs[2])?;
+        Ok(vec![inputs[0].clone(), inputs[0].with([batch, w, d])])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let &[_, m, d] = &io.ty(0).shape[..] else { return Ok(()) };
+        let (anchors, slots) = (io.input::<i64>(1), io.input::<i32>(2));
+        let w = io.ty(2).cols();
+        dispatch_float!(io.dtype(), T => {
+            let grad = io.input::<T>(0);
+            let (mut dmemory, mut dcandidates) = (io.output_if_used::<T>(0), io.output_if_used::<T>(1));
+            if let Some(dmemory) = &mut dmemory {
+                dmemory.copy_from_slice(grad);
+            }
+            for (i, slot) in slots.iter().enumerate() {
+                let row = i / w * m + *slot as usize;
+                let a: T = self.0.weight(anchors[row]);
+                if let Some(dcandidates) = &mut dcandidates {
+                    let grad = &grad[row * d..][..d];
+                    dcandidates[i * d..][..d].iter_mut().zip(grad).for_each(|(u, g)| *u = a * *g);
+                }
+                if let Some(dmemory) = &mut dmemory {
+                    dmemory[row * d..][..d].iter_mut().for_each(|g| *g *= T::ONE - a);
+                }
+            }
+        });
+        Ok(())
+    }
+}

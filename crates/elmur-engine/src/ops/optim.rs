@@ -1,0 +1,247 @@
+//! AdamW with decoupled weight decay, and clipping by the global gradient norm, as one op over all parameters.
+//!
+//! ```text
+//! g *= min(1, max_norm / (norm + 1e-6))
+//! p *= 1 - lr wd;   m = b1 m + (1 - b1) g;   v = b2 v + (1 - b2) g²
+//! p -= lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+//! ```
+
+use crate::cpu::float::Float;
+use crate::cpu::simd::{dot, simd_fn};
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::types::{DType, TensorType};
+
+/// AdamW settings of one group of parameters.
+#[derive(Debug, Clone, Copy)]
+pub struct AdamW {
+    /// Decay of the moments.
+    pub betas: (f64, f64),
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Multiplies the learning rate of this group.
+    pub lr_scale: f64,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        Self { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01, lr_scale: 1.0 }
+    }
+}
+
+/// Name of the state that counts optimizer steps.
+pub const STEP_STATE: &str = "adamw.step";
+
+impl Graph {
+    /// sqrt(Σ g²) over all elements of all tensors: a scalar.
+    pub fn global_norm(&mut self, grads: &[Value]) -> Result<Value> {
+        self.push1(GlobalNorm, grads)
+    }
+
+    /// Updates each parameter by its gradient, in place.
+    ///
+    /// `lr` is a scalar of the parameters' type. `clip` scales all gradients by min(1, max / (norm + 1e-6)) for a norm
+    /// from [`Graph::global_norm`]. Moments become states `adamw.m.<param>` and `adamw.v.<param>`; all calls in one
+    /// graph share the step counter [`STEP_STATE`]. Call once per group of parameters.
+    pub fn adamw(
+        &mut self,
+        settings: AdamW,
+        lr: Value,
+        clip: Option<(Value, f64)>,
+        params: &[(Value, Value)],
+    ) -> Result<()> {
+        if params.is_empty() {
+            return Ok(());
+        }
+        let step = match self.value(STEP_STATE) {
+            Ok(step) => step,
+            Err(_) => {
+                let step = self.state(STEP_STATE, DType::I64, [])?;
+                let one = self.scalar(DType::I64, 1.0)?;
+                let next = self.add(step, one)?;
+                self.update(step, next)?;
+                step
+            }
+        };
+        let mut inputs = vec![lr, step];
+        inputs.extend(clip.map(|(norm, _)| norm));
+        let mut targets = Vec::new();
+        for &(param, grad) in params {
+            let ty = self.ty(param)?.clone();
+            self.check("adamw", grad)?;
+            let name = self.describe(param);
+            let m = self.state(&format!("adamw.m.{name}"), ty.dtype, ty.shape.clone())?;
+            let v = self.state(&format!("adamw.v.{name}"), ty.dtype, ty.shape)?;
+            inputs.extend([param, grad, m, v]);
+            targets.extend([param, m, v]);
+        }
+        let op = AdamWOp { settings, max_norm: clip.map(|(_, max)| max) };
+        let outputs = self.push(op, &inputs)?;
+        for (target, new) in targets.into_iter().zip(outputs) {
+            self.update(target, new)?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct AdamWOp {
+    settings: AdamW,
+    max_norm: Option<f64>,
+}
+
+/// Elements of one task.
+const CHUNK: usize = 8192;
+
+impl AdamWOp {
+    /// Position of the first parameter among the inputs.
+    fn first(&self) -> usize {
+        2 + usize::from(self.max_norm.is_some())
+    }
+}
+
+impl Op for AdamWOp {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        const OP: &str = "adamw";
+        let lr = &inputs[0];
+        want_float(OP, "lr", lr)?;
+        want(OP, "lr", lr, lr.dtype, &[])?;
+        want(OP, "step", &inputs[1], DType::I64, &[])?;
+        if self.max_norm.is_some() {
+            want(OP, "norm", &inputs[2], lr.dtype, &[])?;
+        }
+        let AdamW { betas, eps, .. } = self.settings;
+        if !(0.0..1.0).contains(&betas.0) || !(0.0..1.0).contains(&betas.1) || eps < 0.0 {
+            return mismatch(OP, "betas in 0..1 and eps of at least 0", format!("{:?}", self.settings));
+        }
+        let mut outputs = Vec::new();
+        for group in inputs[self.first()..].chunks_exact(4) {
+            want(OP, "parameters of lr's type:", &group[0], lr.dtype, &group[0].shape)?;
+            want(OP, "gradient", &group[1], lr.dtype, &group[0].shape)?;
+            outputs.extend([group[0].clone(), group[2].clone(), group[3].clone()]);
+        }
+        Ok(outputs)
+    }
+    fn in_place(&self, inputs: usize) -> Vec<(usize, usize)> {
+        let first = self.first();
+        let group = |i: usize| {
+            [(first + 4 * i, 3 * i), (first + 4 * i + 2, 3 * i + 1), (first + 4 * i + 3, 3 * i + 2)]
+        };
+        (0..(inputs - first) / 4).flat_map(group).collect()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        dispatch_float!(io.dtype(), T => {
+            let AdamW { betas: (b1, b2), eps, weight_decay, lr_scale } = self.settings;
+            let lr = io.input::<T>(0)[0].to_f64() * lr_scale;
+            let t = (io.input::<i64>(1)[0] + 1) as f64;
+            let clip = self.max_norm.map_or(1.0, |max| (max / (io.input::<T>(2)[0].to_f64() + 1e-6)).min(1.0));
+            let rates = Rates {
+                clip: T::of(clip),
+                decay: T::of(1.0 - lr * weight_decay),
+                b1: T::of(b1),
+                b2: T::of(b2),
+                rate: T::of(lr / (1.0 - b1.powf(t))),
+                root: T::of(1.0 / (1.0 - b2.powf(t)).sqrt()),
+                eps: T::of(eps),
+            };
+            let first = self.first();
+            let count = (io.inputs.len() - first) / 4;
+            for (input, output) in Op::in_place(self, io.inputs.len()) {
+                io.in_place::<T>(input, output);
+            }
+            let chunks = |i: usize| io.ty(first + 4 * i).len().div_ceil(CHUNK);
+            io.pool.run((0..count).map(chunks).sum(), |task, _| {
+                let (mut i, mut chunk) = (0, task);
+                while chunk >= chunks(i) {
+                    chunk -= chunks(i);
+                    i += 1;
+                }
+                let len = io.ty(first + 4 * i).len();
+                let at = chunk * CHUNK..len.min((chunk + 1) * CHUNK);
+                let g = &io.input::<T>(first + 4 * i + 1)[at.clone()];
+                // SAFETY: tasks own disjoint chunks of the outputs, which hold the old values by now.
+                let [p, m, v] = [0, 1, 2].map(|o| unsafe {
+                    let data = io.outputs[3 * i + o].ptr.cast::<T>();
+                    std::slice::from_raw_parts_mut(data.add(at.start), at.len())
+                });
+                update(&rates, g, p, m, v);
+            });
+        });
+        Ok(())
+    }
+}
+
+/// The scalars of one step.
+struct Rates<T> {
+    clip: T,
+    decay: T,
+    b1: T,
+    b2: T,
+    rate: T,
+    root: T,
+    eps: T,
+}
+
+simd_fn! {
+    fn update<T>(rates: &Rates<T>, g: &[T], p: &mut [T], m: &mut [T], v: &mut [T]) {
+        let &Rates { clip, decay, b1, b2, rate, root, eps } = rates;
+        for (((g, p), m), v) in g.iter().zip(p).zip(m).zip(v) {
+            let g = *g * clip;
+            *m = b1 * *m + (T::ONE - b1) * g;
+            *v = b2 * *v + (T::ONE - b2) * g * g;
+            *p = *p * decay - rate * *m / (v.sqrt() * root + eps);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct GlobalNorm;
+
+impl Op for GlobalNorm {
+    fn name(&self) -> &'static str {
+        "global_norm"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let Some(first) = inputs.first() else {
+            return mismatch("global_norm", "at least one tensor", "none");
+        };
+        want_float("global_norm", "gradients", first)?;
+        if let Some(other) = inputs.iter().find(|ty| ty.dtype != first.dtype) {
+            return mismatch("global_norm", format!("gradients of {}", first.dtype), other.to_string());
+        }
+        Ok(vec![first.with([])])
+    }
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
+        inputs.iter().map(|ty| ty.len().div_ceil(CHUNK)).sum::<usize>() * size_of::<f64>()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let chunks = |i: usize| io.ty(i).len().div_ceil(CHUNK);
+        let total = (0..io.inputs.len()).map(chunks).sum();
+        let partial = io.scratch::<f64>(total);
+        dispatch_float!(io.dtype(), T => {
+            io.pool.blocks(total, 1, crate::cpu::pool::RowsMut::new(&mut *partial, 1), |task, sum, _| {
+                let (mut i, mut chunk) = (0, task);
+                while chunk >= chunks(i) {
+                    chunk -= chunks(i);
+                    i += 1;
+                }
+                let g = io.input::<T>(i);
+                sum[0] = squares(&g[chunk * CHUNK..g.len().min((chunk + 1) * CHUNK)]).to_f64();
+            });
+            io.output::<T>(0)[0] = T::of(partial.iter().sum::<f64>().sqrt());
+        });
+        Ok(())
+    }
+}
+
+simd_fn! {
+    fn squares<T>(g: &[T]) -> T {
+        dot(g, g)
+    }
+}

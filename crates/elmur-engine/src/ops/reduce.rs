@@ -1,0 +1,282 @@
+//! Sums, means, and their transpose, broadcasting. Large sums are taken in fixed blocks, so their bits do not depend on
+//! the number of threads.
+
+use crate::autodiff::Backward;
+use crate::cpu::float::Float;
+use crate::cpu::pool::{Pool, RowsMut};
+use crate::cpu::simd::{add_assign, simd_fn, sum};
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{Io, Op, dispatch_float, mismatch, want_float};
+use crate::types::{MAX_RANK, TensorType};
+
+impl Graph {
+    /// Sum of all elements: a scalar.
+    pub fn sum(&mut self, x: Value) -> Result<Value> {
+        self.sum_to(x, [])
+    }
+
+    /// Mean of all elements: a scalar.
+    pub fn mean(&mut self, x: Value) -> Result<Value> {
+        let len = self.ty(x)?.len();
+        let sum = self.sum(x)?;
+        self.scale(sum, 1.0 / len as f64)
+    }
+
+    /// Sum over the axes along which `shape` has extent 1 or is missing on the left: the reverse of broadcasting.
+    pub fn sum_to(&mut self, x: Value, shape: impl Into<Vec<usize>>) -> Result<Value> {
+        let shape = shape.into();
+        if *self.shape(x)? == *shape {
+            return Ok(x);
+        }
+        self.push1(SumTo(shape), &[x])
+    }
+
+    /// Mean over the axes along which `shape` has extent 1 or is missing on the left.
+    pub fn mean_to(&mut self, x: Value, shape: impl Into<Vec<usize>>) -> Result<Value> {
+        let before = self.ty(x)?.len();
+        let sum = self.sum_to(x, shape)?;
+        let after = self.ty(sum)?.len();
+        self.scale(sum, after as f64 / before as f64)
+    }
+
+    /// Repeats `x` along axes of extent 1 and missing leading axes until it has `shape`.
+    pub fn broadcast_to(&mut self, x: Value, shape: impl Into<Vec<usize>>) -> Result<Value> {
+        let shape = shape.into();
+        if *self.shape(x)? == *shape {
+            return Ok(x);
+        }
+        self.push1(Broadcast(shape), &[x])
+    }
+}
+
+/// For each axis of `large`, the step in `small` (0 along broadcast axes); `None` if it does not broadcast.
+pub(crate) fn broadcast_steps(small: &[usize], large: &[usize]) -> Option<[usize; MAX_RANK]> {
+    let missing = large.len().checked_sub(small.len())?;
+    let mut steps = [0; MAX_RANK];
+    let mut step = 1;
+    for axis in (0..small.len()).rev() {
+        if small[axis] != 1 {
+            if small[axis] != large[axis + missing] {
+                return None;
+            }
+            steps[axis + missing] = step;
+        }
+        step *= small[axis];
+    }
+    Some(steps)
+}
+
+/// Offset of row `row` (all axes but the last) under `steps`.
+#[inline(always)]
+pub(crate) fn row_offset(mut row: usize, shape: &[usize], steps: &[usize; MAX_RANK]) -> usize {
+    let mut offset = 0;
+    for axis in (0..shape.len().saturating_sub(1)).rev() {
+        offset += row % shape[axis] * steps[axis];
+        row /= shape[axis];
+    }
+    offset
+}
+
+/// Rows of one partial sum.
+const BLOCK: usize = 64;
+
+/// Most partial sums of a column reduction.
+const MAX_PARTS: usize = 32;
+
+fn rows_per_part(rows: usize) -> usize {
+    rows.div_ceil(MAX_PARTS).max(BLOCK)
+}
+
+/// Elements of scratch for [`sum_columns`].
+pub(crate) fn column_scratch(rows: usize, cols: usize) -> usize {
+    rows.div_ceil(rows_per_part(rows)) * cols
+}
+
+/// y[c] = Σ_r x[r][c] over fixed blocks of rows.
+pub(crate) fn sum_columns<T: Float>(pool: &Pool, scratch: &mut [T], x: &[T], cols: usize, y: &mut [T]) {
+    let rows = x.len() / cols;
+    let per_part = rows_per_part(rows);
+    let parts = rows.div_ceil(per_part);
+    if parts == 1 {
+        y.fill(T::ZERO);
+        return add_rows(y, x);
+    }
+    let partial = &mut scratch[..parts * cols];
+    pool.blocks(parts, 1, RowsMut::new(partial, cols), |part, sums, _| {
+        sums.fill(T::ZERO);
+        let rows = part * per_part..rows.min((part + 1) * per_part);
+        add_rows(sums, &x[rows.start * cols..rows.end * cols]);
+    });
+    y.fill(T::ZERO);
+    add_rows(y, partial);
+}
+
+simd_fn! {
+    /// y += each row of x.
+    pub(crate) fn add_rows<T>(y: &mut [T], x: &[T]) {
+        for row in x.chunks_exact(y.len()) {
+            add_assign(y, row);
+        }
+    }
+}
+
+simd_fn! {
+    fn sum_slice<T>(x: &[T]) -> T {
+        sum(x)
+    }
+}
+
+/// Elements of one partial sum of [`sum_all`].
+const SUM_BLOCK: usize = 4096;
+
+/// Sum of a slice in blocks of fixed size, on the calling thread.
+pub(crate) fn sum_all<T: Float>(x: &[T]) -> T {
+    let mut total = T::ZERO;
+    for block in x.chunks(SUM_BLOCK) {
+        total += sum_slice(block);
+    }
+    total
+}
+
+#[derive(Debug)]
+struct SumTo(Vec<usize>);
+
+impl Op for SumTo {
+    fn name(&self) -> &'static str {
+        "sum_to"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_float("sum_to", "x", &inputs[0])?;
+        let ty = inputs[0].with(self.0.clone());
+        ty.check("sum_to")?;
+        if broadcast_steps(&self.0, &inputs[0].shape).is_none() {
+            return mismatch(
+                "sum_to",
+                format!("a shape that broadcasts to {}", inputs[0]),
+                format!("{:?}", self.0),
+            );
+        }
+        Ok(vec![ty])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let shape = b.graph.shape(b.inputs[0])?.to_vec();
+            let grad = b.graph.broadcast_to(grad, shape)?;
+            b.set(0, grad);
+        }
+        Ok(())
+    }
+    fn scratch(&self, inputs: &[TensorType], outputs: &[TensorType], _: usize) -> usize {
+        let cols = outputs[0].len();
+        column_scratch(inputs[0].len() / cols, cols) * inputs[0].dtype.size()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (shape, target) = (&io.ty(0).shape, &io.out_ty(0).shape);
+        // Leading axes summed, the rest kept as it is.
+        let kept: usize = target.iter().product();
+        let trailing = target.iter().skip_while(|n| **n == 1).copied().collect::<smallshape::Shape>();
+        let leading_only = shape.ends_with(trailing.as_slice());
+        dispatch_float!(io.dtype(), T => {
+            let (x, y) = (io.input::<T>(0), io.output::<T>(0));
+            if kept == 1 {
+                y[0] = sum_all(x);
+            } else if leading_only {
+                let scratch = io.scratch::<T>(column_scratch(x.len() / kept, kept));
+                sum_columns(io.pool, scratch, x, kept, y);
+            } else {
+                sum_general(x, shape, target, y);
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Any combination of summed axes, in order of the input, on one thread.
+fn sum_general<T: Float>(x: &[T], shape: &[usize], target: &[usize], y: &mut [T]) {
+    y.fill(T::ZERO);
+    let Some(steps) = broadcast_steps(target, shape) else { return };
+    let cols = shape.last().copied().unwrap_or(1);
+    let last = shape.len().saturating_sub(1);
+    for (row, x) in x.chunks_exact(cols).enumerate() {
+        let offset = row_offset(row, shape, &steps);
+        if steps[last] == 0 {
+            y[offset] += sum_slice(x);
+        } else {
+            add_rows(&mut y[offset..offset + cols], x);
+        }
+    }
+}
+
+mod smallshape {
+    //! A shape on the stack: kernels must not allocate.
+    use crate::types::MAX_RANK;
+
+    #[derive(Default)]
+    pub(super) struct Shape {
+        axes: [usize; MAX_RANK],
+        len: usize,
+    }
+    impl Shape {
+        pub(super) fn as_slice(&self) -> &[usize] {
+            &self.axes[..self.len]
+        }
+    }
+    impl FromIterator<usize> for Shape {
+        fn from_iter<I: IntoIterator<Item = usize>>(iter: I) -> Self {
+            let mut shape = Self::default();
+            for axis in iter {
+                shape.axes[shape.len] = axis;
+                shape.len += 1;
+            }
+            shape
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Broadcast(Vec<usize>);
+
+impl Op for Broadcast {
+    fn name(&self) -> &'static str {
+        "broadcast_to"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_float("broadcast_to", "x", &inputs[0])?;
+        let ty = inputs[0].with(self.0.clone());
+        ty.check("broadcast_to")?;
+        if broadcast_steps(&inputs[0].shape, &self.0).is_none() {
+            return mismatch(
+                "broadcast_to",
+                format!("a shape that {} broadcasts to", inputs[0]),
+                format!("{:?}", self.0),
+            );
+        }
+        Ok(vec![ty])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let shape = b.graph.shape(b.inputs[0])?.to_vec();
+            let grad = b.graph.sum_to(grad, shape)?;
+            b.set(0, grad);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let shape = &io.out_ty(0).shape;
+        let Some(steps) = broadcast_steps(&io.ty(0).shape, shape) else { return Ok(()) };
+        let cols = io.out_ty(0).cols();
+        let last = shape.len().saturating_sub(1);
+        dispatch_float!(io.dtype(), T => {
+            let (x, y) = (io.input::<T>(0), io.output::<T>(0));
+            let rows = y.len() / cols;
+            io.pool.rows(rows, cols, RowsMut::new(y, cols), |first, y| {
+                for (row, y) in y.chunks_exact_mut(cols).enumerate() {
+                    let offset = row_offset(first + row, shape, &steps);
+                    if steps[last] == 0 { y.fill(x[offset]) } else { y.copy_from_slice(&x[offset..][..cols]) }
+                }
+            });
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! SwiGLU's gate: y = silu(g) u, where one linear map has computed [g, u] side by side.
+
+use crate::autodiff::Backward;
+use crate::cpu::pool::RowsMut;
+use crate::cpu::simd::simd_fn;
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use crate::op::{Io, Op, dispatch_float, mismatch, want_float};
+use crate::types::TensorType;
+
+impl Graph {
+    /// y[..., f] = silu(h[..., :f]) h[..., f:] for h [..., 2f].
+    pub fn swiglu(&mut self, h: Value) -> Result<Value> {
+        self.push1(SwiGlu, &[h])
+    }
+}
+
+#[derive(Debug)]
+struct SwiGlu;
+
+impl Op for SwiGlu {
+    fn name(&self) -> &'static str {
+        "swiglu"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_float("swiglu", "h", &inputs[0])?;
+        let mut shape = inputs[0].shape.clone();
+        match shape.last_mut() {
+            Some(width) if *width % 2 == 0 => *width /= 2,
+            _ => return mismatch("swiglu", "h [..., 2f]", inputs[0].to_string()),
+        }
+        Ok(vec![inputs[0].with(shape)])
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(dy) = b.grad(0) {
+            let dh = b.graph.push1(SwiGluGrad, &[b.inputs[0], dy])?;
+            b.set(0, dh);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let f = io.out_ty(0).cols();
+        dispatch_float!(io.dtype(), T => {
+            let (h, y) = (io.input::<T>(0), io.output::<T>(0));
+            io.pool.rows(y.len() / f, 8 * f, RowsMut::new(y, f), |first, y| {
+                forward_rows(&h[first * 2 * f..][..2 * y.len()], f, y);
+            });
+        });
+        Ok(())
+    }
+}
+
+simd_fn! {
+    fn forward_rows<T>(h: &[T], f: usize, y: &mut [T]) {
+        for (h, y) in h.chunks_exact(2 * f).zip(y.chunks_exact_mut(f)) {
+            let (g, u) = h.split_at(f);
+            for ((y, g), u) in y.iter_mut().zip(g).zip(u) {
+                *y = *g * g.sigmoid() * *u;
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct SwiGluGrad;
+
+impl Op for SwiGluGrad {
+    fn name(&self) -> &'static str {
+        "swiglu_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[0].clone()])
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let f = io.ty(1).cols();
+        dispatch_float!(io.dtype(), T => {
+            // Usually the last reader of h, so the gradient takes its place.
+            let (dh, dy) = (io.in_place::<T>(0, 0), io.input::<T>(1));
+            io.pool.rows(dy.len() / f, 16 * f, RowsMut::new(dh, 2 * f), |first, dh| {
+                gradient_rows(dh, f, &dy[first * f..][..dh.len() / 2]);
+            });
+        });
+        Ok(())
+    }
+}
+
+simd_fn! {
+    /// dh = [dy u silu'(g), dy silu(g)], written over h = [g, u].
+    fn gradient_rows<T>(dh: &mut [T], f: usize, dy: &[T]) {
+        for (dh, dy) in dh.chunks_exact_mut(2 * f).zip(dy.chunks_exact(f)) {
+            let (dg, du) = dh.split_at_mut(f);
+            for ((dg, du), dy) in dg.iter_mut().zip(du).zip(dy) {
+                let (g, u) = (*dg, *du);
+                let s = g.sigmoid();
+                let silu = g * s;
+                // silu' = s (1 + g (1 - s)) = s + silu (1 - s)
+                *dg = *dy * u * (s + silu * (T::ONE - s));
+                *du = *dy * silu;
+            }
+        }
+    }
+}

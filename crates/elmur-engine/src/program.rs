@@ -1,0 +1,352 @@
+//! A compiled graph: planned once, run many times without allocation.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::cpu::pool::Pool;
+use crate::error::{Error, Result, nearest};
+use crate::graph::{Graph, Origin, Value};
+use crate::op::{IndexBound, Io, Op, Operand};
+use crate::plan::{Home, plan};
+use crate::store::{Buffer, Gate, Store};
+use crate::types::{DType, Element, TensorType};
+
+struct Step {
+    op: Arc<dyn Op>,
+    inputs: Box<[Operand]>,
+    outputs: Box<[Operand]>,
+}
+
+/// An input whose elements index something.
+struct Check {
+    op: &'static str,
+    bound: IndexBound,
+    operand: Operand,
+}
+
+/// A store the program uses, and whether it changes anything there.
+struct Use {
+    gate: Arc<Gate>,
+    writes: bool,
+}
+
+/// Held while a program runs.
+enum Guard<'a> {
+    Read { _guard: std::sync::RwLockReadGuard<'a, ()> },
+    Write { _guard: std::sync::RwLockWriteGuard<'a, ()> },
+}
+
+/// A graph compiled for the CPU and bound to its stores. See [`Graph`] for an example.
+///
+/// Running allocates nothing after the first call. The bits of every result are the same for any number of threads.
+pub struct Program {
+    steps: Vec<Step>,
+    checks: Vec<Check>,
+    copies: Vec<(Operand, Operand)>,
+    inputs: BTreeMap<String, Operand>,
+    outputs: BTreeMap<String, Operand>,
+    uses: Vec<Use>,
+    pool: Pool,
+    arena: Buffer,
+    arena_bytes: usize,
+    scratch_offset: usize,
+    /// Keeps stored tensors and constants alive.
+    _storage: Vec<Arc<Buffer>>,
+}
+
+// SAFETY: the pointers lead into buffers the program owns or shares; shared ones are guarded by the stores' gates.
+unsafe impl Send for Program {}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Program({} steps, {} bytes, {:?})", self.steps.len(), self.arena_bytes, self.pool)
+    }
+}
+
+/// Time spent in one step of a program.
+#[derive(Debug, Clone)]
+pub struct StepTime {
+    /// The op's name.
+    pub op: &'static str,
+    /// Types of its outputs.
+    pub outputs: Vec<TensorType>,
+    /// Median time over the measured runs.
+    pub time: Duration,
+}
+
+impl Program {
+    /// Compiles `graph` to run on `pool`. Parameters and states are looked up by name in `stores`, first match first;
+    /// they are used where they lie, so programs bound to the same store see each other's updates.
+    pub fn new(graph: &Graph, pool: &Pool, stores: &[&Store]) -> Result<Self> {
+        if stores.len() > MAX_STORES {
+            let got = stores.len().to_string();
+            return Err(Error::Op { op: "program", expected: format!("at most {MAX_STORES} stores"), got });
+        }
+        let plan = plan(graph);
+        let scratch = plan.steps.iter().map(|&node| {
+            let node = &graph.nodes[node];
+            let types = |values: &[Value]| values.iter().map(|v| graph.ty_of(*v).clone()).collect::<Vec<_>>();
+            node.op.scratch(&types(&node.inputs), &types(&node.outputs), pool.threads())
+        });
+        let arena_bytes = plan.arena_bytes + scratch.max().unwrap_or(0);
+        let arena = Buffer::new(arena_bytes, "a program's arena")?;
+
+        let mut storage = Vec::new();
+        let mut uses: Vec<Use> = stores.iter().map(|s| Use { gate: s.gate(), writes: false }).collect();
+        let mut used = vec![false; stores.len()];
+        let updated: Vec<Value> = graph.updates.iter().map(|(target, _)| *target).collect();
+        // Base address of every root that is not in the arena.
+        let mut base = BTreeMap::new();
+        for place in plan.places.iter().flatten() {
+            let (Home::Stored(root) | Home::Constant(root)) = place.home else { continue };
+            if base.contains_key(&root.id) {
+                continue;
+            }
+            let info = &graph.values[root.id as usize];
+            let buffer = if let Origin::Constant(bytes) = &info.origin {
+                let buffer = Arc::new(Buffer::new(bytes.len(), "a constant")?);
+                // SAFETY: the buffer was made this long, and nobody else knows it yet.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.ptr(), bytes.len()) };
+                buffer
+            } else {
+                let name = graph.describe(root);
+                let (index, tensor) = find(stores, &name)?;
+                if tensor.ty != info.ty {
+                    let (expected, got) = (info.ty.to_string(), tensor.ty.to_string());
+                    return Err(Error::StoreMismatch { name, expected, got });
+                }
+                used[index] = true;
+                uses[index].writes |= updated.contains(&root);
+                tensor.buffer
+            };
+            base.insert(root.id, buffer.ptr());
+            storage.push(buffer);
+        }
+        let mut keep = used.into_iter();
+        uses.retain(|_| keep.next().unwrap_or(false));
+        // One order for all programs, so that two of them never wait for each other; the same gate only once.
+        uses.sort_by_key(|u| (Arc::as_ptr(&u.gate).addr(), !u.writes));
+        uses.dedup_by(|b, a| Arc::ptr_eq(&a.gate, &b.gate));
+
+        let operand = |value: &Value| {
+            let ty = graph.ty_of(*value).clone();
+            let ptr = match plan.places[value.id as usize] {
+                Some(place) => match place.home {
+                    // SAFETY: the planner keeps offsets inside the arena.
+                    Home::Arena(at) => unsafe { arena.ptr().add(at + place.offset) },
+                    // SAFETY: aliases lie inside their root.
+                    Home::Stored(root) | Home::Constant(root) => unsafe { base[&root.id].add(place.offset) },
+                    Home::Unused => std::ptr::null_mut(),
+                },
+                None => std::ptr::null_mut(),
+            };
+            Operand { ptr, ty }
+        };
+        let operands = |values: &[Value]| values.iter().map(operand).collect::<Box<[_]>>();
+
+        let mut steps = Vec::new();
+        let mut checks = Vec::new();
+        for &node in &plan.steps {
+            let node = &graph.nodes[node];
+            let (inputs, outputs) = (operands(&node.inputs), operands(&node.outputs));
+            let types: Vec<_> = inputs.iter().map(|o| o.ty.clone()).collect();
+            for bound in node.op.indices(&types) {
+                if is_input(graph, node.inputs[bound.input]) {
+                    let operand = inputs[bound.input].clone();
+                    checks.push(Check { op: node.op.name(), bound, operand });
+                }
+            }
+            if node.op.alias(&types).is_none() {
+                steps.push(Step { op: Arc::clone(&node.op), inputs, outputs });
+            }
+        }
+        let copies = plan.copies.iter().map(|(target, new)| (operand(target), operand(new))).collect();
+        let inputs = graph.inputs().map(|(name, value)| (name.to_owned(), operand(&value))).collect();
+        let outputs = graph.outputs.iter().map(|(name, value)| (name.clone(), operand(value))).collect();
+        let scratch_offset = plan.arena_bytes;
+        let pool = pool.clone();
+        Ok(Self {
+            steps,
+            checks,
+            copies,
+            inputs,
+            outputs,
+            uses,
+            pool,
+            arena,
+            arena_bytes,
+            scratch_offset,
+            _storage: storage,
+        })
+    }
+
+    /// Copies `data` into the input `name`. It stays there for all following runs.
+    pub fn set<T: Element>(&mut self, name: &str, data: &[T]) -> Result<()> {
+        let target = self.input_mut(name)?;
+        if target.len() != data.len() {
+            return Err(Error::Length { name: name.to_owned(), expected: target.len(), got: data.len() });
+        }
+        target.copy_from_slice(data);
+        Ok(())
+    }
+
+    /// The input `name`, to be filled in place.
+    pub fn input_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T]> {
+        let operand = lookup(&self.inputs, "input", name)?;
+        check_type::<T>(name, operand)?;
+        // SAFETY: inputs have memory of their own in the arena, and `&mut self` excludes a run.
+        Ok(unsafe { std::slice::from_raw_parts_mut(operand.ptr.cast(), operand.ty.len()) })
+    }
+
+    /// The output `name` as of the last run.
+    pub fn get<T: Element>(&self, name: &str) -> Result<&[T]> {
+        let operand = lookup(&self.outputs, "output", name)?;
+        check_type::<T>(name, operand)?;
+        // SAFETY: outputs stay in place until the next run, which needs `&mut self`.
+        Ok(unsafe { std::slice::from_raw_parts(operand.ptr.cast(), operand.ty.len()) })
+    }
+
+    /// Type of the input `name`.
+    pub fn input_type(&self, name: &str) -> Result<&TensorType> {
+        Ok(&lookup(&self.inputs, "input", name)?.ty)
+    }
+
+    /// Type of the output `name`.
+    pub fn output_type(&self, name: &str) -> Result<&TensorType> {
+        Ok(&lookup(&self.outputs, "output", name)?.ty)
+    }
+
+    /// Runs every op once and applies the updates.
+    ///
+    /// Inputs that index something (classes, rows) are checked first: where one is out of range nothing has changed.
+    pub fn run(&mut self) -> Result<()> {
+        self.run_with(|_, step| step())
+    }
+
+    /// Median time of each step over `runs` runs, in order. The runs are real: updates are applied.
+    pub fn profile(&mut self, runs: usize) -> Result<Vec<StepTime>> {
+        let mut times = vec![Vec::with_capacity(runs); self.steps.len()];
+        for _ in 0..runs {
+            self.run_with(|index, step| {
+                let start = Instant::now();
+                let result = step();
+                times[index].push(start.elapsed());
+                result
+            })?;
+        }
+        let timed = self.steps.iter().zip(times).map(|(step, mut times)| {
+            times.sort();
+            StepTime {
+                op: step.op.name(),
+                outputs: step.outputs.iter().map(|o| o.ty.clone()).collect(),
+                time: times.get(times.len() / 2).copied().unwrap_or_default(),
+            }
+        });
+        Ok(timed.collect())
+    }
+
+    /// Bytes of the arena: every intermediate value, the inputs and outputs, and scratch memory.
+    pub fn arena_bytes(&self) -> usize {
+        self.arena_bytes
+    }
+
+    /// Number of steps that a run executes.
+    pub fn steps(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// The pool that the program runs on.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn run_with(&mut self, mut run: impl FnMut(usize, &dyn Fn() -> Result<()>) -> Result<()>) -> Result<()> {
+        for check in &self.checks {
+            check.run()?;
+        }
+        let mut guards: [Option<Guard<'_>>; MAX_STORES] = [const { None }; MAX_STORES];
+        for (guard, used) in guards.iter_mut().zip(&self.uses) {
+            *guard = Some(used.lock());
+        }
+        // SAFETY: the scratch region follows the planned part of the arena.
+        let scratch = unsafe { self.arena.ptr().add(self.scratch_offset) };
+        let scratch_bytes = self.arena_bytes - self.scratch_offset;
+        for (index, step) in self.steps.iter().enumerate() {
+            let (inputs, outputs) = (&*step.inputs, &*step.outputs);
+            let io = Io { inputs, outputs, scratch, scratch_bytes, pool: &self.pool };
+            run(index, &|| step.op.cpu(&io))?;
+        }
+        for (target, source) in &self.copies {
+            // SAFETY: types agree (checked by `update`), the source is never the target's own storage, and the gate
+            // of the target's store is held for writing.
+            unsafe { std::ptr::copy_nonoverlapping(source.ptr, target.ptr, target.ty.bytes()) };
+        }
+        Ok(())
+    }
+}
+
+/// Most stores one program can be bound to.
+const MAX_STORES: usize = 8;
+
+impl Use {
+    fn lock(&self) -> Guard<'_> {
+        if self.writes {
+            Guard::Write { _guard: self.gate.write().unwrap_or_else(PoisonError::into_inner) }
+        } else {
+            Guard::Read { _guard: self.gate.read().unwrap_or_else(PoisonError::into_inner) }
+        }
+    }
+}
+
+impl Check {
+    fn run(&self) -> Result<()> {
+        let len = self.operand.ty.len();
+        // SAFETY: the operand is an input of the program: alive, and written only through `&mut Program`.
+        unsafe {
+            match self.operand.ty.dtype {
+                DType::I32 => {
+                    self.bound.check(self.op, std::slice::from_raw_parts(self.operand.ptr.cast::<i32>(), len))
+                }
+                _ => {
+                    self.bound.check(self.op, std::slice::from_raw_parts(self.operand.ptr.cast::<i64>(), len))
+                }
+            }
+        }
+    }
+}
+
+fn find(stores: &[&Store], name: &str) -> Result<(usize, crate::store::Tensor)> {
+    let found = stores.iter().enumerate().find_map(|(i, s)| Some((i, s.find(name)?)));
+    found.ok_or_else(|| {
+        let names: Vec<String> = stores.iter().flat_map(|s| s.names()).collect();
+        let nearest = nearest(name, names.iter().map(String::as_str));
+        Error::UnknownName { kind: "stored tensor", name: name.to_owned(), nearest }
+    })
+}
+
+/// Whether a value is an input, possibly seen through aliases.
+fn is_input(graph: &Graph, value: Value) -> bool {
+    match graph.producer(value) {
+        None => matches!(graph.values[value.id as usize].origin, Origin::Input),
+        Some(node) => {
+            let types: Vec<_> = node.inputs.iter().map(|v| graph.ty_of(*v).clone()).collect();
+            node.op.alias(&types).is_some() && is_input(graph, node.inputs[0])
+        }
+    }
+}
+
+fn lookup<'a>(map: &'a BTreeMap<String, Operand>, kind: &'static str, name: &str) -> Result<&'a Operand> {
+    map.get(name).ok_or_else(|| Error::UnknownName {
+        kind,
+        name: name.to_owned(),
+        nearest: nearest(name, map.keys().map(String::as_str)),
+    })
+}
+
+fn check_type<T: Element>(name: &str, operand: &Operand) -> Result<()> {
+    if operand.ty.dtype == T::DTYPE {
+        return Ok(());
+    }
+    Err(Error::ElementType { name: name.to_owned(), expected: operand.ty.dtype, got: T::DTYPE })
+}

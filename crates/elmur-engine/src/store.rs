@@ -1,0 +1,212 @@
+//! Parameters and persistent state: named tensors that outlive programs and are shared by them without copying.
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::error::{Error, Result, nearest};
+use crate::graph::Graph;
+use crate::types::{Element, TensorType};
+
+/// Alignment of every buffer: a cache line, and the widest vector.
+pub(crate) const ALIGN: usize = 64;
+
+/// Zero-initialised memory of fixed size and address.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: plain memory; who may touch it when is decided by the owners (a store's gate, a program's `&mut`).
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    pub(crate) fn new(bytes: usize, what: &'static str) -> Result<Self> {
+        let out_of_memory = || Error::OutOfMemory { bytes, what };
+        let size = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or_else(out_of_memory)?;
+        let layout = Layout::from_size_align(size, ALIGN).map_err(|_| out_of_memory())?;
+        // SAFETY: the layout has a size above zero.
+        let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
+        Ok(Self { ptr: NonNull::new(ptr).ok_or_else(out_of_memory)?, layout })
+    }
+
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { std::alloc::dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Tensor {
+    pub ty: TensorType,
+    pub buffer: Arc<Buffer>,
+}
+
+/// Guards the tensors of one store: programs that change any of them lock it for writing while they run.
+pub(crate) type Gate = RwLock<()>;
+
+#[derive(Debug, Default)]
+struct Inner {
+    gate: Arc<Gate>,
+    tensors: RwLock<BTreeMap<String, Tensor>>,
+}
+
+/// Named tensors shared by programs. Cloning shares; see [`Store::duplicate`] for a copy.
+///
+/// Programs that only read a store run side by side; one that updates it waits for the others.
+#[derive(Debug, Clone, Default)]
+pub struct Store(Arc<Inner>);
+
+impl Store {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds zeros for every parameter and state of `graph` that is not here yet; others must have the same type.
+    pub fn declare(&self, graph: &Graph) -> Result<()> {
+        self.declare_params(graph)?;
+        self.declare_states(graph)
+    }
+
+    /// [`Store::declare`] for parameters only.
+    pub fn declare_params(&self, graph: &Graph) -> Result<()> {
+        graph.params().try_for_each(|(name, value)| self.insert(name, graph.ty(value)?.clone()))
+    }
+
+    /// [`Store::declare`] for states only.
+    pub fn declare_states(&self, graph: &Graph) -> Result<()> {
+        graph.states().try_for_each(|(name, value)| self.insert(name, graph.ty(value)?.clone()))
+    }
+
+    /// Adds zeros of the given type, or checks that `name` already has it.
+    pub fn insert(&self, name: &str, ty: TensorType) -> Result<()> {
+        ty.check("store")?;
+        let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(existing) = tensors.get(name) {
+            if existing.ty == ty {
+                return Ok(());
+            }
+            return Err(Error::StoreMismatch {
+                name: name.to_owned(),
+                expected: ty.to_string(),
+                got: existing.ty.to_string(),
+            });
+        }
+        let buffer = Arc::new(Buffer::new(ty.bytes(), "a stored tensor")?);
+        tensors.insert(name.to_owned(), Tensor { ty, buffer });
+        Ok(())
+    }
+
+    /// Replaces the contents of `name`.
+    pub fn set<T: Element>(&self, name: &str, data: &[T]) -> Result<()> {
+        let tensor = self.checked::<T>(name)?;
+        if tensor.ty.len() != data.len() {
+            return Err(Error::Length { name: name.to_owned(), expected: tensor.ty.len(), got: data.len() });
+        }
+        let _gate = self.0.gate.write().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the gate excludes every other reader and writer, and the lengths agree.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), tensor.buffer.ptr().cast(), data.len()) };
+        Ok(())
+    }
+
+    /// Calls `f` with the contents of `name`.
+    pub fn with<T: Element, R>(&self, name: &str, f: impl FnOnce(&[T]) -> R) -> Result<R> {
+        let tensor = self.checked::<T>(name)?;
+        let _gate = self.0.gate.read().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the gate excludes writers, and the buffer holds this many elements of this type.
+        Ok(f(unsafe { std::slice::from_raw_parts(tensor.buffer.ptr().cast::<T>(), tensor.ty.len()) }))
+    }
+
+    /// A copy of the contents of `name`.
+    pub fn get<T: Element>(&self, name: &str) -> Result<Vec<T>> {
+        self.with(name, <[T]>::to_vec)
+    }
+
+    /// Type of `name`.
+    pub fn ty(&self, name: &str) -> Result<TensorType> {
+        Ok(self.tensor(name)?.ty)
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> Vec<String> {
+        self.0.tensors.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
+    /// A store of its own with the same contents.
+    pub fn duplicate(&self) -> Result<Self> {
+        let copy = Store::new();
+        let _gate = self.0.gate.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, tensor) in self.0.tensors.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            copy.insert(name, tensor.ty.clone())?;
+            let target = copy.tensor(name)?.buffer;
+            // SAFETY: the gate excludes writers of the source, nobody else knows the target, sizes agree.
+            unsafe { std::ptr::copy_nonoverlapping(tensor.buffer.ptr(), target.ptr(), tensor.ty.bytes()) };
+        }
+        Ok(copy)
+    }
+
+    pub(crate) fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.0.gate)
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<Tensor> {
+        self.0.tensors.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    fn tensor(&self, name: &str) -> Result<Tensor> {
+        self.find(name).ok_or_else(|| Error::UnknownName {
+            kind: "stored tensor",
+            name: name.to_owned(),
+            nearest: nearest(name, self.names().iter().map(String::as_str)),
+        })
+    }
+
+    fn checked<T: Element>(&self, name: &str) -> Result<Tensor> {
+        let tensor = self.tensor(name)?;
+        if tensor.ty.dtype != T::DTYPE {
+            let (expected, got) = (tensor.ty.dtype, T::DTYPE);
+            return Err(Error::ElementType { name: name.to_owned(), expected, got });
+        }
+        Ok(tensor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DType;
+
+    #[test]
+    fn contents_are_typed_and_sized() {
+        let store = Store::new();
+        store.insert("w", TensorType::new(DType::F32, [2, 2])).unwrap();
+        assert_eq!(store.get::<f32>("w").unwrap(), [0.0; 4]);
+        store.set("w", &[1.0f32, 2.0, 3.0, 4.0]).unwrap();
+        let copy = store.duplicate().unwrap();
+        store.set("w", &[0.0f32; 4]).unwrap();
+        assert_eq!(copy.get::<f32>("w").unwrap(), [1.0, 2.0, 3.0, 4.0]);
+
+        let message = |r: Result<()>| r.unwrap_err().to_string();
+        assert_eq!(message(store.set("w", &[1.0f64; 4])), "`w` holds f32, got f64 data");
+        assert_eq!(message(store.set("w", &[1.0f32; 3])), "`w` has 4 elements, got 3");
+        assert_eq!(
+            message(store.set("v", &[1.0f32; 4])),
+            "there is no stored tensor named `v`; did you mean `w`?"
+        );
+        assert_eq!(
+            message(store.insert("w", TensorType::new(DType::F32, [4]))),
+            "`w` is f32[4] in the graph, but f32[2, 2] in the store"
+        );
+    }
+}
