@@ -1,6 +1,8 @@
 //! Every op's backward rule against central differences in f64, over random shapes that include extent 1 and
 //! widths that are no multiple of any vector.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use elmur_engine::rng::Stream;
 use elmur_engine::{
     Activation, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind, Qkv,

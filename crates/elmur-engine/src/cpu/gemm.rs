@@ -10,7 +10,7 @@
 
 use super::float::Float;
 use super::pool::Pool;
-use super::simd::{Isa, LANES, fold, simd_fn};
+use super::simd::{Isa, LANES, fold};
 
 /// Depth of one block: a B panel of KC x NR floats stays in the first-level cache.
 const KC: usize = 256;
@@ -123,6 +123,7 @@ pub(crate) fn gemm<T: Tiles>(
     let c = Ptr(c.as_mut_ptr());
     let tile = |row, rows, col, cols| Tile { c: c.get(), ldc, row, rows, col, cols };
 
+    let tiles = T::tiles(Isa::best());
     if m <= DOT_ROWS && a.cs == 1 && b.rs == 1 {
         let columns = if pool.threads() == 1 || n * k < 32_768 { n } else { 64 };
         pool.run(n.div_ceil(columns), |task, _| {
@@ -131,14 +132,13 @@ pub(crate) fn gemm<T: Tiles>(
             let mut out = tile(0, m, col, cols);
             for row in 0..m {
                 let x = &a.data[row * a.rs..][..k];
-                dot_rows(x, &b.data[col * b.cs..], b.cs, out.row_mut(row), accumulate);
+                (tiles.dot_rows)(x, &b.data[col * b.cs..], b.cs, out.row_mut(row), accumulate);
             }
             epilogue(out);
         });
         return;
     }
 
-    let tiles = T::tiles(Isa::best());
     let (mr, nr) = (tiles.mr, tiles.nr);
     let threads = if 2 * m * n * k < 500_000 { 1 } else { pool.threads() };
     let (row_panels, col_panels) = (m.div_ceil(mr), n.div_ceil(nr));
@@ -231,39 +231,53 @@ pub(crate) fn gemm<T: Tiles>(
     }
 }
 
-simd_fn! {
-    /// y[j] (+)= x . w[j], rows of `w` being `stride` apart. Four rows at a time keep the loads flowing.
-    fn dot_rows<T>(x: &[T], w: &[T], stride: usize, y: &mut [T], accumulate: bool) {
-        let k = x.len();
-        let whole = k / LANES * LANES;
-        let n = y.len();
-        let mut j = 0;
-        while j < n {
-            let rows = (n - j).min(4);
-            // Short groups repeat their last row; the repeats are dropped below.
-            let w: [&[T]; 4] = std::array::from_fn(|r| &w[(j + r.min(rows - 1)) * stride..][..k]);
-            let mut lanes = [[T::ZERO; LANES]; 4];
-            let mut i = 0;
-            while i < whole {
-                let xs = &x[i..i + LANES];
-                for r in 0..4 {
-                    let ws = &w[r][i..i + LANES];
-                    for l in 0..LANES {
-                        lanes[r][l] = xs[l].mul_add(ws[l], lanes[r][l]);
+/// y[j] (+)= x . w[j], rows of `w` being `stride` apart. Lanes and their final sum are those of
+/// [`dot`](super::simd::dot), whatever the vector width.
+///
+/// # Safety
+/// The vector's instruction set must be present. NL vectors must make LANES lanes.
+#[inline(always)]
+unsafe fn dot_rows<T: Float, V: Vector<T>, const NL: usize>(
+    x: &[T],
+    w: &[T],
+    stride: usize,
+    y: &mut [T],
+    accumulate: bool,
+) {
+    // Rows at a time: enough independent sums to keep the multiply-add units busy.
+    const ROWS: usize = 4;
+    let (k, n) = (x.len(), y.len());
+    assert!(n == 0 || (n - 1) * stride + k <= w.len());
+    let whole = k / LANES * LANES;
+    for j in (0..n).step_by(ROWS) {
+        let rows = ROWS.min(n - j);
+        // Short groups repeat their last row; the repeats are dropped below.
+        let row = |r: usize| (j + r.min(rows - 1)) * stride;
+        let mut lanes = [[T::ZERO; LANES]; ROWS];
+        // SAFETY: all loads stay inside rows that the assertion above has shown to exist.
+        unsafe {
+            let starts: [*const T; ROWS] = std::array::from_fn(|r| w.as_ptr().add(row(r)));
+            let mut sums = [[V::splat(T::ZERO); NL]; ROWS];
+            for i in (0..whole).step_by(LANES) {
+                let x: [V; NL] = std::array::from_fn(|v| V::load(x.as_ptr().add(i + v * V::WIDTH)));
+                for r in 0..ROWS {
+                    for v in 0..NL {
+                        sums[r][v] = sums[r][v].add_product(x[v], V::load(starts[r].add(i + v * V::WIDTH)));
                     }
                 }
-                i += LANES;
             }
-            for r in 0..4 {
-                for (l, i) in (whole..k).enumerate() {
-                    lanes[r][l] = x[i].mul_add(w[r][i], lanes[r][l]);
+            for r in 0..ROWS {
+                for v in 0..NL {
+                    sums[r][v].store(lanes[r].as_mut_ptr().add(v * V::WIDTH));
                 }
             }
-            for r in 0..rows {
-                let sum = fold(lanes[r], |a, b| a + b);
-                y[j + r] = if accumulate { y[j + r] + sum } else { sum };
+        }
+        for r in 0..rows {
+            for (l, i) in (whole..k).enumerate() {
+                lanes[r][l] = x[i].mul_add(w[row(r) + i], lanes[r][l]);
             }
-            j += 4;
+            let sum = fold(lanes[r], |a, b| a + b);
+            y[j + r] = if accumulate { y[j + r] + sum } else { sum };
         }
     }
 }
@@ -275,6 +289,9 @@ type Micro<T> = unsafe fn(k: usize, a: *const T, b: *const T, c: *mut T, ldc: us
 type Pack<T> =
     fn(target: &mut [T], width: usize, kb: usize, source: &[T], step: usize, depth_step: usize, valid: usize);
 
+/// y[j] (+)= x . w[j * stride..].
+type DotRows<T> = fn(x: &[T], w: &[T], stride: usize, y: &mut [T], accumulate: bool);
+
 /// The kernels of one instruction set.
 pub(crate) struct TileSet<T: 'static> {
     mr: usize,
@@ -282,6 +299,7 @@ pub(crate) struct TileSet<T: 'static> {
     /// Entry i computes i + 1 rows.
     micro: &'static [Micro<T>],
     pack: Pack<T>,
+    dot_rows: DotRows<T>,
 }
 
 impl<T: Float> TileSet<T> {
@@ -412,6 +430,20 @@ macro_rules! micro_table {
     }};
 }
 
+/// [`dot_rows`] compiled for an instruction set.
+#[cfg(target_arch = "x86_64")]
+macro_rules! dot_rows_with {
+    ($T:ty, $V:ty, $NL:literal, $features:literal) => {{
+        #[target_feature(enable = $features)]
+        fn with(x: &[$T], w: &[$T], stride: usize, y: &mut [$T], accumulate: bool) {
+            // SAFETY: the features are enabled here.
+            unsafe { dot_rows::<$T, $V, $NL>(x, w, stride, y, accumulate) }
+        }
+        // SAFETY: the table that holds this is chosen only where the features are present.
+        |x, w, stride, y, accumulate| unsafe { with(x, w, stride, y, accumulate) }
+    }};
+}
+
 /// The portable vector: an array that compilers keep in registers.
 #[derive(Clone, Copy)]
 struct Portable<T>([T; 8]);
@@ -456,6 +488,8 @@ macro_rules! portable_tiles {
             nr: 16,
         micro: micro_table!($T, Portable<$T>, 6, [1 2 3 4 5 6]),
             pack: pack_portable::<$T>,
+            // SAFETY: plain Rust.
+            dot_rows: |x, w, stride, y, acc| unsafe { dot_rows::<$T, Portable<$T>, 2>(x, w, stride, y, acc) },
         };
         &SET
     }};
@@ -465,7 +499,7 @@ macro_rules! portable_tiles {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Micro, TileSet, Vector, micro, pack_portable};
+    use super::{LANES, Micro, TileSet, Vector, dot_rows, micro, pack_portable};
 
     macro_rules! vector {
         ($V:ident, $T:ty, $width:literal, $splat:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
@@ -550,27 +584,33 @@ mod x86 {
                 // SAFETY: this table is chosen only where AVX-512 is present.
                 unsafe { transpose_pack(target, width, kb, source, step, valid) }
             } else {
-                pack_portable(target, width, kb, source, step, depth_step, valid);
+                // SAFETY: as above.
+                unsafe { copy_pack(target, width, kb, source, step, depth_step, valid) }
             }
         },
+        // SAFETY: as above.
+        dot_rows: |x, w, stride, y, accumulate| unsafe { dot_rows_16(x, w, stride, y, accumulate) },
     };
     pub(super) static F64_AVX512: TileSet<f64> = TileSet {
         mr: 14,
         nr: 16,
         micro: micro_table!(f64, __m512d, 14, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
         pack: pack_portable::<f64>,
+        dot_rows: dot_rows_with!(f64, __m512d, 2, "avx512f"),
     };
     pub(super) static F32_AVX2: TileSet<f32> = TileSet {
         mr: 6,
         nr: 16,
         micro: micro_table!(f32, __m256, 6, [1 2 3 4 5 6], "avx2,fma"),
         pack: pack_portable::<f32>,
+        dot_rows: dot_rows_with!(f32, __m256, 2, "avx2,fma"),
     };
     pub(super) static F64_AVX2: TileSet<f64> = TileSet {
         mr: 6,
         nr: 8,
         micro: micro_table!(f64, __m256d, 6, [1 2 3 4 5 6], "avx2,fma"),
         pack: pack_portable::<f64>,
+        dot_rows: dot_rows_with!(f64, __m256d, 4, "avx2,fma"),
     };
 
     /// [`pack_portable`] for a source contiguous in depth: blocks of 16 x 16 are transposed in registers.
@@ -603,6 +643,82 @@ mod x86 {
                     }
                 }
             }
+        }
+    }
+
+    /// [`pack_portable`] with whole vectors where the source is contiguous across the panel.
+    #[target_feature(enable = "avx512f")]
+    fn copy_pack(
+        target: &mut [f32],
+        width: usize,
+        kb: usize,
+        source: &[f32],
+        step: usize,
+        depth_step: usize,
+        valid: usize,
+    ) {
+        if step != 1 {
+            return pack_portable(target, width, kb, source, step, depth_step, valid);
+        }
+        assert!(target.len() >= kb * width && (kb - 1) * depth_step + valid <= source.len());
+        for i0 in (0..width).step_by(16) {
+            let mask = |lanes: usize| ((1u32 << lanes.min(16)) - 1) as __mmask16;
+            let (load, store) = (mask(valid.saturating_sub(i0)), mask(width - i0));
+            for k in 0..kb {
+                // SAFETY: the masks keep both accesses inside the slices, as asserted above.
+                unsafe {
+                    let row = _mm512_maskz_loadu_ps(load, source.as_ptr().add(k * depth_step + i0));
+                    _mm512_mask_storeu_ps(target.as_mut_ptr().add(k * width + i0), store, row);
+                }
+            }
+        }
+    }
+
+    /// [`dot_rows`] with sixteen rows at a time: their lanes are summed by one transpose.
+    #[target_feature(enable = "avx512f")]
+    fn dot_rows_16(x: &[f32], w: &[f32], stride: usize, y: &mut [f32], accumulate: bool) {
+        let (k, n) = (x.len(), y.len());
+        let (whole, sixteens) = (k / LANES * LANES, n / 16 * 16);
+        assert!(n == 0 || (n - 1) * stride + k <= w.len());
+        let tail = ((1u32 << (k - whole)) - 1) as __mmask16;
+        for j in (0..sixteens).step_by(16) {
+            let mut sums = [_mm512_setzero_ps(); 16];
+            // SAFETY: rows j..j + 16 exist with k elements each; the tail is masked.
+            unsafe {
+                let start = w.as_ptr().add(j * stride);
+                for i in (0..whole).step_by(LANES) {
+                    let x = _mm512_loadu_ps(x.as_ptr().add(i));
+                    for (r, sum) in sums.iter_mut().enumerate() {
+                        *sum = _mm512_fmadd_ps(x, _mm512_loadu_ps(start.add(r * stride + i)), *sum);
+                    }
+                }
+                if tail != 0 {
+                    let x = _mm512_maskz_loadu_ps(tail, x.as_ptr().add(whole));
+                    for (r, sum) in sums.iter_mut().enumerate() {
+                        let w = _mm512_maskz_loadu_ps(tail, start.add(r * stride + whole));
+                        *sum = _mm512_fmadd_ps(x, w, *sum);
+                    }
+                }
+            }
+            // Vector l now holds lane l of every row: the same pairwise sums as `fold`.
+            let mut lanes = transpose(sums);
+            let mut width = 8;
+            while width > 0 {
+                for l in 0..width {
+                    lanes[l] = _mm512_add_ps(lanes[l], lanes[l + width]);
+                }
+                width /= 2;
+            }
+            // SAFETY: sixteen elements of y exist from j on.
+            unsafe {
+                let at = y.as_mut_ptr().add(j);
+                let sum = if accumulate { _mm512_add_ps(_mm512_loadu_ps(at), lanes[0]) } else { lanes[0] };
+                _mm512_storeu_ps(at, sum);
+            }
+        }
+        if sixteens < n {
+            // SAFETY: AVX-512 is enabled here.
+            unsafe { dot_rows::<f32, __m512, 1>(x, &w[sixteens * stride..], stride, &mut y[sixteens..], accumulate) }
         }
     }
 
@@ -744,6 +860,29 @@ mod tests {
             if m > DOT_ROWS {
                 let b_transposed = transpose(&b, k, n);
                 assert_eq!(one, product(&Pool::new(2), (m, n, k), (&a, false), (&b_transposed, true), None));
+            }
+        }
+    }
+
+    #[test]
+    fn dot_rows_of_all_instruction_sets_agree_to_the_bit() {
+        for (n, k) in [(1, 1), (3, 16), (16, 128), (37, 100), (20, 33), (5, 7)] {
+            let x: Vec<f32> = random(k, 0).into_iter().map(|v| v as f32).collect();
+            let w: Vec<f32> = random(n * (k + 3), 1).into_iter().map(|v| v as f32).collect();
+            for accumulate in [false, true] {
+                let run = |isa: Isa| {
+                    let mut y: Vec<f32> = (0..n).map(|i| i as f32).collect();
+                    (f32::tiles(isa).dot_rows)(&x, &w, k + 3, &mut y, accumulate);
+                    y
+                };
+                let want = (0..n).map(|j| {
+                    let dot = crate::cpu::simd::dot(&x, &w[j * (k + 3)..][..k]);
+                    if accumulate { j as f32 + dot } else { dot }
+                });
+                let want: Vec<f32> = want.collect();
+                for isa in [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| *i <= Isa::detected()) {
+                    assert_eq!(run(isa), want, "{isa:?} {n}x{k}");
+                }
             }
         }
     }

@@ -92,13 +92,13 @@ simd_fn! {
     fn gradient_rows<T>(dh: &mut [T], f: usize, dy: &[T]) {
         for (dh, dy) in dh.chunks_exact_mut(2 * f).zip(dy.chunks_exact(f)) {
             let (dg, du) = dh.split_at_mut(f);
-            for ((dg, du), dy) in dg.iter_mut().zip(du).zip(dy) {
-                let (g, u) = (*dg, *du);
+            for i in 0..f {
+                let (g, u, dy) = (dg[i], du[i], dy[i]);
                 let s = g.sigmoid();
                 let silu = g * s;
                 // silu' = s (1 + g (1 - s)) = s + silu (1 - s)
-                *dg = *dy * u * (s + silu * (T::ONE - s));
-                *du = *dy * silu;
+                dg[i] = dy * u * (s + silu * (T::ONE - s));
+                du[i] = dy * silu;
             }
         }
     }
