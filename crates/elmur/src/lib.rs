@@ -4,3 +4,8 @@
 //! [`engine`], static compute graphs with autodiff that run without allocation.
 
 pub use elmur_engine as engine;
+
+/// The README's Rust examples are run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -718,7 +718,9 @@ mod x86 {
         }
         if sixteens < n {
             // SAFETY: AVX-512 is enabled here.
-            unsafe { dot_rows::<f32, __m512, 1>(x, &w[sixteens * stride..], stride, &mut y[sixteens..], accumulate) }
+            unsafe {
+                dot_rows::<f32, __m512, 1>(x, &w[sixteens * stride..], stride, &mut y[sixteens..], accumulate)
+            }
         }
     }
 
@@ -880,7 +882,9 @@ mod tests {
                     if accumulate { j as f32 + dot } else { dot }
                 });
                 let want: Vec<f32> = want.collect();
-                for isa in [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| *i <= Isa::detected()) {
+                for isa in
+                    [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| *i <= Isa::detected())
+                {
                     assert_eq!(run(isa), want, "{isa:?} {n}x{k}");
                 }
             }

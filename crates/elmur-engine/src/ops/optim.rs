@@ -101,6 +101,16 @@ impl AdamWOp {
     fn first(&self) -> usize {
         2 + usize::from(self.max_norm.is_some())
     }
+
+    /// (input, output) of every parameter and moment.
+    fn pairs(&self, inputs: usize) -> impl Iterator<Item = (usize, usize)> {
+        let first = self.first();
+        let group = move |i: usize| {
+            let input = first + 4 * i;
+            [(input, 3 * i), (input + 2, 3 * i + 1), (input + 3, 3 * i + 2)]
+        };
+        (0..(inputs - first) / 4).flat_map(group)
+    }
 }
 
 impl Op for AdamWOp {
@@ -129,11 +139,7 @@ impl Op for AdamWOp {
         Ok(outputs)
     }
     fn in_place(&self, inputs: usize) -> Vec<(usize, usize)> {
-        let first = self.first();
-        let group = |i: usize| {
-            [(first + 4 * i, 3 * i), (first + 4 * i + 2, 3 * i + 1), (first + 4 * i + 3, 3 * i + 2)]
-        };
-        (0..(inputs - first) / 4).flat_map(group).collect()
+        self.pairs(inputs).collect()
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         dispatch_float!(io.dtype(), T => {
@@ -146,13 +152,15 @@ impl Op for AdamWOp {
                 decay: T::of(1.0 - lr * weight_decay),
                 b1: T::of(b1),
                 b2: T::of(b2),
+                new1: T::of(1.0 - b1),
+                new2: T::of(1.0 - b2),
                 rate: T::of(lr / (1.0 - b1.powf(t))),
                 root: T::of(1.0 / (1.0 - b2.powf(t)).sqrt()),
                 eps: T::of(eps),
             };
             let first = self.first();
             let count = (io.inputs.len() - first) / 4;
-            for (input, output) in Op::in_place(self, io.inputs.len()) {
+            for (input, output) in self.pairs(io.inputs.len()) {
                 io.in_place::<T>(input, output);
             }
             let chunks = |i: usize| io.ty(first + 4 * i).len().div_ceil(CHUNK);
@@ -183,6 +191,9 @@ struct Rates<T> {
     decay: T,
     b1: T,
     b2: T,
+    /// 1 - b1 and 1 - b2, subtracted in f64: in f32 the latter would lose four digits.
+    new1: T,
+    new2: T,
     rate: T,
     root: T,
     eps: T,
@@ -190,11 +201,11 @@ struct Rates<T> {
 
 simd_fn! {
     fn update<T>(rates: &Rates<T>, g: &[T], p: &mut [T], m: &mut [T], v: &mut [T]) {
-        let &Rates { clip, decay, b1, b2, rate, root, eps } = rates;
+        let &Rates { clip, decay, b1, b2, new1, new2, rate, root, eps } = rates;
         for (((g, p), m), v) in g.iter().zip(p).zip(m).zip(v) {
             let g = *g * clip;
-            *m = b1 * *m + (T::ONE - b1) * g;
-            *v = b2 * *v + (T::ONE - b2) * g * g;
+            *m = b1 * *m + new1 * g;
+            *v = b2 * *v + new2 * g * g;
             *p = *p * decay - rate * *m / (v.sqrt() * root + eps);
         }
     }

@@ -8,8 +8,8 @@
 //! through `gemm`, divided by the number of ops.
 
 use elmur_engine::{
-    Activation, AdamW, Attention, AttentionMask, DType, Error, Graph, Norm, NormKind, Pool, Program, Qkv, Result, Store,
-    Value,
+    Activation, AdamW, Attention, AttentionMask, DType, Error, Graph, Norm, NormKind, Pool, Program, Qkv,
+    Result, Store, Value,
 };
 use serde_json::json;
 
@@ -228,7 +228,11 @@ impl Products {
     fn new(shapes: &[(usize, usize)], tokens: usize, training: bool) -> Self {
         let filled = |n: usize| (0..n).map(|i| (i % 17) as f32 * 0.01).collect::<Vec<f32>>();
         let map = |&(out, width): &(usize, usize)| {
-            (out, width, [filled(out * width), filled(tokens * width), filled(tokens * out), filled(out * width)])
+            (
+                out,
+                width,
+                [filled(out * width), filled(tokens * width), filled(tokens * out), filled(out * width)],
+            )
         };
         Self { tokens, training, maps: shapes.iter().map(map).collect() }
     }

@@ -1,0 +1,153 @@
+//! A graph that uses every trainable op: a small policy with convolution, embedding, relative attention, memory read
+//! and write, experts, dropout, both losses and AdamW.
+
+#![allow(dead_code)]
+
+use elmur_engine::rng::Stream;
+use elmur_engine::{
+    Activation, AdamW, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind,
+    Qkv, Relative, Result, Store, Value,
+};
+
+pub const B: usize = 12;
+pub const T: usize = 10;
+pub const D: usize = 48;
+pub const H: usize = 3;
+pub const M: usize = 4;
+
+fn norm(g: &mut Graph, name: &str, dtype: DType) -> Result<Norm> {
+    let gamma = g.param(&format!("{name}.gamma"), dtype, [D])?;
+    let kind = if name.ends_with('1') {
+        NormKind::Rms
+    } else {
+        NormKind::Layer { beta: g.param(&format!("{name}.beta"), dtype, [D])? }
+    };
+    Ok(Norm { kind, gamma, eps: 1e-8 })
+}
+
+/// Training program of the policy, with `x` images [B T, 2, 9, 8], `seen` i32 [B, T], `actions` i64 [B T].
+pub fn policy(dtype: DType) -> Result<Graph> {
+    let mut g = Graph::new();
+    let rng = g.rng("rng")?;
+    let images = g.input("x", dtype, [B * T, 2, 9, 8])?;
+    let seen = g.input("seen", DType::I32, [B, T])?;
+    let actions = g.input("actions", DType::I64, [B * T])?;
+    let lr = g.input("lr", dtype, [])?;
+    let memory = g.state("memory", dtype, [B, M, D])?;
+    let anchors = g.state("anchors", DType::I64, [B, M])?;
+
+    let kernel = g.param("conv", dtype, [5, 2, 3, 3])?;
+    let kernel_bias = g.param("conv.bias", dtype, [5])?;
+    let conv = Conv2d { stride: 2, padding: 1 };
+    let x = g.conv2d(images, kernel, Some(kernel_bias), conv, Activation::Relu)?;
+    let features = g.ty(x)?.len() / (B * T);
+    let x = g.reshape(x, [B, T, features])?;
+    let encoder = g.param("encoder", dtype, [D, features])?;
+    let encoder_bias = g.param("encoder.bias", dtype, [D])?;
+    let x = g.linear(x, encoder, Some(encoder_bias), Activation::Gelu)?;
+    let table = g.param("table", dtype, [6, D])?;
+    let embedded = g.embedding(table, seen)?;
+    let x = g.add(x, embedded)?;
+    let x = g.dropout(x, 0.1, rng)?;
+
+    let qkv = g.param("qkv", dtype, [3 * D, D])?;
+    let qkv = g.linear(x, qkv, None, Activation::Identity)?;
+    let relative = Relative {
+        u: g.param("u", dtype, [H, D / H])?,
+        v: g.param("v", dtype, [H, D / H])?,
+        r: g.param("r", dtype, [T, D])?,
+    };
+    let options = Attention {
+        heads: H,
+        mask: AttentionMask::Causal,
+        relative: Some(relative),
+        dropout: Some((0.1, rng)),
+        ..Attention::default()
+    };
+    let (y, _) = g.attention(Qkv::Packed(qkv), options)?;
+    let n = norm(&mut g, "norm1", dtype)?;
+    let (x, _) = g.residual_norm(x, y, n)?;
+
+    // Read the memory with a bias by time.
+    let bias_table = g.param("bias_table", dtype, [15, H])?;
+    let times = g.constant(&(20..20 + T as i64).collect::<Vec<_>>(), [1, T])?;
+    let bias = g.relative_bias(bias_table, times, anchors)?;
+    let kv = g.param("kv", dtype, [2 * D, D])?;
+    let kv = g.linear(memory, kv, None, Activation::Identity)?;
+    let options = Attention { heads: H, bias: Some(bias), ..Attention::default() };
+    let (read, _) = g.attention(Qkv::QueryAndPacked { q: x, kv }, options)?;
+    let n = norm(&mut g, "norm2", dtype)?;
+    let (x, _) = g.residual_norm(x, read, n)?;
+
+    // Experts.
+    let flat = g.reshape(x, [B * T, D])?;
+    let router = g.param("router", dtype, [4, D])?;
+    let logits = g.linear(flat, router, None, Activation::Identity)?;
+    let (gates, chosen) = g.route_top_k(logits, 2)?;
+    let gate_up = g.param("gate_up", dtype, [4, 2 * 24, D])?;
+    let down = g.param("down", dtype, [4, D, 24])?;
+    let mixed = g.expert_mixture(flat, gates, chosen, gate_up, down, Some((0.1, rng)))?;
+    let balance = g.load_balancing_loss(gates, chosen, 4)?;
+    let flat = g.add(flat, mixed)?;
+
+    // Write the memory.
+    let x = g.reshape(flat, [B, T, D])?;
+    let slots = g.lru_select(anchors, 2)?;
+    let old = g.gather_slots(memory, slots)?;
+    let (candidates, _) =
+        g.attention(Qkv::Separate { q: old, k: x, v: x }, Attention { heads: H, ..Attention::default() })?;
+    let now = g.constant(&[29i64; B], [B])?;
+    let blend = Blend { lambda: 0.3, empty_slots_too: false };
+    let (new_memory, new_anchors) = g.lru_blend(memory, anchors, slots, candidates, now, blend)?;
+
+    let head = g.param("head", dtype, [7, D])?;
+    let logits = g.linear(flat, head, None, Activation::Identity)?;
+    let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
+    let loss = g.cross_entropy(logits, actions, settings)?;
+    let zeros = g.zeros_like(new_memory)?;
+    let small = g.mse(new_memory, zeros, None)?;
+    let small = g.scale(small, 0.01)?;
+    let balance = g.scale(balance, 0.01)?;
+    let loss = g.add(loss, balance)?;
+    let loss = g.add(loss, small)?;
+
+    let named: Vec<Value> = g.params().map(|(_, v)| v).collect();
+    let grads = g.gradients(loss, &named)?;
+    let pairs: Vec<(Value, Value)> =
+        named.into_iter().zip(grads).filter_map(|(p, g)| Some((p, g?))).collect();
+    let all: Vec<Value> = pairs.iter().map(|(_, g)| *g).collect();
+    let gradient_norm = g.global_norm(&all)?;
+    let (decayed, plain) = pairs.split_at(pairs.len() / 2);
+    g.adamw(AdamW::default(), lr, Some((gradient_norm, 1.0)), decayed)?;
+    let settings = AdamW { weight_decay: 0.0, lr_scale: 0.5, ..AdamW::default() };
+    g.adamw(settings, lr, Some((gradient_norm, 1.0)), plain)?;
+    g.update(memory, new_memory)?;
+    g.update(anchors, new_anchors)?;
+    g.output("logits", logits)?;
+    g.output("loss", loss)?;
+    g.output("gradient_norm", gradient_norm)?;
+    Ok(g)
+}
+
+/// Declares and fills parameters and states; f32 graphs only.
+pub fn fill(g: &Graph, store: &Store) -> Result<()> {
+    store.declare(g)?;
+    for (i, (name, value)) in g.params().enumerate() {
+        let mut data = vec![0.0; g.ty(value)?.len()];
+        Stream::new(5, 0, i as u32).fill_normal(&mut data, 0.2);
+        store.set(name, &data.into_iter().map(|x| x as f32).collect::<Vec<_>>())?;
+    }
+    store.set("anchors", &[-1i64; B * M])?;
+    store.set("rng", &[77i64, 0])
+}
+
+/// Fills the inputs of a program of [`policy`].
+pub fn feed(program: &mut elmur_engine::Program) -> Result<()> {
+    let mut x = vec![0.0; B * T * 2 * 9 * 8];
+    Stream::new(6, 0, 0).fill_uniform(&mut x, 0.0, 1.0);
+    program.set("x", &x.into_iter().map(|x| x as f32).collect::<Vec<_>>())?;
+    program.set("seen", &(0..(B * T) as i32).map(|i| i * 7 % 6).collect::<Vec<_>>())?;
+    let action = |i: i64| if i % 9 == 0 { -10 } else { i * 5 % 7 };
+    program.set("actions", &(0..(B * T) as i64).map(action).collect::<Vec<_>>())?;
+    program.set("lr", &[1e-2f32])
+}

@@ -1,0 +1,417 @@
+//! Graphs, stores and programs: what the planner may do, what it must not, and what users are told.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use elmur_engine::rng::Stream;
+use elmur_engine::{
+    Activation, AdamW, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Error, Graph, Norm,
+    NormKind, Pool, Program, Qkv, Relative, Result, Store, TensorType, Value,
+};
+
+const F32: DType = DType::F32;
+const F64: DType = DType::F64;
+
+fn program(g: &Graph, store: &Store) -> Program {
+    store.declare(g).unwrap();
+    Program::new(g, &Pool::new(1), &[store]).unwrap()
+}
+
+#[test]
+fn dead_code_is_not_run() {
+    let mut g = Graph::new();
+    let x = g.input("x", F32, [4]).unwrap();
+    let y = g.scale(x, 2.0).unwrap();
+    let _unused = g.exp(y).unwrap();
+    g.output("y", y).unwrap();
+    let mut p = program(&g, &Store::new());
+    assert_eq!(p.steps(), 1);
+    p.set("x", &[1.0f32, 2.0, 3.0, 4.0]).unwrap();
+    p.run().unwrap();
+    assert_eq!(p.get::<f32>("y").unwrap(), [2.0, 4.0, 6.0, 8.0]);
+}
+
+#[test]
+fn a_long_chain_needs_little_memory() {
+    let mut g = Graph::new();
+    let x = g.input("x", F32, [1024]).unwrap();
+    let mut y = x;
+    for _ in 0..100 {
+        let z = g.tanh(y).unwrap();
+        y = g.transpose(z, &[0]).unwrap(); // not in place, so buffers must alternate
+    }
+    g.output("y", y).unwrap();
+    let p = program(&g, &Store::new());
+    assert_eq!(p.steps(), 200);
+    assert!(p.arena_bytes() <= 3 * 4096, "{} bytes", p.arena_bytes());
+}
+
+#[test]
+fn inputs_outputs_and_shared_operands_are_never_overwritten() {
+    let mut g = Graph::new();
+    let x = g.input("x", F32, [3]).unwrap();
+    let doubled = g.add(x, x).unwrap();
+    let seen = g.scale(doubled, 10.0).unwrap(); // could be in place, but `doubled` is read again and is an output
+    let twice = g.add(doubled, doubled).unwrap();
+    let squared = g.mul(twice, twice).unwrap();
+    for (name, value) in [("doubled", doubled), ("seen", seen), ("squared", squared)] {
+        g.output(name, value).unwrap();
+    }
+    let mut p = program(&g, &Store::new());
+    p.set("x", &[1.0f32, 2.0, 3.0]).unwrap();
+    for _ in 0..2 {
+        p.run().unwrap();
+        assert_eq!(p.get::<f32>("doubled").unwrap(), [2.0, 4.0, 6.0]);
+        assert_eq!(p.get::<f32>("seen").unwrap(), [20.0, 40.0, 60.0]);
+        assert_eq!(p.get::<f32>("squared").unwrap(), [16.0, 64.0, 144.0]);
+        assert_eq!(p.input_mut::<f32>("x").unwrap(), [1.0, 2.0, 3.0]);
+    }
+}
+
+#[test]
+fn states_are_read_as_they_were_before_the_run() {
+    let mut g = Graph::new();
+    let a = g.state("a", F32, [2]).unwrap();
+    let b = g.state("b", F32, [2]).unwrap();
+    // Swap, through a reshape on one side, and read both as outputs.
+    let as_row = g.reshape(b, [1, 2]).unwrap();
+    let as_row = g.reshape(as_row, [2]).unwrap();
+    g.update(a, as_row).unwrap();
+    g.update(b, a).unwrap();
+    g.output("a", a).unwrap();
+    let store = Store::new();
+    let mut p = program(&g, &store);
+    store.set("a", &[1.0f32, 2.0]).unwrap();
+    store.set("b", &[3.0f32, 4.0]).unwrap();
+    for round in 0..3 {
+        let (a, b) = if round % 2 == 0 { ([1.0, 2.0], [3.0, 4.0]) } else { ([3.0, 4.0], [1.0, 2.0]) };
+        assert_eq!(store.get::<f32>("a").unwrap(), a);
+        assert_eq!(store.get::<f32>("b").unwrap(), b);
+        p.run().unwrap();
+        assert_eq!(p.get::<f32>("a").unwrap(), a);
+    }
+}
+
+#[test]
+fn an_update_in_place_waits_for_readers_of_the_old_value() {
+    // counter + 1 could be written over the counter at once, but the old value is read afterwards.
+    let mut g = Graph::new();
+    let counter = g.state("counter", DType::I64, []).unwrap();
+    let one = g.scalar(DType::I64, 1.0).unwrap();
+    let next = g.add(counter, one).unwrap();
+    g.update(counter, next).unwrap();
+    let old = g.cast(counter, F64).unwrap();
+    let chained = g.add(next, one).unwrap();
+    g.output("old", old).unwrap();
+    g.output("next", next).unwrap();
+    g.output("chained", chained).unwrap();
+    let store = Store::new();
+    let mut p = program(&g, &store);
+    for round in 0..3 {
+        p.run().unwrap();
+        assert_eq!(p.get::<f64>("old").unwrap(), [f64::from(round)]);
+        assert_eq!(p.get::<i64>("next").unwrap(), [i64::from(round) + 1]);
+        assert_eq!(p.get::<i64>("chained").unwrap(), [i64::from(round) + 2]);
+        assert_eq!(store.get::<i64>("counter").unwrap(), [i64::from(round) + 1]);
+    }
+}
+
+#[test]
+fn two_updates_in_one_chain_end_in_the_same_storage() {
+    let mut g = Graph::new();
+    let w = g.state("w", F32, [8]).unwrap();
+    let mut new = w;
+    for _ in 0..3 {
+        new = g.affine(new, 2.0, 1.0).unwrap();
+    }
+    g.update(w, new).unwrap();
+    let store = Store::new();
+    let mut p = program(&g, &store);
+    let arena = p.arena_bytes();
+    p.run().unwrap();
+    assert_eq!(store.get::<f32>("w").unwrap(), [7.0; 8]);
+    assert_eq!(arena, 0, "the chain lives in the state itself");
+}
+
+#[test]
+fn programs_share_parameters_without_copies() {
+    let store = Store::new();
+    let mut train = Graph::new();
+    let w = train.param("w", F32, [2]).unwrap();
+    let lr = train.scalar(F32, 0.5).unwrap();
+    let loss = train.sum(w).unwrap();
+    let grad = train.gradients(loss, &[w]).unwrap()[0].unwrap();
+    train.adamw(AdamW { weight_decay: 0.0, ..AdamW::default() }, lr, None, &[(w, grad)]).unwrap();
+    let mut train = program(&train, &store);
+
+    let mut act = Graph::new();
+    let w = act.param("w", F32, [2]).unwrap();
+    let x = act.input("x", F32, [1, 2]).unwrap();
+    let w = act.reshape(w, [1, 2]).unwrap();
+    let y = act.linear(x, w, None, Activation::Identity).unwrap();
+    act.output("y", y).unwrap();
+    // Another session: the same parameters, its own states.
+    let private = Store::new();
+    let mut act = Program::new(&act, &Pool::new(1), &[&store, &private]).unwrap();
+    act.set("x", &[1.0f32, 1.0]).unwrap();
+    act.run().unwrap();
+    assert_eq!(act.get::<f32>("y").unwrap(), [0.0]);
+    train.run().unwrap();
+    act.run().unwrap();
+    assert!((act.get::<f32>("y").unwrap()[0] + 1.0).abs() < 1e-6, "the update is seen");
+}
+
+#[test]
+fn programs_of_several_threads_take_turns_on_a_store() {
+    let mut g = Graph::new();
+    let counter = g.state("counter", DType::I64, [64]).unwrap();
+    let ones = g.constant(&[1i64; 64], [64]).unwrap();
+    let next = g.add(counter, ones).unwrap();
+    g.update(counter, next).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let mut p = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+            scope.spawn(move || (0..500).for_each(|_| p.run().unwrap()));
+        }
+    });
+    assert_eq!(store.get::<i64>("counter").unwrap(), [2000; 64]);
+}
+
+#[test]
+fn bad_indices_are_found_before_anything_changes() {
+    let graph = common::policy(F32).unwrap();
+    let store = Store::new();
+    common::fill(&graph, &store).unwrap();
+    let mut p = Program::new(&graph, &Pool::new(2), &[&store]).unwrap();
+    common::feed(&mut p).unwrap();
+    p.run().unwrap();
+    let before = store.duplicate().unwrap();
+    let same = || {
+        store.names().iter().all(|n| match store.ty(n).unwrap().dtype {
+            F32 => store.get::<f32>(n).unwrap() == before.get::<f32>(n).unwrap(),
+            _ => store.get::<i64>(n).unwrap() == before.get::<i64>(n).unwrap(),
+        })
+    };
+    p.input_mut::<i64>("actions").unwrap()[5] = 7;
+    assert_eq!(p.run().unwrap_err().to_string(), "cross_entropy: class 7 is outside 0..7");
+    assert!(same());
+    p.input_mut::<i64>("actions").unwrap()[5] = -10;
+    p.input_mut::<i32>("seen").unwrap()[0] = -1;
+    assert_eq!(p.run().unwrap_err().to_string(), "embedding: row -1 is outside 0..6");
+    assert!(same());
+    p.input_mut::<i32>("seen").unwrap()[0] = 0;
+    p.run().unwrap();
+    assert!(!same());
+}
+
+#[test]
+fn profile_names_every_step() {
+    let graph = common::policy(F32).unwrap();
+    let store = Store::new();
+    common::fill(&graph, &store).unwrap();
+    let mut p = Program::new(&graph, &Pool::new(2), &[&store]).unwrap();
+    common::feed(&mut p).unwrap();
+    let times = p.profile(3).unwrap();
+    assert_eq!(times.len(), p.steps());
+    assert!(times.iter().any(|t| t.op == "attention") && times.iter().any(|t| t.op == "adamw"));
+    assert!(times.iter().map(|t| t.time.as_nanos()).sum::<u128>() > 0);
+}
+
+/// What a user reads after a mistake.
+#[test]
+fn mistakes_are_explained() {
+    let mut g = Graph::new();
+    let mut other = Graph::new();
+    let x = g.input("x", F32, [2, 8]).unwrap();
+    let x64 = g.input("x64", F64, [2, 8]).unwrap();
+    let w = g.param("w", F32, [4, 6]).unwrap();
+    let index = g.input("index", DType::I32, [2]).unwrap();
+    let rng = g.state("rng", DType::I64, [3]).unwrap();
+    let foreign = other.input("x", F32, [2, 8]).unwrap();
+    let message = |r: Result<Value>| r.unwrap_err().to_string();
+    let none = Activation::Identity;
+    assert_eq!(
+        message(g.linear(x, w, None, none)),
+        "linear: expected weight f32[out, 8] for x f32[2, 8], got f32[4, 6]"
+    );
+    assert_eq!(message(g.linear(index, w, None, none)), "linear: expected x of f32 or f64, got i32[2]");
+    assert_eq!(
+        message(g.add(x, x64)),
+        "add: expected operands of one numeric type, got f32[2, 8] and f64[2, 8]"
+    );
+    assert_eq!(message(g.add(x, w)), "add: expected shapes that broadcast, got f32[2, 8] and f32[4, 6]");
+    assert_eq!(message(g.dropout(x, 0.5, rng)), "dropout: expected rng i64[2], got i64[3]");
+    assert_eq!(message(g.dropout(x, 1.0, rng)), "dropout: expected a probability in 0..1, got 1");
+    assert_eq!(
+        message(g.add(x, foreign)),
+        "add: the value passed belongs to another graph; build it with this graph's own methods"
+    );
+    assert_eq!(
+        message(g.param("w", F32, [1])),
+        "`w` is already the name of a parameter in this graph; choose another name"
+    );
+    assert_eq!(
+        message(g.slice(x, 1, 6..9)),
+        "slice: expected a non-empty range inside axis 1 of f32[2, 8], got 6..9"
+    );
+    assert_eq!(message(g.reshape(x, [3, 5])), "reshape: expected a shape of 16 elements, got [3, 5]");
+    assert_eq!(
+        g.gradients(x, &[w]).unwrap_err().to_string(),
+        "gradients: expected a scalar loss of f32 or f64, got f32[2, 8]"
+    );
+    assert_eq!(
+        g.update(x, x).unwrap_err().to_string(),
+        "update: expected a parameter or state as target, got another kind of value"
+    );
+    let cache = g.param("cache", F32, [2, 3, 8]).unwrap();
+    let row = g.reshape(x, [2, 1, 8]).unwrap();
+    let written = g.write_rows(cache, row, index).unwrap();
+    let loss = g.sum(written).unwrap();
+    assert_eq!(
+        g.gradients(loss, &[cache]).unwrap_err().to_string(),
+        "write_rows has no gradient for its input 0; wrap that input in stop_gradient"
+    );
+    assert_eq!(
+        message(g.value("cahe").map(|_| x)),
+        "there is no parameter, input or state named `cahe`; did you mean `cache`?"
+    );
+    let store = Store::new();
+    store.insert("w", TensorType::new(F32, [6, 4])).unwrap();
+    g.output("w", w).unwrap();
+    assert_eq!(
+        Program::new(&g, &Pool::new(1), &[&store]).unwrap_err().to_string(),
+        "`w` is f32[4, 6] in the graph, but f32[6, 4] in the store"
+    );
+    let mut p = program(
+        &{
+            let mut g = Graph::new();
+            let x = g.input("observation", F32, [2]).unwrap();
+            g.output("y", x).unwrap();
+            g
+        },
+        &Store::new(),
+    );
+    let message = |r: Result<()>| r.unwrap_err().to_string();
+    assert_eq!(
+        message(p.set("observations", &[0f32; 2])),
+        "there is no input named `observations`; did you mean `observation`?"
+    );
+    assert_eq!(message(p.set("observation", &[0f32; 3])), "`observation` has 2 elements, got 3");
+    assert_eq!(message(p.set("observation", &[0f64; 2])), "`observation` holds f32, got f64 data");
+    assert!(matches!(p.get::<f32>("z"), Err(Error::UnknownName { .. })));
+    assert!(matches!(
+        Store::new().insert("huge", TensorType::new(F32, [1 << 37])),
+        Ok(()) | Err(Error::OutOfMemory { .. })
+    ));
+}
+
+/// Random calls with random operands: each either builds or errs, and what was built runs. Nothing panics.
+#[test]
+fn malformed_graphs_never_panic() {
+    let mut built = 0;
+    for seed in 0..300 {
+        let stream = Stream::new(seed, 3, 0);
+        let mut next = 0;
+        let mut below = |n: usize| {
+            next += 1;
+            stream.draw(next) as usize % n
+        };
+        let mut g = Graph::new();
+        let mut values: Vec<Value> = Vec::new();
+        let types = [F32, F32, F32, F64, DType::I32, DType::I64, DType::Bool];
+        for i in 0..14 {
+            let rank = below(5);
+            let shape: Vec<usize> = (0..rank).map(|_| [1, 2, 2, 3, 4, 6, 0][below(7)]).collect();
+            let dtype = types[below(7)];
+            let name = format!("v{i}");
+            let value = match below(3) {
+                0 => g.input(&name, dtype, shape),
+                1 => g.param(&name, dtype, shape),
+                _ => g.state(&name, dtype, shape),
+            };
+            values.extend(value);
+        }
+        let Ok(rng) = g.rng("rng") else { panic!("rng") };
+        for _ in 0..60 {
+            if values.is_empty() {
+                break;
+            }
+            let mut v = || values[below(values.len())];
+            let (a, b, c, d, e) = (v(), v(), v(), v(), v());
+            let n = below(5);
+            let flag = below(2) == 0;
+            let beta = NormKind::Layer { beta: c };
+            let norm = Norm { kind: if flag { NormKind::Rms } else { beta }, gamma: b, eps: 1e-8 };
+            let attention = Attention {
+                heads: n,
+                mask: [AttentionMask::Full, AttentionMask::Causal, AttentionMask::Custom(d)][below(3)],
+                bias: if flag { Some(e) } else { None },
+                relative: if below(4) == 0 { Some(Relative { u: c, v: d, r: e }) } else { None },
+                start: if below(3) == 0 { Some(d) } else { None },
+                dropout: if flag { Some((0.5, rng)) } else { None },
+            };
+            let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
+            let blend = Blend { lambda: 0.5, empty_slots_too: flag };
+            let result: Result<Vec<Value>> = match below(40) {
+                0 => g.linear(a, b, flag.then_some(c), Activation::Gelu).map(|v| vec![v]),
+                1 => g.matmul_with(a, b, flag, n == 0).map(|v| vec![v]),
+                2 => g.norm(a, norm).map(|v| vec![v]),
+                3 => g.residual_norm(a, d, norm).map(|(x, y)| vec![x, y]),
+                4 => g.attention(Qkv::Packed(a), attention).map(|(x, y)| vec![x, y]),
+                5 => g.attention(Qkv::Separate { q: a, k: b, v: b }, attention).map(|(x, y)| vec![x, y]),
+                6 => g.attention(Qkv::QueryAndPacked { q: a, kv: b }, attention).map(|(x, y)| vec![x, y]),
+                7 => g.swiglu(a).map(|v| vec![v]),
+                8 => g.softmax(a).map(|v| vec![v]),
+                9 => g.route_top_k(a, n).map(|(x, y)| vec![x, y]),
+                10 => g.expert_mixture(a, b, c, d, e, None).map(|v| vec![v]),
+                11 => g.load_balancing_loss(a, b, n).map(|v| vec![v]),
+                12 => g.embedding(a, b).map(|v| vec![v]),
+                13 => g.relative_bias(a, b, c).map(|v| vec![v]),
+                14 => g.write_rows(a, b, c).map(|v| vec![v]),
+                15 => {
+                    let conv = Conv2d { stride: n, padding: below(3) };
+                    g.conv2d(a, b, flag.then_some(c), conv, Activation::Relu).map(|v| vec![v])
+                }
+                16 => g.dropout(a, 0.3, if flag { rng } else { b }).map(|v| vec![v]),
+                17 => g.cross_entropy(a, b, settings).map(|v| vec![v]),
+                18 => g.mse(a, b, flag.then_some(c)).map(|v| vec![v]),
+                19 => g.lru_select(a, n).map(|v| vec![v]),
+                20 => g.gather_slots(a, b).map(|v| vec![v]),
+                21 => g.lru_blend(a, b, c, d, e, blend).map(|(x, y)| vec![x, y]),
+                22 => g.concat(&[a, b, c][..n.min(3)], below(3)).map(|v| vec![v]),
+                23 => g.slice(a, below(3), below(4)..below(6)).map(|v| vec![v]),
+                24 => {
+                    g.transpose(a, &[[0, 1, 2], [2, 0, 1], [1, 0, 3]][below(3)][..n.min(3)]).map(|v| vec![v])
+                }
+                25 => g.reshape(a, vec![below(5); below(3)]).map(|v| vec![v]),
+                26 => g.add(a, b).map(|v| vec![v]),
+                27 => g.mul(a, b).map(|v| vec![v]),
+                28 => g.sub(a, b).map(|v| vec![v]),
+                29 => g.select(a, b, c).map(|v| vec![v]),
+                30 => g.cast(a, types[below(7)]).map(|v| vec![v]),
+                31 => g.sum_to(a, vec![1; below(4)]).map(|v| vec![v]),
+                32 => g.broadcast_to(a, vec![2; below(8)]).map(|v| vec![v]),
+                33 => g.mean(a).map(|v| vec![v]),
+                34 => g.argmax(a).map(|v| vec![v]),
+                35 => g.update(a, b).map(|()| vec![]),
+                36 => g.global_norm(&[a, b]).map(|v| vec![v]),
+                37 => g.adamw(AdamW::default(), a, None, &[(b, c)]).map(|()| vec![]),
+                38 => g.gradients(a, &[b, c]).map(|grads| grads.into_iter().flatten().collect()),
+                _ => g.random_normal(types[below(7)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),
+            };
+            values.extend(result.into_iter().flatten());
+        }
+        for (i, value) in values.iter().enumerate() {
+            g.output(&format!("out{i}"), *value).unwrap();
+        }
+        let store = Store::new();
+        store.declare(&g).unwrap();
+        let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+        // Zeros everywhere; indices may still be out of range, which is an error of its own.
+        built += usize::from(program.run().is_ok());
+    }
+    assert!(built > 250, "only {built} of 300 random graphs ran");
+}

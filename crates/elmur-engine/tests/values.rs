@@ -1,0 +1,486 @@
+//! Forward values against literal numbers and plain loops, and defined results at the extremes.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use elmur_engine::rng::{Stream, unit};
+use elmur_engine::{
+    Activation, AdamW, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Element, Graph, Norm,
+    NormKind, Pool, Program, Qkv, Relative, Result, Store, Value,
+};
+
+const F64: DType = DType::F64;
+const F32: DType = DType::F32;
+
+/// Builds, runs and returns output `y`.
+fn run<T: Element>(build: impl FnOnce(&mut Graph) -> Result<Value>) -> Vec<T> {
+    let mut g = Graph::new();
+    let y = build(&mut g).unwrap();
+    g.output("y", y).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    let mut program = Program::new(&g, &Pool::new(2), &[&store]).unwrap();
+    program.run().unwrap();
+    program.get::<T>("y").unwrap().to_vec()
+}
+
+fn normal(n: usize, stream: u32) -> Vec<f64> {
+    let mut data = vec![0.0; n];
+    Stream::new(42, 0, stream).fill_normal(&mut data, 1.0);
+    data
+}
+
+fn close(got: &[f64], want: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), want.len());
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!((g - w).abs() <= tolerance * w.abs().max(1.0), "element {i}: {g}, want {w}");
+    }
+}
+
+#[test]
+fn linear_and_activations() {
+    let run = |kind| {
+        run::<f64>(|g| {
+            let x = g.constant(&[1.0, -2.0, 0.5, 3.0], [2, 2])?;
+            let w = g.constant(&[1.0, 0.0, 0.5, -1.0, 2.0, 2.0], [3, 2])?;
+            let b = g.constant(&[0.0, 0.5, -1.0], [3])?;
+            g.linear(x, w, Some(b), kind)
+        })
+    };
+    let z = [1.0, 3.0, -3.0, 0.5, -2.25, 6.0];
+    close(&run(Activation::Identity), &z, 0.0);
+    close(&run(Activation::Relu), &[1.0, 3.0, 0.0, 0.5, 0.0, 6.0], 0.0);
+    close(&run(Activation::Tanh), &z.map(f64::tanh), 1e-15);
+    // Φ(1) = 0.841344746068543, Φ(3) = 0.998650101968370, Φ(0.5) = 0.691462461274013.
+    let gelu = run(Activation::Gelu);
+    close(&gelu[..2], &[0.841344746068543, 2.99595030590511], 1e-12);
+    close(&gelu[3..4], &[0.345731230637007], 1e-12);
+    close(&run(Activation::Silu), &z.map(|z| z / (1.0 + (-z).exp())), 1e-15);
+    close(&run(Activation::Softplus), &z.map(|z| z.exp().ln_1p()), 1e-14);
+}
+
+#[test]
+fn norms_of_a_known_row() {
+    let rows = |kind: u8| {
+        run::<f64>(|g| {
+            let x = g.constant(&[1.0, 2.0, 3.0, 6.0], [1, 4])?;
+            let f = g.constant(&[0.0, 0.0, 0.0, -2.0], [1, 4])?;
+            let gamma = g.constant(&[1.0, 1.0, 2.0, 1.0], [4])?;
+            let beta = g.constant(&[0.0, 0.0, 0.0, 10.0], [4])?;
+            let kind = if kind == 0 { NormKind::Rms } else { NormKind::Layer { beta } };
+            Ok(g.residual_norm(x, f, Norm { kind, gamma, eps: 0.0 })?.0)
+        })
+    };
+    let root = 7.5f64.sqrt(); // mean square of 1, 2, 3, 4
+    close(&rows(0), &[1.0 / root, 2.0 / root, 6.0 / root, 4.0 / root], 1e-15);
+    let deviation = 1.25f64.sqrt();
+    close(&rows(1), &[-1.5 / deviation, -0.5 / deviation, 1.0 / deviation, 10.0 + 1.5 / deviation], 1e-15);
+}
+
+/// The formula of `ops/attention.rs` as plain loops.
+#[test]
+fn attention_matches_its_formula() {
+    let (batch, heads, width, keys) = (3, 2, 5, 4);
+    let d = heads * width;
+    let start = [0i32, 2, 3];
+    let q = normal(batch * d, 0);
+    let kv = normal(batch * keys * 2 * d, 1);
+    let (u, v, r) = (normal(d, 2), normal(d, 3), normal(keys * d, 4));
+    let bias = normal(heads * keys, 5);
+    let got = run::<f64>(|g| {
+        let options = Attention {
+            heads,
+            mask: AttentionMask::Causal,
+            bias: Some(g.constant(&bias, [1, heads, 1, keys])?),
+            relative: Some(Relative {
+                u: g.constant(&u, [heads, width])?,
+                v: g.constant(&v, [heads, width])?,
+                r: g.constant(&r, [keys, d])?,
+            }),
+            start: Some(g.constant(&start, [batch])?),
+            dropout: None,
+        };
+        let q = g.constant(&q, [batch, 1, d])?;
+        let kv = g.constant(&kv, [batch, keys, 2 * d])?;
+        Ok(g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0)
+    });
+    let mut want = vec![0.0; batch * d];
+    for b in 0..batch {
+        for h in 0..heads {
+            let at = |c: usize| h * width + c;
+            let position = start[b] as usize;
+            let scores: Vec<f64> = (0..=position)
+                .map(|j| {
+                    let sum: f64 = (0..width)
+                        .map(|c| {
+                            let q = q[b * d + at(c)];
+                            let k = kv[(b * keys + j) * 2 * d + at(c)];
+                            (q + u[at(c)]) * k + (q + v[at(c)]) * r[(position - j) * d + at(c)]
+                        })
+                        .sum();
+                    (sum / (width as f64).sqrt() + bias[h * keys + j]).exp()
+                })
+                .collect();
+            let total: f64 = scores.iter().sum();
+            for (j, score) in scores.iter().enumerate() {
+                for c in 0..width {
+                    want[b * d + at(c)] += score / total * kv[(b * keys + j) * 2 * d + d + at(c)];
+                }
+            }
+        }
+    }
+    close(&got, &want, 1e-13);
+}
+
+/// Stepping with a key/value cache gives what the whole sequence gives.
+#[test]
+fn a_cache_steps_like_the_whole_sequence() {
+    let (batch, tokens, heads, d) = (2, 6, 2, 8);
+    let qkv = normal(batch * tokens * 3 * d, 0);
+    let whole = run::<f64>(|g| {
+        let qkv = g.constant(&qkv, [batch, tokens, 3 * d])?;
+        let options = Attention { heads, mask: AttentionMask::Causal, ..Attention::default() };
+        Ok(g.attention(Qkv::Packed(qkv), options)?.0)
+    });
+
+    let mut g = Graph::new();
+    let token = g.input("token", F64, [batch, 1, 3 * d]).unwrap();
+    let at = g.input("at", DType::I32, [batch]).unwrap();
+    let cache = g.state("cache", F64, [batch, tokens, 2 * d]).unwrap();
+    let q = g.slice(token, 2, 0..d).unwrap();
+    let row = g.slice(token, 2, d..3 * d).unwrap();
+    let kv = g.write_rows(cache, row, at).unwrap();
+    let options = Attention { heads, mask: AttentionMask::Causal, start: Some(at), ..Attention::default() };
+    let (y, _) = g.attention(Qkv::QueryAndPacked { q, kv }, options).unwrap();
+    g.update(cache, kv).unwrap();
+    g.output("y", y).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    for t in 0..tokens {
+        let token: Vec<f64> =
+            (0..batch).flat_map(|b| qkv[(b * tokens + t) * 3 * d..][..3 * d].to_vec()).collect();
+        program.set("token", &token).unwrap();
+        program.set("at", &vec![t as i32; batch]).unwrap();
+        program.run().unwrap();
+        for b in 0..batch {
+            let got = &program.get::<f64>("y").unwrap()[b * d..][..d];
+            close(got, &whole[(b * tokens + t) * d..][..d], 1e-14);
+        }
+    }
+    program.set("at", &[tokens as i32, 0]).unwrap();
+    let before = store.get::<f64>("cache").unwrap();
+    let error = program.run().unwrap_err().to_string();
+    assert_eq!(error, "write_rows: position 6 is outside 0..6");
+    assert_eq!(store.get::<f64>("cache").unwrap(), before);
+}
+
+#[test]
+fn convolution_matches_its_formula() {
+    let (batch, channels, outputs) = (2, 3, 4);
+    let (height, width, h, w, stride, padding) = (7, 6, 3, 2, 2, 1);
+    let (x, k, b) =
+        (normal(batch * channels * height * width, 0), normal(outputs * channels * h * w, 1), normal(4, 2));
+    let got = run::<f64>(|g| {
+        let x = g.constant(&x, [batch, channels, height, width])?;
+        let k = g.constant(&k, [outputs, channels, h, w])?;
+        let b = g.constant(&b, [outputs])?;
+        g.conv2d(x, k, Some(b), Conv2d { stride, padding }, Activation::Identity)
+    });
+    let (rows, cols) = ((height + 2 - h) / 2 + 1, (width + 2 - w) / 2 + 1);
+    let mut want = Vec::new();
+    for n in 0..batch {
+        for o in 0..outputs {
+            for i in 0..rows {
+                for j in 0..cols {
+                    let mut sum = b[o];
+                    for c in 0..channels {
+                        for p in 0..h {
+                            for q in 0..w {
+                                let (r, v) = ((i * stride + p) as isize - 1, (j * stride + q) as isize - 1);
+                                if (0..height as isize).contains(&r) && (0..width as isize).contains(&v) {
+                                    let pixel =
+                                        x[((n * channels + c) * height + r as usize) * width + v as usize];
+                                    sum += pixel * k[((o * channels + c) * h + p) * w + q];
+                                }
+                            }
+                        }
+                    }
+                    want.push(sum);
+                }
+            }
+        }
+    }
+    close(&got, &want, 1e-13);
+}
+
+#[test]
+fn experts_match_a_dense_computation() {
+    let (tokens, experts, d, f, k) = (9, 5, 6, 4, 2);
+    let (x, logits) = (normal(tokens * d, 0), normal(tokens * experts, 1));
+    let (up, down) = (normal(experts * 2 * f * d, 2), normal(experts * d * f, 3));
+    let got = run::<f64>(|g| {
+        let x = g.constant(&x, [tokens, d])?;
+        let logits = g.constant(&logits, [tokens, experts])?;
+        let (gates, chosen) = g.route_top_k(logits, k)?;
+        let up = g.constant(&up, [experts, 2 * f, d])?;
+        let down = g.constant(&down, [experts, d, f])?;
+        g.expert_mixture(x, gates, chosen, up, down, None)
+    });
+    let mut want = vec![0.0; tokens * d];
+    for n in 0..tokens {
+        let row = &logits[n * experts..][..experts];
+        let mut order: Vec<usize> = (0..experts).collect();
+        order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
+        let total: f64 = order[..k].iter().map(|e| row[*e].exp()).sum();
+        for &e in &order[..k] {
+            let linear =
+                |i: usize| -> f64 { (0..d).map(|c| up[(e * 2 * f + i) * d + c] * x[n * d + c]).sum() };
+            let hidden: Vec<f64> =
+                (0..f).map(|i| linear(i) / (1.0 + (-linear(i)).exp()) * linear(f + i)).collect();
+            for c in 0..d {
+                let y: f64 = (0..f).map(|i| down[(e * d + c) * f + i] * hidden[i]).sum();
+                want[n * d + c] += row[e].exp() / total * y;
+            }
+        }
+    }
+    close(&got, &want, 1e-12);
+}
+
+#[test]
+fn load_balancing_is_one_when_even_and_counts_gates() {
+    let loss = |experts: [i32; 4], gates: [f64; 4]| {
+        run::<f64>(|g| {
+            let gates = g.constant(&gates, [4, 1])?;
+            let experts = g.constant(&experts, [4, 1])?;
+            g.load_balancing_loss(gates, experts, 2)
+        })[0]
+    };
+    assert_eq!(loss([0, 1, 0, 1], [1.0; 4]), 1.0);
+    assert_eq!(loss([0, 0, 0, 0], [1.0; 4]), 2.0);
+    assert_eq!(loss([0, 0, 0, 1], [0.5, 0.5, 1.0, 1.0]), 2.0 * (0.75 * 0.5 + 0.25 * 0.25));
+}
+
+#[test]
+fn cross_entropy_of_known_rows() {
+    let loss = |targets: &[i64], label_smoothing: f64| {
+        run::<f64>(|g| {
+            let logits = g.constant(&[0.0, 3f64.ln(), 0.0, 0.0], [2, 2])?;
+            let targets = g.constant(targets, [2])?;
+            g.cross_entropy(logits, targets, CrossEntropy { label_smoothing, ignored: -10 })
+        })[0]
+    };
+    let (a, b) = ((4.0f64 / 3.0).ln(), 2f64.ln());
+    close(&[loss(&[1, 0], 0.0)], &[(a + b) / 2.0], 1e-15);
+    close(&[loss(&[1, -10], 0.0)], &[a], 1e-15);
+    close(&[loss(&[0, -10], 0.2)], &[0.8 * 4f64.ln() + 0.1 * (4f64.ln() + a)], 1e-15);
+    assert_eq!(loss(&[-10, -10], 0.2), 0.0);
+}
+
+#[test]
+fn lru_prefers_empty_then_oldest_then_lowest() {
+    let slots = run::<i32>(|g| {
+        let anchors = g.constant(&[5i64, -1, 3, -7, 4, 4, 4, 4, 9, 8, 7, -1], [3, 4])?;
+        g.lru_select(anchors, 3)
+    });
+    assert_eq!(slots, [1, 3, 2, 0, 1, 2, 3, 2, 1]);
+
+    let blended = |empty_slots_too| {
+        run::<f64>(|g| {
+            let memory = g.constant(&[1.0, 2.0, 3.0], [1, 3, 1])?;
+            let anchors = g.constant(&[4i64, -1, 6], [1, 3])?;
+            let slots = g.lru_select(anchors, 2)?;
+            let candidates = g.constant(&[10.0, 20.0], [1, 2, 1])?;
+            let time = g.constant(&[9i64], [1])?;
+            let blend = Blend { lambda: 0.25, empty_slots_too };
+            let (memory, anchors) = g.lru_blend(memory, anchors, slots, candidates, time, blend)?;
+            let anchors = g.cast(anchors, F64)?;
+            let anchors = g.reshape(anchors, [1, 3, 1])?;
+            g.concat(&[memory, anchors], 0)
+        })
+    };
+    assert_eq!(blended(false), [0.25 * 20.0 + 0.75, 10.0, 3.0, 9.0, 9.0, 6.0]);
+    assert_eq!(blended(true), [5.75, 0.25 * 10.0 + 1.5, 3.0, 9.0, 9.0, 6.0]);
+}
+
+#[test]
+fn relative_bias_clamps_differences_of_times() {
+    let bias = run::<f64>(|g| {
+        let table = g.constant(&[-20.0, -21.0, -10.0, -11.0, 0.0, 1.0, 10.0, 11.0, 20.0, 21.0], [5, 2])?;
+        let q = g.constant(&[100i64, 101], [1, 2])?;
+        let k = g.constant(&[-1i64, 100, i64::MAX], [1, 3])?;
+        g.relative_bias(table, q, k)
+    });
+    assert_eq!(bias, [20.0, 0.0, -20.0, 20.0, 10.0, -20.0, 21.0, 1.0, -21.0, 21.0, 11.0, -21.0]);
+}
+
+#[test]
+fn dropout_follows_the_documented_draws_and_advances() {
+    let mut g = Graph::new();
+    let rng = g.rng("rng").unwrap();
+    let x = g.constant(&vec![1.0f32; 1000], [1000]).unwrap();
+    let first = g.dropout(x, 0.25, rng).unwrap();
+    let second = g.dropout(x, 0.25, rng).unwrap();
+    g.output("first", first).unwrap();
+    g.output("second", second).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("rng", &[123i64, 6]).unwrap();
+    let mut program = Program::new(&g, &Pool::new(2), &[&store]).unwrap();
+    for step in 6..9 {
+        program.run().unwrap();
+        for (stream, name) in ["first", "second"].into_iter().enumerate() {
+            let draws = Stream::new(123, step, stream as u32);
+            let kept = |i: usize| unit(draws.draw(i as u64)) >= 0.25;
+            let want: Vec<f32> = (0..1000).map(|i| if kept(i) { 1.0 / 0.75 } else { 0.0 }).collect();
+            assert_eq!(program.get::<f32>(name).unwrap(), want);
+        }
+    }
+    assert_eq!(store.get::<i64>("rng").unwrap(), [123, 9]);
+}
+
+#[test]
+fn random_normal_has_its_moments() {
+    let x = run::<f64>(|g| {
+        let rng = g.rng("rng")?;
+        g.random_normal(F64, [101, 203], 0.5, rng)
+    });
+    let mean = x.iter().sum::<f64>() / x.len() as f64;
+    let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    assert!(mean.abs() < 0.015 && (variance - 0.25).abs() < 0.01, "{mean} {variance}");
+}
+
+/// Two steps of PyTorch's AdamW (lr 0.1, betas 0.9 / 0.99, eps 1e-8, decay 0.05) with clipping to norm 1, worked out by
+/// hand from the published update rule.
+#[test]
+fn adamw_follows_the_update_rule() {
+    let mut g = Graph::new();
+    let p = g.param("p", F64, [2]).unwrap();
+    let lr = g.scalar(F64, 0.1).unwrap();
+    let half = g.mul(p, p).unwrap();
+    let half = g.sum(half).unwrap();
+    let loss = g.scale(half, 2.0).unwrap(); // gradient 4 p
+    let grad = g.gradients(loss, &[p]).unwrap()[0].unwrap();
+    let norm = g.global_norm(&[grad]).unwrap();
+    let settings = AdamW { betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.05, lr_scale: 1.0 };
+    g.adamw(settings, lr, Some((norm, 1.0)), &[(p, grad)]).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("p", &[3.0, -4.0]).unwrap();
+    let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    let (mut p, mut m, mut v) = ([3.0f64, -4.0], [0.0; 2], [0.0; 2]);
+    for t in 1..=2 {
+        program.run().unwrap();
+        let norm = (16.0 * (p[0] * p[0] + p[1] * p[1])).sqrt();
+        let clip = (1.0 / (norm + 1e-6)).min(1.0);
+        for i in 0..2 {
+            let g = 4.0 * p[i] * clip;
+            m[i] = 0.9 * m[i] + 0.1 * g;
+            v[i] = 0.99 * v[i] + 0.01 * g * g;
+            let (c1, c2) = (1.0 - 0.9f64.powi(t), 1.0 - 0.99f64.powi(t));
+            p[i] = p[i] * (1.0 - 0.1 * 0.05) - 0.1 / c1 * m[i] / ((v[i] / c2).sqrt() + 1e-8);
+        }
+        close(&store.get::<f64>("p").unwrap(), &p, 1e-14);
+    }
+}
+
+#[test]
+fn layouts_move_elements_of_every_type() {
+    let parts = run::<bool>(|g| {
+        let x = g.constant(&[true, false, false, true, true, true], [2, 3])?;
+        let x = g.transpose(x, &[1, 0])?;
+        let top = g.slice(x, 0, 0..2)?;
+        g.concat(&[top, x], 0)
+    });
+    assert_eq!(parts, [true, true, false, true, true, true, false, true, false, true]);
+    let tail = run::<i64>(|g| {
+        let x = g.constant(&[1i64, 2, 3, 4, 5, 6], [2, 3])?;
+        g.slice(x, 1, 1..3)
+    });
+    assert_eq!(tail, [2, 3, 5, 6]);
+}
+
+#[test]
+fn argmax_takes_the_first_of_equals() {
+    let best = run::<i32>(|g| {
+        let x = g.constant(&[1.0f32, 3.0, 3.0, -1.0, -1.0, -2.0], [2, 3])?;
+        g.argmax(x)
+    });
+    assert_eq!(best, [1, 0]);
+}
+
+/// Softmax, attention, norms and losses at ±1e4, in both precisions: finite, and right where the answer is known.
+#[test]
+fn extreme_inputs_give_defined_results() {
+    let extremes = [1e4, -1e4, 0.0, 1e4, -1e4, -1e4, 1e-30, 1e4];
+    let soft = run::<f32>(|g| {
+        let x = g.constant(&extremes.map(|x| x as f32), [2, 4])?;
+        g.softmax(x)
+    });
+    assert_eq!(soft, [0.5, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 1.0]);
+
+    let infinite = run::<f64>(|g| {
+        let x = g.constant(&[f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0, f64::NEG_INFINITY], [2, 2])?;
+        g.softmax(x)
+    });
+    assert_eq!(infinite, [0.0, 0.0, 1.0, 0.0]);
+
+    let normed = run::<f32>(|g| {
+        let x = g.constant(&[1e4f32, -1e4, 1e4, -1e4, 7.0, 7.0, 7.0, 7.0], [2, 4])?;
+        let gamma = g.constant(&[1.0f32; 4], [4])?;
+        let beta = g.constant(&[0.0f32; 4], [4])?;
+        g.norm(x, Norm { kind: NormKind::Layer { beta }, gamma, eps: 1e-8 })
+    });
+    assert_eq!(normed, [1.0, -1.0, 1.0, -1.0, 0.0, 0.0, 0.0, 0.0]);
+
+    let mut g = Graph::new();
+    let logits = g.param("logits", F32, [2, 4]).unwrap();
+    let targets = g.constant(&[1i32, 3], [2]).unwrap();
+    let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
+    let loss = g.cross_entropy(logits, targets, settings).unwrap();
+    let grad = g.gradients(loss, &[logits]).unwrap()[0].unwrap();
+    g.output("loss", loss).unwrap();
+    g.output("grad", grad).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("logits", &extremes.map(|x| x as f32)).unwrap();
+    let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    program.run().unwrap();
+    let loss = program.get::<f32>("loss").unwrap()[0];
+    let row = |x: &[f64], target: usize| {
+        let top = x.iter().copied().fold(f64::MIN, f64::max);
+        let lse = top + x.iter().map(|v| (v - top).exp()).sum::<f64>().ln();
+        0.9 * (lse - x[target]) + 0.1 * (lse - x.iter().sum::<f64>() / 4.0)
+    };
+    let want = (row(&extremes[..4], 1) + row(&extremes[4..], 3)) / 2.0;
+    assert!((f64::from(loss) - want).abs() < 1e-2, "{loss} {want}");
+    assert!(program.get::<f32>("grad").unwrap().iter().all(|g| g.is_finite()));
+}
+
+#[test]
+fn a_query_that_sees_nothing_gets_zeros_and_no_gradient() {
+    let mut g = Graph::new();
+    let q = g.param("q", F32, [1, 2, 4]).unwrap();
+    let k = g.param("k", F32, [1, 3, 4]).unwrap();
+    let mask = g.constant(&[false, false, false, true, false, true], [1, 2, 3]).unwrap();
+    let options = Attention { heads: 2, mask: AttentionMask::Custom(mask), ..Attention::default() };
+    let (y, weights) = g.attention(Qkv::Separate { q, k, v: k }, options).unwrap();
+    let loss = g.sum(y).unwrap();
+    let grads = g.gradients(loss, &[q, k]).unwrap();
+    for (name, value) in
+        [("y", y), ("weights", weights), ("dq", grads[0].unwrap()), ("dk", grads[1].unwrap())]
+    {
+        g.output(name, value).unwrap();
+    }
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("q", &[1e4f32; 8]).unwrap();
+    store.set("k", &[-1e4f32; 12]).unwrap();
+    let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    program.run().unwrap();
+    assert_eq!(program.get::<f32>("y").unwrap(), [0.0, 0.0, 0.0, 0.0, -1e4, -1e4, -1e4, -1e4]);
+    assert_eq!(program.get::<f32>("weights").unwrap(), [0.0, 0.0, 0.0, 0.5, 0.0, 0.5].repeat(2));
+    for name in ["dq", "dk"] {
+        assert!(program.get::<f32>(name).unwrap().iter().all(|g| g.is_finite()), "{name}");
+    }
+    assert_eq!(program.get::<f32>("dq").unwrap()[..4], [0.0; 4]);
+}
