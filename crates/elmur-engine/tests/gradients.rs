@@ -345,14 +345,16 @@ fn memory_writes() {
         let memory = case.param(g, [batch, m, d])?;
         let anchors = case.times(g, [batch, m], -2, 5)?;
         let times = g.constant(&vec![9i64; batch], [batch])?;
-        let slots = g.lru_select(anchors, w)?;
+        let (slots, _) = g.lru_select(anchors, w)?;
         let old = g.gather_slots(memory, slots)?;
         let candidates = case.param(g, [batch, w, d])?;
         let candidates = g.mul(candidates, old)?;
-        let blend = Blend { lambda: 0.3, empty_slots_too: case.flip() };
+        let rows: Vec<bool> = (0..batch).map(|_| case.flip()).collect();
+        let active = if case.flip() { Some(g.constant(&rows, [batch])?) } else { None };
+        let blend = Blend { lambda: 0.3, empty_slots_too: case.flip(), active };
         let (memory, anchors) = g.lru_blend(memory, anchors, slots, candidates, times, blend)?;
         // Once more, so that gradients pass through a blend.
-        let slots = g.lru_select(anchors, 1)?;
+        let (slots, _) = g.lru_select(anchors, 1)?;
         let candidates = g.gather_slots(memory, slots)?;
         let candidates = g.tanh(candidates)?;
         Ok(vec![g.lru_blend(memory, anchors, slots, candidates, times, blend)?.0])

@@ -354,7 +354,8 @@ fn malformed_graphs_never_panic() {
                 dropout: if flag { Some((0.5, rng)) } else { None },
             };
             let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
-            let blend = Blend { lambda: 0.5, empty_slots_too: flag };
+            let blend =
+                Blend { lambda: 0.5, empty_slots_too: flag, active: if n == 1 { Some(a) } else { None } };
             let result: Result<Vec<Value>> = match below(40) {
                 0 => g.linear(a, b, flag.then_some(c), Activation::Gelu).map(|v| vec![v]),
                 1 => g.matmul_with(a, b, flag, n == 0).map(|v| vec![v]),
@@ -378,7 +379,7 @@ fn malformed_graphs_never_panic() {
                 16 => g.dropout(a, 0.3, if flag { rng } else { b }).map(|v| vec![v]),
                 17 => g.cross_entropy(a, b, settings).map(|v| vec![v]),
                 18 => g.mse(a, b, flag.then_some(c)).map(|v| vec![v]),
-                19 => g.lru_select(a, n).map(|v| vec![v]),
+                19 => g.lru_select(a, n).map(|(x, y)| vec![x, y]),
                 20 => g.gather_slots(a, b).map(|v| vec![v]),
                 21 => g.lru_blend(a, b, c, d, e, blend).map(|(x, y)| vec![x, y]),
                 22 => g.concat(&[a, b, c][..n.min(3)], below(3)).map(|v| vec![v]),

@@ -280,7 +280,7 @@ fn cross_entropy_of_known_rows() {
 fn lru_prefers_empty_then_oldest_then_lowest() {
     let slots = run::<i32>(|g| {
         let anchors = g.constant(&[5i64, -1, 3, -7, 4, 4, 4, 4, 9, 8, 7, -1], [3, 4])?;
-        g.lru_select(anchors, 3)
+        Ok(g.lru_select(anchors, 3)?.0)
     });
     assert_eq!(slots, [1, 3, 2, 0, 1, 2, 3, 2, 1]);
 
@@ -288,10 +288,10 @@ fn lru_prefers_empty_then_oldest_then_lowest() {
         run::<f64>(|g| {
             let memory = g.constant(&[1.0, 2.0, 3.0], [1, 3, 1])?;
             let anchors = g.constant(&[4i64, -1, 6], [1, 3])?;
-            let slots = g.lru_select(anchors, 2)?;
+            let (slots, _) = g.lru_select(anchors, 2)?;
             let candidates = g.constant(&[10.0, 20.0], [1, 2, 1])?;
             let time = g.constant(&[9i64], [1])?;
-            let blend = Blend { lambda: 0.25, empty_slots_too };
+            let blend = Blend { lambda: 0.25, empty_slots_too, active: None };
             let (memory, anchors) = g.lru_blend(memory, anchors, slots, candidates, time, blend)?;
             let anchors = g.cast(anchors, F64)?;
             let anchors = g.reshape(anchors, [1, 3, 1])?;

@@ -64,7 +64,7 @@ pub struct Relative {
     pub u: Value,
     /// Position bias v, [H, dh].
     pub v: Value,
-    /// Projected position encodings, [R, d]: row δ is for distance δ.
+    /// Projected position encodings, [R, d]: row δ is for distance δ. Or [B, R, d], a table per batch row, without gradient.
     pub r: Value,
 }
 
@@ -206,7 +206,7 @@ impl Shape {
             keys: k.shape[1],
             heads: self.heads,
             width: d / self.heads,
-            distances: extra.relative.map_or(0, |i| ty(i + 2).shape[0]),
+            distances: extra.relative.map_or(0, |i| ty(i + 2).rows()),
         }
     }
 }
@@ -246,7 +246,12 @@ impl Op for Forward {
             want(OP, "v", &inputs[i + 1], q.dtype, &[heads, width])?;
             let farthest = if self.extra.start.is_some() { keys } else { queries };
             let r = &inputs[i + 2];
-            if r.dtype != q.dtype || r.shape.len() != 2 || r.shape[1] != d || r.shape[0] < farthest {
+            let fits = match r.shape[..] {
+                [rows, columns] => rows >= farthest && columns == d,
+                [tables, rows, columns] => tables == batch && rows >= farthest && columns == d,
+                _ => false,
+            };
+            if r.dtype != q.dtype || !fits {
                 return mismatch(OP, format!("r {}[at least {farthest}, {d}]", q.dtype), r.to_string());
             }
         }
@@ -287,6 +292,14 @@ impl Op for Forward {
                 None => Ok(()),
             };
         };
+        if let Some(i) = self.extra.relative
+            && b.graph.shape(b.inputs[i + 2])?.len() == 3
+        {
+            return Err(crate::error::Error::NoGradient {
+                op: "attention with a position table per row",
+                input: i + 2,
+            });
+        }
         let operands = self.shape.layout.operands();
         let mut inputs = b.inputs.clone();
         inputs.extend([b.outputs[1], dy]);
@@ -351,6 +364,7 @@ struct Operands<'a, T> {
     /// q, k, v: data, elements per token, first column.
     parts: [(&'a [T], usize, usize); 3],
     relative: Option<[&'a [T]; 3]>,
+    table_per_row: bool,
     bias: Option<&'a [T]>,
     start: Option<&'a [i32]>,
     mask: Option<&'a [bool]>,
@@ -369,6 +383,7 @@ impl<'a, T: Float> Operands<'a, T> {
             causal: shape.causal,
             parts,
             relative: extra.relative.map(|i| [io.input(i), io.input(i + 1), io.input(i + 2)]),
+            table_per_row: extra.relative.is_some_and(|i| io.ty(i + 2).shape.len() == 3),
             bias: extra.bias.map(|i| io.input(i)),
             start: extra.start.map(|i| io.input(i)),
             mask: extra.mask.map(|i| io.input(i)),
@@ -401,6 +416,12 @@ impl<'a, T: Float> Operands<'a, T> {
     #[inline(always)]
     fn position(&self, b: usize, i: usize) -> usize {
         self.start.map_or(0, |start| start[b] as usize) + i
+    }
+
+    /// Where the position table of batch row `b` begins.
+    #[inline(always)]
+    fn table_start(&self, b: usize) -> usize {
+        if self.table_per_row { b * self.dims.distances / self.dims.batch * self.dims.d() } else { 0 }
     }
 
     /// Row of the bias or mask for (b, h, i) where the tensor has `rows` batch rows.
@@ -437,6 +458,7 @@ simd_fn! {
                             content[c] = q[c] + biases.0[c];
                             distance[c] = q[c] + biases.1[c];
                         }
+                        let r = &r[operands.table_start(b)..];
                         let position = operands.position(b, i);
                         for (j, s) in seen.iter_mut().enumerate() {
                             let r = &r[(position - j) * d + h * width..][..width];

@@ -21,12 +21,16 @@ pub struct Blend {
     pub lambda: f64,
     /// Use `lambda` for empty slots too, instead of replacing them (the published code's behaviour).
     pub empty_slots_too: bool,
+    /// Only batch rows where this bool tensor [B] holds are written; all if there is none.
+    pub active: Option<Value>,
 }
 
 impl Graph {
-    /// The `count` least recently used slots of anchors i64 [B, M]: i32 [B, count].
-    pub fn lru_select(&mut self, anchors: Value, count: usize) -> Result<Value> {
-        self.push1(SelectSlots { count }, &[anchors])
+    /// The `count` least recently used slots of anchors i64 [B, M]: their indices, i32 [B, count], and anchors, i64
+    /// [B, count].
+    pub fn lru_select(&mut self, anchors: Value, count: usize) -> Result<(Value, Value)> {
+        let outputs = self.push(SelectSlots { count }, &[anchors])?;
+        Ok((outputs[0], outputs[1]))
     }
 
     /// Slots (i32 [B, W], distinct within a row) of memory [B, M, d]: [B, W, d].
@@ -45,7 +49,9 @@ impl Graph {
         times: Value,
         blend: Blend,
     ) -> Result<(Value, Value)> {
-        let outputs = self.push(BlendSlots(blend), &[memory, anchors, slots, candidates, times])?;
+        let mut inputs = vec![memory, anchors, slots, candidates, times];
+        inputs.extend(blend.active);
+        let outputs = self.push(BlendSlots(blend), &inputs)?;
         Ok((outputs[0], outputs[1]))
     }
 }
@@ -62,7 +68,8 @@ impl Op for SelectSlots {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         match inputs[0].shape[..] {
             [batch, slots] if inputs[0].dtype == DType::I64 && (1..=slots).contains(&self.count) => {
-                Ok(vec![TensorType::new(DType::I32, [batch, self.count])])
+                let shape = [batch, self.count];
+                Ok(vec![TensorType::new(DType::I32, shape), TensorType::new(DType::I64, shape)])
             }
             _ => {
                 let expected = format!("anchors i64[batch, at least {} slots]", self.count.max(1));
@@ -72,13 +79,20 @@ impl Op for SelectSlots {
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let rows = io.input::<i64>(0).chunks_exact(io.ty(0).cols());
-        for (anchors, chosen) in rows.zip(io.output::<i32>(0).chunks_exact_mut(self.count)) {
+        let (mut slots, mut times) = (io.output_if_used::<i32>(0), io.output_if_used::<i64>(1));
+        for (row, anchors) in rows.enumerate() {
             // The slot after the previous one in the order (empty or anchor, index): no marks, no allocation.
             let key = |slot: usize| (anchors[slot].max(-1), slot);
             let mut previous = None;
-            for chosen in chosen {
+            for i in row * self.count..(row + 1) * self.count {
                 let next = (0..anchors.len()).map(key).filter(|k| previous.is_none_or(|p| *k > p)).min();
-                *chosen = next.map_or(0, |(_, slot)| slot as i32);
+                let slot = next.map_or(0, |(_, slot)| slot);
+                if let Some(slots) = &mut slots {
+                    slots[i] = slot as i32;
+                }
+                if let Some(times) = &mut times {
+                    times[i] = anchors[slot];
+                }
                 previous = next;
             }
         }
@@ -194,6 +208,9 @@ impl Op for BlendSlots {
         want(OP, "anchors", &inputs[1], DType::I64, &[batch, m])?;
         want(OP, "candidates", &inputs[3], inputs[0].dtype, &[batch, w, d])?;
         want(OP, "times", &inputs[4], DType::I64, &[batch])?;
+        if let Some(active) = inputs.get(5) {
+            want(OP, "active", active, DType::Bool, &[batch])?;
+        }
         Ok(inputs[..2].to_vec())
     }
     fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
@@ -204,7 +221,9 @@ impl Op for BlendSlots {
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         if let Some(grad) = b.grad(0) {
-            let grads = b.graph.push(BlendGrad(self.0), &[grad, b.inputs[1], b.inputs[2]])?;
+            let mut inputs = vec![grad, b.inputs[1], b.inputs[2]];
+            inputs.extend(b.inputs.get(5));
+            let grads = b.graph.push(BlendGrad(self.0), &inputs)?;
             b.set(0, grads[0]);
             b.set(3, grads[1]);
         }
@@ -218,6 +237,8 @@ impl Op for BlendSlots {
         let (slots, times) = (io.input::<i32>(2), io.input::<i64>(4));
         let w = io.ty(2).cols();
         slot_bound(io.ty(0), 2).check("lru_blend", slots)?;
+        let active = (io.inputs.len() > 5).then(|| io.input::<bool>(5));
+        let active = |i: usize| active.is_none_or(|a| a[i / w]);
         // The old anchors of the slots, before they may be overwritten in place.
         let old = io.scratch::<i64>(slots.len());
         for (i, old) in old.iter_mut().enumerate() {
@@ -225,14 +246,16 @@ impl Op for BlendSlots {
         }
         if !io.outputs[1].ptr.is_null() {
             let anchors = io.in_place::<i64>(1, 1);
-            slots.iter().enumerate().for_each(|(i, slot)| anchors[i / w * m + *slot as usize] = times[i / w]);
+            for (i, slot) in slots.iter().enumerate().filter(|(i, _)| active(*i)) {
+                anchors[i / w * m + *slot as usize] = times[i / w];
+            }
         }
         if io.outputs[0].ptr.is_null() {
             return Ok(());
         }
         dispatch_float!(io.dtype(), T => {
             let memory = io.in_place::<T>(0, 0);
-            for (i, candidate) in io.input::<T>(3).chunks_exact(d).enumerate() {
+            for (i, candidate) in io.input::<T>(3).chunks_exact(d).enumerate().filter(|(i, _)| active(*i)) {
                 let a: T = self.0.weight(old[i]);
                 let start = (i / w * m + slots[i] as usize) * d;
                 for (m, u) in memory[start..start + d].iter_mut().zip(candidate) {
@@ -260,6 +283,7 @@ impl Op for BlendGrad {
         let &[_, m, d] = &io.ty(0).shape[..] else { return Ok(()) };
         let (anchors, slots) = (io.input::<i64>(1), io.input::<i32>(2));
         let w = io.ty(2).cols();
+        let active = (io.inputs.len() > 3).then(|| io.input::<bool>(3));
         dispatch_float!(io.dtype(), T => {
             let grad = io.input::<T>(0);
             let (mut dmemory, mut dcandidates) = (io.output_if_used::<T>(0), io.output_if_used::<T>(1));
@@ -268,7 +292,8 @@ impl Op for BlendGrad {
             }
             for (i, slot) in slots.iter().enumerate() {
                 let row = i / w * m + *slot as usize;
-                let a: T = self.0.weight(anchors[row]);
+                let written = active.is_none_or(|a| a[i / w]);
+                let a: T = if written { self.0.weight(anchors[row]) } else { T::ZERO };
                 if let Some(dcandidates) = &mut dcandidates {
                     let grad = &grad[row * d..][..d];
                     dcandidates[i * d..][..d].iter_mut().zip(grad).for_each(|(u, g)| *u = a * *g);

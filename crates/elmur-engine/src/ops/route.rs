@@ -9,7 +9,8 @@ use crate::types::{DType, TensorType};
 
 impl Graph {
     /// The `k` largest of logits [..., E] per token (ties: lowest expert first): gates [N, k], a softmax over the chosen
-    /// logits (which is the softmax over all, renormalised), and experts i32 [N, k]. N counts tokens.
+    /// logits (which is the softmax over all, renormalised), and experts i32 [N, k]. N counts tokens. With k = 1 the
+    /// gate is constant and the logits get no gradient.
     pub fn route_top_k(&mut self, logits: Value, k: usize) -> Result<(Value, Value)> {
         let outputs = self.push(TopK { k }, &[logits])?;
         Ok((outputs[0], outputs[1]))
@@ -47,7 +48,8 @@ impl Op for TopK {
         Ok(vec![logits.with(shape), TensorType::new(DType::I32, shape)])
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
-        if let Some(dgates) = b.grad(0) {
+        // A single gate is always 1: no gradient reaches the router.
+        if let Some(dgates) = b.grad(0).filter(|_| self.k > 1) {
             let logits = b.graph.ty(b.inputs[0])?.clone();
             let dlogits = b.graph.push1(TopKGrad { logits }, &[dgates, b.outputs[0], b.outputs[1]])?;
             b.set(0, dlogits);

@@ -92,12 +92,12 @@ pub fn policy(dtype: DType) -> Result<Graph> {
 
     // Write the memory.
     let x = g.reshape(flat, [B, T, D])?;
-    let slots = g.lru_select(anchors, 2)?;
+    let (slots, _) = g.lru_select(anchors, 2)?;
     let old = g.gather_slots(memory, slots)?;
     let (candidates, _) =
         g.attention(Qkv::Separate { q: old, k: x, v: x }, Attention { heads: H, ..Attention::default() })?;
     let now = g.constant(&[29i64; B], [B])?;
-    let blend = Blend { lambda: 0.3, empty_slots_too: false };
+    let blend = Blend { lambda: 0.3, empty_slots_too: false, active: None };
     let (new_memory, new_anchors) = g.lru_blend(memory, anchors, slots, candidates, now, blend)?;
 
     let head = g.param("head", dtype, [7, D])?;

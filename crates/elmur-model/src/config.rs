@@ -1,0 +1,397 @@
+//! What a model is made of. Every field's documentation is its help text; defaults are the paper's T-Maze column.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// A whole model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// What the policy sees.
+    pub observation: Observation,
+    /// What the policy does.
+    pub action: Action,
+    /// Which tokens an environment step becomes.
+    pub tokens: TokenFormat,
+    /// Width of tokens and memory vectors.
+    pub d_model: usize,
+    /// Attention heads; must divide `d_model`.
+    pub heads: usize,
+    /// Layers, each with a memory of its own.
+    pub layers: usize,
+    /// Environment steps per segment: the window of self-attention, and the interval between memory writes.
+    pub segment_length: usize,
+    /// The external memory.
+    pub memory: Memory,
+    /// Feed-forward network of the token and of the memory track.
+    pub ffn: Ffn,
+    /// Normalisation.
+    pub norm: NormType,
+    /// `x + f(norm(x))` instead of `norm(x + f(x))`.
+    pub pre_norm: bool,
+    /// Dropout of embeddings, position encodings, attention outputs and feed-forward outputs.
+    pub dropout: f64,
+    /// Dropout of attention weights.
+    pub attention_dropout: f64,
+    /// Behaviours of the published Python code that differ from the paper.
+    #[serde(default)]
+    pub compat: Compat,
+}
+
+/// What the policy sees.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Observation {
+    /// `dim` numbers through a linear map.
+    Vector {
+        /// Numbers per observation.
+        dim: usize,
+    },
+    /// One integer per entry of `sizes`, each below it.
+    Categorical {
+        /// Number of values of each component.
+        sizes: Vec<usize>,
+        /// How integers become vectors.
+        encoding: CategoricalEncoding,
+    },
+    /// Pixels in 0..=1, [channels, height, width], through three convolutions (8x8/4, 4x4/2, 3x3/1) and a linear map.
+    Image {
+        /// Colour channels of all cameras together.
+        channels: usize,
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+    },
+    /// Several observations, each encoded to `d_model`, side by side through a linear map.
+    Parts(Vec<Observation>),
+}
+
+/// How integers become vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CategoricalEncoding {
+    /// One-hot through a linear map with bias.
+    OneHot,
+    /// A learned vector per value, summed over components.
+    Embedding,
+    /// The integer itself as a number through a linear map (the published code's way).
+    Raw,
+}
+
+/// What the policy does.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// One of `count`.
+    Categorical {
+        /// Number of actions.
+        count: usize,
+    },
+    /// One choice per entry of `sizes`.
+    MultiCategorical {
+        /// Number of choices of each component.
+        sizes: Vec<usize>,
+    },
+    /// `dim` numbers.
+    Continuous {
+        /// Numbers per action.
+        dim: usize,
+        /// Squash to -1..1.
+        tanh: bool,
+    },
+}
+
+impl Action {
+    /// Outputs of the head.
+    pub fn outputs(&self) -> usize {
+        match self {
+            Action::Categorical { count } => *count,
+            Action::MultiCategorical { sizes } => sizes.iter().sum(),
+            Action::Continuous { dim, .. } => *dim,
+        }
+    }
+
+    /// Numbers per action.
+    pub fn dim(&self) -> usize {
+        match self {
+            Action::Categorical { .. } => 1,
+            Action::MultiCategorical { sizes } => sizes.len(),
+            Action::Continuous { dim, .. } => *dim,
+        }
+    }
+
+    /// Whether actions are integers.
+    pub fn is_discrete(&self) -> bool {
+        !matches!(self, Action::Continuous { .. })
+    }
+}
+
+/// Which tokens an environment step becomes, in order. The action is read at the observation's token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenFormat {
+    /// (observation)
+    Observation,
+    /// (observation, action)
+    ObservationAction,
+    /// (observation, return-to-go)
+    ObservationReturn,
+    /// (return-to-go, observation, action), as in Decision Transformer
+    ReturnObservationAction,
+}
+
+/// One kind of token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Token {
+    /// An encoded observation.
+    Observation,
+    /// An encoded action.
+    Action,
+    /// An encoded return-to-go.
+    Return,
+}
+
+impl TokenFormat {
+    /// The tokens of one step, in order.
+    pub fn tokens(self) -> &'static [Token] {
+        match self {
+            TokenFormat::Observation => &[Token::Observation],
+            TokenFormat::ObservationAction => &[Token::Observation, Token::Action],
+            TokenFormat::ObservationReturn => &[Token::Observation, Token::Return],
+            TokenFormat::ReturnObservationAction => &[Token::Return, Token::Observation, Token::Action],
+        }
+    }
+
+    /// Tokens per environment step.
+    pub fn per_step(self) -> usize {
+        self.tokens().len()
+    }
+
+    /// Position of the observation among a step's tokens.
+    pub fn observation_index(self) -> usize {
+        usize::from(self == TokenFormat::ReturnObservationAction)
+    }
+}
+
+/// The external memory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// Slots per layer, M.
+    pub slots: usize,
+    /// Weight of a new vector in a slot that has been written before, lambda.
+    pub lambda: f64,
+    /// How a memory begins.
+    pub init: MemoryInit,
+    /// How far gradients flow back through writes.
+    pub gradient: MemoryGradient,
+    /// Slots written per segment (paper: 1).
+    pub slots_per_write: usize,
+    /// Candidates computed per segment: only those that are written, or all (for comparison).
+    pub candidates: Candidates,
+    /// Dropout of what is written, in training.
+    pub dropout: f64,
+    /// Reach of the relative bias, D: offsets are clamped to ±(D - 1).
+    pub max_distance: usize,
+    /// Ablation: tokens read the memory.
+    pub read: bool,
+    /// Ablation: tokens write the memory.
+    pub write: bool,
+    /// Ablation: attention between tokens and memory is biased by time.
+    pub relative_bias: bool,
+    /// Ablation: least-recently-used replacement; without it every slot is replaced by its candidate.
+    pub lru: bool,
+    /// Ablation: one memory for all layers.
+    pub shared: bool,
+}
+
+/// How a memory begins.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryInit {
+    /// Normal numbers, drawn anew for every episode.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// A trained vector per layer and slot.
+    Learned,
+}
+
+/// How far gradients flow back through writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryGradient {
+    /// Not at all (paper): an optimizer step per segment, and the write path learns nothing from the task.
+    Detached,
+    /// Through this many consecutive segments, one optimizer step for all of them.
+    Through(usize),
+}
+
+impl MemoryGradient {
+    /// Segments of one optimizer step.
+    pub fn segments(self) -> usize {
+        match self {
+            MemoryGradient::Detached => 1,
+            MemoryGradient::Through(k) => k,
+        }
+    }
+}
+
+/// Which candidates are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Candidates {
+    /// Those that are written.
+    Selected,
+    /// One per slot.
+    All,
+}
+
+/// A feed-forward network.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Ffn {
+    /// A mixture of SwiGLU experts.
+    Moe {
+        /// Routed experts, E.
+        experts: usize,
+        /// Their hidden width.
+        routed_d_ff: usize,
+        /// Experts that every token uses.
+        shared_experts: usize,
+        /// Their hidden width.
+        shared_d_ff: usize,
+        /// Experts per token, the shared ones included; at least one routed expert is used.
+        top_k: usize,
+        /// Weight of the load-balancing loss.
+        balance: f64,
+        /// Dropout of hidden units.
+        dropout: f64,
+    },
+    /// A dense SwiGLU.
+    SwiGlu {
+        /// Hidden width.
+        d_ff: usize,
+    },
+    /// Linear, exact GELU, linear, with biases.
+    Gelu {
+        /// Hidden width.
+        d_ff: usize,
+    },
+}
+
+/// Normalisation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormType {
+    /// LayerNorm with scale and shift.
+    Layer,
+    /// RMSNorm with scale.
+    Rms,
+}
+
+/// Behaviours of the published Python code that differ from the paper; all off by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Compat {
+    /// Blend empty slots by lambda too.
+    pub empty_slot_blend: bool,
+    /// In read and write biases, count a segment's tokens from the newest.
+    pub newest_first_times: bool,
+    /// Add the segment's start to the distances of self-attention.
+    pub absolute_offset: bool,
+}
+
+impl ModelConfig {
+    /// Tokens of one segment.
+    pub fn segment_tokens(&self) -> usize {
+        self.segment_length * self.tokens.per_step()
+    }
+
+    /// Memories: one per layer, or one for all.
+    pub fn memories(&self) -> usize {
+        if self.memory.shared { 1 } else { self.layers }
+    }
+
+    /// Checks everything that the types leave open.
+    pub fn validate(&self) -> Result<()> {
+        let check = |ok: bool, key: &str, expected: &str, got: String| {
+            if ok { Ok(()) } else { Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), got }) }
+        };
+        let m = &self.memory;
+        let size = |n: usize| (1..=1 << 20).contains(&n);
+        check(size(self.d_model), "d_model", "1 to 1048576", self.d_model.to_string())?;
+        check(self.d_model % 2 == 0, "d_model", "an even width", self.d_model.to_string())?;
+        let divides = self.heads > 0 && self.d_model.is_multiple_of(self.heads);
+        check(divides, "heads", &format!("a divisor of d_model = {}", self.d_model), self.heads.to_string())?;
+        check((1..=1024).contains(&self.layers), "layers", "1 to 1024", self.layers.to_string())?;
+        check(size(self.segment_length), "segment_length", "1 to 1048576", self.segment_length.to_string())?;
+        check(size(m.slots), "memory.slots", "1 to 1048576", m.slots.to_string())?;
+        check((0.0..=1.0).contains(&m.lambda), "memory.lambda", "0 to 1", m.lambda.to_string())?;
+        let writes = (1..=m.slots).contains(&m.slots_per_write);
+        check(writes, "memory.slots_per_write", "1 to memory.slots", m.slots_per_write.to_string())?;
+        check(size(m.max_distance), "memory.max_distance", "1 to 1048576", m.max_distance.to_string())?;
+        if let MemoryInit::Normal { std } = m.init {
+            check(std >= 0.0 && std.is_finite(), "memory.init.std", "0 or more", std.to_string())?;
+        }
+        if let MemoryGradient::Through(k) = m.gradient {
+            check((1..=4096).contains(&k), "memory.gradient", "through(1) to through(4096)", k.to_string())?;
+        }
+        for (key, p) in
+            [("dropout", self.dropout), ("attention_dropout", self.attention_dropout), ("memory.dropout", m.dropout)]
+        {
+            check((0.0..1.0).contains(&p), key, "0 or more and below 1", p.to_string())?;
+        }
+        match &self.ffn {
+            Ffn::Moe { experts, routed_d_ff, shared_experts, shared_d_ff, top_k, balance, dropout } => {
+                check((1..=65536).contains(experts), "ffn.experts", "1 to 65536", experts.to_string())?;
+                check(size(*routed_d_ff), "ffn.routed_d_ff", "1 to 1048576", routed_d_ff.to_string())?;
+                check(*shared_experts <= 4096, "ffn.shared_experts", "at most 4096", shared_experts.to_string())?;
+                let width = *shared_experts == 0 || size(*shared_d_ff);
+                check(width, "ffn.shared_d_ff", "1 to 1048576", shared_d_ff.to_string())?;
+                let routed = top_k.saturating_sub(*shared_experts).max(1);
+                check(routed <= *experts, "ffn.top_k", "at most experts + shared_experts", top_k.to_string())?;
+                check(*balance >= 0.0 && balance.is_finite(), "ffn.balance", "0 or more", balance.to_string())?;
+                check((0.0..1.0).contains(dropout), "ffn.dropout", "0 or more and below 1", dropout.to_string())?;
+            }
+            Ffn::SwiGlu { d_ff } | Ffn::Gelu { d_ff } => {
+                check(size(*d_ff), "ffn.d_ff", "1 to 1048576", d_ff.to_string())?;
+            }
+        }
+        check(size(self.action.outputs()), "action", "1 to 1048576 outputs", self.action.outputs().to_string())?;
+        if let Action::MultiCategorical { sizes } = &self.action {
+            check(sizes.iter().all(|n| size(*n)), "action.sizes", "sizes of at least 1", format!("{sizes:?}"))?;
+        }
+        self.observation.validate()
+    }
+}
+
+impl Observation {
+    fn validate(&self) -> Result<()> {
+        let fail = |expected: &str, got: String| {
+            Err(Error::Config { key: "observation".to_owned(), expected: expected.to_owned(), got })
+        };
+        match self {
+            Observation::Vector { dim } if !(1..=1 << 24).contains(dim) => fail("a dim of at least 1", dim.to_string()),
+            Observation::Categorical { sizes, .. } if sizes.is_empty() || sizes.iter().any(|n| *n == 0 || *n > 1 << 24) => {
+                fail("sizes of at least 1", format!("{sizes:?}"))
+            }
+            Observation::Image { channels, height, width }
+                if *channels == 0 || *height < 36 || *width < 36 || channels.max(height).max(width) > &65536 =>
+            {
+                fail("at least one channel and 36 x 36 pixels", format!("{channels} x {height} x {width}"))
+            }
+            Observation::Parts(parts) if parts.is_empty() || parts.len() > 64 => {
+                fail("1 to 64 parts", parts.len().to_string())
+            }
+            Observation::Parts(parts) => parts.iter().try_for_each(|part| match part {
+                Observation::Parts(_) => fail("parts that are not parts again", "nested parts".to_owned()),
+                part => part.validate(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! ELMUR: a transformer policy whose every layer owns a small external memory.
+//!
+//! - [`config`] and [`presets`]: what a model is made of; every column of the paper's table by name.
+//! - [`segments`]: training and evaluation of whole segments.
+//! - [`published`], [`golden`]: weights and traces of the published Python code.
+//! - [`theory`]: the paper's retention formulas.
+
+pub mod config;
+mod error;
+pub mod golden;
+pub mod init;
+mod net;
+pub mod presets;
+pub mod published;
+pub mod segments;
+pub mod tensors;
+pub mod theory;
+
+pub use config::ModelConfig;
+pub use error::{Error, Result};

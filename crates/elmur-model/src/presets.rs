@@ -1,0 +1,301 @@
+//! Models by name: every column of the paper's hyper-parameter table, and a small one for first steps.
+
+use elmur_engine::AdamW;
+
+use crate::config::{
+    Action, Candidates, Compat, Ffn, Memory, MemoryGradient, MemoryInit, ModelConfig, NormType, Observation,
+    TokenFormat,
+};
+
+/// The paper's training settings that go with a model preset.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TrainPreset {
+    /// Segments of a training crop.
+    pub segments: usize,
+    /// Rows of a batch.
+    pub batch: usize,
+    /// Passes over the data.
+    pub epochs: usize,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Warm-up: tokens with cosine decay, optimizer steps without.
+    pub warmup: u64,
+    /// Cosine decay after warm-up, else linear.
+    pub cosine: bool,
+    /// Final learning rate as a share of the peak.
+    pub lr_end_factor: f64,
+    /// Label smoothing.
+    pub label_smoothing: f64,
+    /// Global gradient norm limit.
+    pub clip: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// AdamW's betas.
+    pub betas: (f64, f64),
+}
+
+impl TrainPreset {
+    /// The optimizer's settings.
+    pub fn optimizer(&self) -> AdamW {
+        AdamW { betas: self.betas, eps: 1e-8, weight_decay: self.weight_decay, lr_scale: 1.0 }
+    }
+}
+
+/// A named configuration.
+#[derive(Debug, Clone)]
+pub struct Preset {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub summary: &'static str,
+    /// The model.
+    pub model: ModelConfig,
+    /// How the paper trains it.
+    pub train: TrainPreset,
+}
+
+/// All presets.
+pub fn all() -> Vec<Preset> {
+    vec![tmaze(), tmaze_quick(), remember_color(), take_it_back(), autoencode_easy(), cartpole()]
+}
+
+/// The preset of this name.
+pub fn find(name: &str) -> Option<Preset> {
+    all().into_iter().find(|preset| preset.name == name)
+}
+
+/// The model of the preset of this name.
+pub fn model(name: &str) -> Option<ModelConfig> {
+    find(name).map(|preset| preset.model)
+}
+
+fn memory(slots: usize, std: f64, lambda: f64, dropout: f64) -> Memory {
+    Memory {
+        slots,
+        lambda,
+        init: MemoryInit::Normal { std },
+        gradient: MemoryGradient::Detached,
+        slots_per_write: 1,
+        candidates: Candidates::Selected,
+        dropout,
+        max_distance: 1024,
+        read: true,
+        write: true,
+        relative_bias: true,
+        lru: true,
+        shared: false,
+    }
+}
+
+fn tmaze() -> Preset {
+    Preset {
+        name: "tmaze",
+        summary: "T-Maze as in the paper: 2 layers, 2 slots, segments of 10",
+        model: ModelConfig {
+            observation: Observation::Vector { dim: 4 },
+            action: Action::Categorical { count: 4 },
+            tokens: TokenFormat::Observation,
+            d_model: 128,
+            heads: 2,
+            layers: 2,
+            segment_length: 10,
+            memory: memory(2, 0.001, 0.05, 0.01),
+            ffn: Ffn::Moe {
+                experts: 2,
+                routed_d_ff: 32,
+                shared_experts: 2,
+                shared_d_ff: 512,
+                top_k: 3,
+                balance: 0.1,
+                dropout: 0.10,
+            },
+            norm: NormType::Layer,
+            pre_norm: false,
+            dropout: 0.10,
+            attention_dropout: 0.17,
+            compat: Compat::default(),
+        },
+        train: TrainPreset {
+            segments: 3,
+            batch: 128,
+            epochs: 1000,
+            lr: 2.06e-4,
+            warmup: 10_000,
+            cosine: true,
+            lr_end_factor: 1.0,
+            label_smoothing: 0.16,
+            clip: 5.0,
+            weight_decay: 1e-4,
+            betas: (0.95, 0.999),
+        },
+    }
+}
+
+fn tmaze_quick() -> Preset {
+    let mut preset = tmaze();
+    preset.name = "tmaze-quick";
+    preset.summary = "T-Maze with a small model, for first steps on a laptop (ours)";
+    preset.model.d_model = 64;
+    preset.model.ffn = Ffn::SwiGlu { d_ff: 128 };
+    preset.train.epochs = 20;
+    preset.train.lr = 1e-3;
+    preset
+}
+
+fn remember_color() -> Preset {
+    Preset {
+        name: "remember-color",
+        summary: "MIKASA-Robo RememberColor as in the paper: 256 slots, 16 experts, two cameras",
+        model: ModelConfig {
+            observation: Observation::Image { channels: 6, height: 128, width: 128 },
+            action: Action::Continuous { dim: 8, tanh: true },
+            tokens: TokenFormat::Observation,
+            d_model: 128,
+            heads: 16,
+            layers: 4,
+            segment_length: 20,
+            memory: memory(256, 0.1, 0.40, 0.06),
+            ffn: Ffn::Moe {
+                experts: 16,
+                routed_d_ff: 128,
+                shared_experts: 1,
+                shared_d_ff: 128,
+                top_k: 2,
+                balance: 0.1,
+                dropout: 0.13,
+            },
+            norm: NormType::Layer,
+            pre_norm: false,
+            dropout: 0.13,
+            attention_dropout: 0.30,
+            compat: Compat::default(),
+        },
+        train: TrainPreset {
+            segments: 3,
+            batch: 64,
+            epochs: 200,
+            lr: 2.05e-4,
+            warmup: 30_000,
+            cosine: true,
+            lr_end_factor: 0.1,
+            label_smoothing: 0.21,
+            clip: 5.0,
+            weight_decay: 1e-3,
+            betas: (0.99, 0.99),
+        },
+    }
+}
+
+fn take_it_back() -> Preset {
+    let mut preset = remember_color();
+    preset.name = "take-it-back";
+    preset.summary = "MIKASA-Robo TakeItBack as in the paper: 32 slots, segments of 60";
+    let model = &mut preset.model;
+    (model.d_model, model.heads, model.layers, model.segment_length) = (32, 16, 2, 60);
+    model.memory = memory(32, 0.001, 0.20, 0.23);
+    model.ffn = Ffn::Moe {
+        experts: 1,
+        routed_d_ff: 256,
+        shared_experts: 1,
+        shared_d_ff: 32,
+        top_k: 1,
+        balance: 0.05,
+        dropout: 0.01,
+    };
+    (model.dropout, model.attention_dropout) = (0.01, 0.18);
+    preset.train = TrainPreset {
+        epochs: 300,
+        lr: 2.57e-4,
+        cosine: false,
+        lr_end_factor: 0.01,
+        label_smoothing: 0.20,
+        clip: 1.0,
+        weight_decay: 0.01,
+        betas: (0.9, 0.99),
+        ..preset.train
+    };
+    preset
+}
+
+fn autoencode_easy() -> Preset {
+    let mut preset = tmaze();
+    preset.name = "popgym-autoencode-easy";
+    preset.summary = "POPGym AutoencodeEasy as in the paper: 12 layers, 8 slots, RMSNorm";
+    let model = &mut preset.model;
+    model.observation = Observation::Vector { dim: 2 };
+    (model.d_model, model.heads, model.layers, model.segment_length) = (64, 4, 12, 35);
+    model.memory = memory(8, 0.0, 0.80, 0.17);
+    model.ffn = Ffn::Moe {
+        experts: 1,
+        routed_d_ff: 128,
+        shared_experts: 2,
+        shared_d_ff: 256,
+        top_k: 1,
+        balance: 0.1,
+        dropout: 0.14,
+    };
+    model.norm = NormType::Rms;
+    (model.dropout, model.attention_dropout) = (0.14, 0.26);
+    preset.train = TrainPreset {
+        epochs: 800,
+        lr: 1.16e-4,
+        warmup: 50_000,
+        cosine: false,
+        lr_end_factor: 0.01,
+        label_smoothing: 0.22,
+        weight_decay: 0.1,
+        betas: (0.99, 0.99),
+        ..preset.train
+    };
+    preset
+}
+
+fn cartpole() -> Preset {
+    let mut preset = tmaze();
+    preset.name = "cartpole";
+    preset.summary = "CartPole-v1 as in the paper's table: 4 layers, 16 slots, pre-norm";
+    let model = &mut preset.model;
+    model.action = Action::Categorical { count: 2 };
+    (model.heads, model.layers, model.segment_length) = (4, 4, 30);
+    model.memory = memory(16, 0.01, 0.9, 0.05);
+    model.ffn = Ffn::Moe {
+        experts: 4,
+        routed_d_ff: 128,
+        shared_experts: 1,
+        shared_d_ff: 256,
+        top_k: 2,
+        balance: 0.1,
+        dropout: 0.10,
+    };
+    model.pre_norm = true;
+    (model.dropout, model.attention_dropout) = (0.10, 0.10);
+    preset.train = TrainPreset {
+        batch: 512,
+        epochs: 100,
+        lr: 3.0e-4,
+        warmup: 1000,
+        lr_end_factor: 0.1,
+        label_smoothing: 0.0,
+        clip: 1.0,
+        weight_decay: 0.01,
+        betas: (0.9, 0.999),
+        ..preset.train
+    };
+    preset
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_is_valid_and_found_by_name() {
+        for preset in all() {
+            preset.model.validate().unwrap();
+            assert_eq!(find(preset.name).unwrap().model, preset.model);
+            let json = serde_json::to_string(&preset.model).unwrap();
+            assert_eq!(serde_json::from_str::<ModelConfig>(&json).unwrap(), preset.model);
+        }
+        assert!(find("tmase").is_none());
+    }
+}

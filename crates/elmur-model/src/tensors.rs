@@ -1,0 +1,181 @@
+//! Tensor files (safetensors): reading with full validation, writing aside and renaming.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+
+use crate::error::{Error, Result};
+
+/// Largest file that is read, in bytes.
+const MAX_FILE: u64 = 1 << 36;
+
+/// Numbers of a tensor in memory.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Numbers {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 64-bit floats.
+    F64(Vec<f64>),
+    /// 64-bit integers.
+    I64(Vec<i64>),
+}
+
+/// A tensor in memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostTensor {
+    /// Extent of each axis.
+    pub shape: Vec<usize>,
+    /// Row-major elements.
+    pub numbers: Numbers,
+}
+
+impl HostTensor {
+    /// Elements as f64.
+    pub fn to_f64(&self) -> Vec<f64> {
+        match &self.numbers {
+            Numbers::F32(x) => x.iter().map(|x| f64::from(*x)).collect(),
+            Numbers::F64(x) => x.clone(),
+            Numbers::I64(x) => x.iter().map(|x| *x as f64).collect(),
+        }
+    }
+
+    fn bytes(&self) -> (Dtype, Vec<u8>) {
+        match &self.numbers {
+            Numbers::F32(x) => (Dtype::F32, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
+            Numbers::F64(x) => (Dtype::F64, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
+            Numbers::I64(x) => (Dtype::I64, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
+        }
+    }
+}
+
+/// All tensors of a file by name.
+pub type Tensors = BTreeMap<String, HostTensor>;
+
+/// Reads a tensor file. Every size is checked against the file before anything is allocated for it.
+pub fn read(path: &Path) -> Result<Tensors> {
+    let size = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    if size > MAX_FILE {
+        return Err(Error::file(path, format!("{size} bytes is more than a checkpoint can have ({MAX_FILE})")));
+    }
+    let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
+    parse(&bytes).map_err(|problem| Error::file(path, problem))
+}
+
+/// Parses the bytes of a tensor file; the error says what is wrong.
+pub fn parse(bytes: &[u8]) -> std::result::Result<Tensors, String> {
+    let file = SafeTensors::deserialize(bytes)
+        .map_err(|e| format!("not a valid safetensors file ({e}); is it truncated or of another format?"))?;
+    let mut tensors = Tensors::new();
+    for (name, view) in file.tensors() {
+        let numbers = numbers(&view).ok_or_else(|| {
+            format!("tensor `{name}` has element type {:?}; expected F64, F32, F16, BF16, I64 or I32", view.dtype())
+        })?;
+        tensors.insert(name, HostTensor { shape: view.shape().to_vec(), numbers });
+    }
+    Ok(tensors)
+}
+
+fn numbers(view: &TensorView<'_>) -> Option<Numbers> {
+    fn all<const N: usize, T>(data: &[u8], f: impl Fn([u8; N]) -> T) -> Vec<T> {
+        data.as_chunks::<N>().0.iter().map(|b| f(*b)).collect()
+    }
+    let data = view.data();
+    Some(match view.dtype() {
+        Dtype::F64 => Numbers::F64(all(data, f64::from_le_bytes)),
+        Dtype::F32 => Numbers::F32(all(data, f32::from_le_bytes)),
+        Dtype::BF16 => Numbers::F32(all(data, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16))),
+        Dtype::F16 => Numbers::F32(all(data, |b| half_to_f32(u16::from_le_bytes(b)))),
+        Dtype::I64 => Numbers::I64(all(data, i64::from_le_bytes)),
+        Dtype::I32 => Numbers::I64(all(data, |b| i64::from(i32::from_le_bytes(b)))),
+        _ => return None,
+    })
+}
+
+/// IEEE half precision to single.
+fn half_to_f32(bits: u16) -> f32 {
+    let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
+    let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
+    sign * match exponent {
+        0 => mantissa * 2f32.powi(-24),
+        31 if mantissa == 0.0 => f32::INFINITY,
+        31 => f32::NAN,
+        e => (1024.0 + mantissa) * 2f32.powi(e - 25),
+    }
+}
+
+/// The bytes of a tensor file.
+pub fn serialise(tensors: &Tensors) -> std::result::Result<Vec<u8>, String> {
+    let data: Vec<(&String, &HostTensor, (Dtype, Vec<u8>))> =
+        tensors.iter().map(|(name, tensor)| (name, tensor, tensor.bytes())).collect();
+    let mut views = Vec::new();
+    for (name, tensor, (dtype, bytes)) in &data {
+        let view = TensorView::new(*dtype, tensor.shape.clone(), bytes).map_err(|e| e.to_string())?;
+        views.push((name.as_str(), view));
+    }
+    safetensors::serialize(views, None).map_err(|e| e.to_string())
+}
+
+/// Writes a file aside, makes it durable and renames it into place: readers see the old file or the new one, whole.
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("file");
+    let aside = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    let write = || -> std::io::Result<()> {
+        let mut file = fs::File::create(&aside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&aside, path)
+    };
+    write().map_err(|cause| {
+        let _ = fs::remove_file(&aside);
+        Error::io(path, cause)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Tensors {
+        let a = HostTensor { shape: vec![2, 3], numbers: Numbers::F32(vec![1.0, -2.0, 3.5, 0.0, 1e-30, 1e30]) };
+        let b = HostTensor { shape: vec![2], numbers: Numbers::I64(vec![-1, 1 << 40]) };
+        Tensors::from([("a".to_owned(), a), ("b".to_owned(), b)])
+    }
+
+    #[test]
+    fn round_trip() {
+        assert_eq!(parse(&serialise(&sample()).unwrap()).unwrap(), sample());
+    }
+
+    /// Truncation at every byte and a flip of every bit: an error or other numbers, never a panic.
+    #[test]
+    fn damaged_files_are_errors_not_crashes() {
+        let bytes = serialise(&sample()).unwrap();
+        for len in 0..bytes.len() {
+            assert!(parse(&bytes[..len]).is_err(), "{len} bytes of {} were accepted", bytes.len());
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let _ = parse(&damaged);
+        }
+        let mut giant = (1u64 << 60).to_le_bytes().to_vec();
+        giant.extend_from_slice(b"{}");
+        assert!(parse(&giant).is_err());
+        let header = br#"{"a":{"dtype":"F32","shape":[1000000000,1000000000],"data_offsets":[0,4]}}"#;
+        let mut hostile = (header.len() as u64).to_le_bytes().to_vec();
+        hostile.extend_from_slice(header);
+        hostile.extend_from_slice(&[0; 4]);
+        assert!(parse(&hostile).is_err());
+    }
+
+    #[test]
+    fn half_precision_is_read_exactly() {
+        for (bits, want) in [(0x3c00, 1.0), (0xc000, -2.0), (0x7bff, 65504.0), (0x0001, 5.960_464_5e-8), (0, 0.0)] {
+            assert_eq!(half_to_f32(bits), want);
+        }
+        assert!(half_to_f32(0x7e00).is_nan());
+    }
+}
