@@ -199,6 +199,14 @@ impl Program {
         Ok(unsafe { std::slice::from_raw_parts_mut(operand.ptr.cast(), operand.ty.len()) })
     }
 
+    /// The input `name` as it was last set; zeros before that.
+    pub fn input_data<T: Element>(&self, name: &str) -> Result<&[T]> {
+        let operand = lookup(&self.inputs, "input", name)?;
+        check_type::<T>(name, operand)?;
+        // SAFETY: inputs have memory of their own in the arena, and `&self` excludes a run and a write.
+        Ok(unsafe { std::slice::from_raw_parts(operand.ptr.cast(), operand.ty.len()) })
+    }
+
     /// The output `name` as of the last run.
     pub fn get<T: Element>(&self, name: &str) -> Result<&[T]> {
         let operand = lookup(&self.outputs, "output", name)?;

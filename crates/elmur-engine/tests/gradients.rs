@@ -402,8 +402,9 @@ fn arithmetic_with_broadcasting() {
             shape[case.below(shape.len() + 1)..].iter().map(|n| if case.flip() { 1 } else { *n }).collect();
         let reduced = if case.flip() { g.sum_to(y, target)? } else { g.mean_to(y, target)? };
         let wide = g.broadcast_to(reduced, shape.clone())?;
-        let condition: Vec<bool> = (0..shape.iter().product()).map(|_| case.flip()).collect();
-        let condition = g.constant(&condition, shape)?;
+        let lead = shape[..case.below(shape.len() + 1)].to_vec();
+        let condition: Vec<bool> = (0..lead.iter().product()).map(|_| case.flip()).collect();
+        let condition = g.constant(&condition, lead)?;
         let chosen = g.select(condition, wide, y)?;
         let mean = g.mean(y)?;
         Ok(vec![chosen, mean, y])

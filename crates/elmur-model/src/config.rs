@@ -319,7 +319,11 @@ impl ModelConfig {
     /// Checks everything that the types leave open.
     pub fn validate(&self) -> Result<()> {
         let check = |ok: bool, key: &str, expected: &str, got: String| {
-            if ok { Ok(()) } else { Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), got }) }
+            if ok {
+                Ok(())
+            } else {
+                Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), got })
+            }
         };
         let m = &self.memory;
         let size = |n: usize| (1..=1 << 20).contains(&n);
@@ -340,30 +344,62 @@ impl ModelConfig {
         if let MemoryGradient::Through(k) = m.gradient {
             check((1..=4096).contains(&k), "memory.gradient", "through(1) to through(4096)", k.to_string())?;
         }
-        for (key, p) in
-            [("dropout", self.dropout), ("attention_dropout", self.attention_dropout), ("memory.dropout", m.dropout)]
-        {
+        for (key, p) in [
+            ("dropout", self.dropout),
+            ("attention_dropout", self.attention_dropout),
+            ("memory.dropout", m.dropout),
+        ] {
             check((0.0..1.0).contains(&p), key, "0 or more and below 1", p.to_string())?;
         }
         match &self.ffn {
             Ffn::Moe { experts, routed_d_ff, shared_experts, shared_d_ff, top_k, balance, dropout } => {
                 check((1..=65536).contains(experts), "ffn.experts", "1 to 65536", experts.to_string())?;
                 check(size(*routed_d_ff), "ffn.routed_d_ff", "1 to 1048576", routed_d_ff.to_string())?;
-                check(*shared_experts <= 4096, "ffn.shared_experts", "at most 4096", shared_experts.to_string())?;
+                check(
+                    *shared_experts <= 4096,
+                    "ffn.shared_experts",
+                    "at most 4096",
+                    shared_experts.to_string(),
+                )?;
                 let width = *shared_experts == 0 || size(*shared_d_ff);
                 check(width, "ffn.shared_d_ff", "1 to 1048576", shared_d_ff.to_string())?;
                 let routed = top_k.saturating_sub(*shared_experts).max(1);
-                check(routed <= *experts, "ffn.top_k", "at most experts + shared_experts", top_k.to_string())?;
-                check(*balance >= 0.0 && balance.is_finite(), "ffn.balance", "0 or more", balance.to_string())?;
-                check((0.0..1.0).contains(dropout), "ffn.dropout", "0 or more and below 1", dropout.to_string())?;
+                check(
+                    routed <= *experts,
+                    "ffn.top_k",
+                    "at most experts + shared_experts",
+                    top_k.to_string(),
+                )?;
+                check(
+                    *balance >= 0.0 && balance.is_finite(),
+                    "ffn.balance",
+                    "0 or more",
+                    balance.to_string(),
+                )?;
+                check(
+                    (0.0..1.0).contains(dropout),
+                    "ffn.dropout",
+                    "0 or more and below 1",
+                    dropout.to_string(),
+                )?;
             }
             Ffn::SwiGlu { d_ff } | Ffn::Gelu { d_ff } => {
                 check(size(*d_ff), "ffn.d_ff", "1 to 1048576", d_ff.to_string())?;
             }
         }
-        check(size(self.action.outputs()), "action", "1 to 1048576 outputs", self.action.outputs().to_string())?;
+        check(
+            size(self.action.outputs()),
+            "action",
+            "1 to 1048576 outputs",
+            self.action.outputs().to_string(),
+        )?;
         if let Action::MultiCategorical { sizes } = &self.action {
-            check(sizes.iter().all(|n| size(*n)), "action.sizes", "sizes of at least 1", format!("{sizes:?}"))?;
+            check(
+                sizes.iter().all(|n| size(*n)),
+                "action.sizes",
+                "sizes of at least 1",
+                format!("{sizes:?}"),
+            )?;
         }
         self.observation.validate()
     }
@@ -375,12 +411,19 @@ impl Observation {
             Err(Error::Config { key: "observation".to_owned(), expected: expected.to_owned(), got })
         };
         match self {
-            Observation::Vector { dim } if !(1..=1 << 24).contains(dim) => fail("a dim of at least 1", dim.to_string()),
-            Observation::Categorical { sizes, .. } if sizes.is_empty() || sizes.iter().any(|n| *n == 0 || *n > 1 << 24) => {
+            Observation::Vector { dim } if !(1..=1 << 24).contains(dim) => {
+                fail("a dim of at least 1", dim.to_string())
+            }
+            Observation::Categorical { sizes, .. }
+                if sizes.is_empty() || sizes.iter().any(|n| *n == 0 || *n > 1 << 24) =>
+            {
                 fail("sizes of at least 1", format!("{sizes:?}"))
             }
             Observation::Image { channels, height, width }
-                if *channels == 0 || *height < 36 || *width < 36 || channels.max(height).max(width) > &65536 =>
+                if *channels == 0
+                    || *height < 36
+                    || *width < 36
+                    || channels.max(height).max(width) > &65536 =>
             {
                 fail("at least one channel and 36 x 36 pixels", format!("{channels} x {height} x {width}"))
             }

@@ -100,7 +100,8 @@ struct Optimizer {
 
 impl Case {
     fn config(&self) -> Result<ModelConfig> {
-        let unsupported = |what: &str| Error::input("golden case", "observation-only tokens, a memory per layer", what);
+        let unsupported =
+            |what: &str| Error::input("golden case", "observation-only tokens, a memory per layer", what);
         if self.sequence_format != "s" {
             return Err(unsupported(&format!("sequence_format {}", self.sequence_format)));
         }
@@ -253,7 +254,8 @@ impl Replay<'_> {
         if training {
             let actions = self.golden("input/actions")?;
             let len = actions.len() / self.case.segments;
-            let part: Vec<i64> = actions[segment * len..(segment + 1) * len].iter().map(|x| *x as i64).collect();
+            let part: Vec<i64> =
+                actions[segment * len..(segment + 1) * len].iter().map(|x| *x as i64).collect();
             program.set("targets", &part)?;
             match self.dtype {
                 DType::F64 => program.set("lr", &[self.case.optimizer.lr])?,

@@ -5,6 +5,7 @@ use elmur_engine::{DType, Graph, Store};
 
 use crate::config::{Ffn, ModelConfig};
 use crate::error::Result;
+use crate::segments::parameter_graph;
 
 /// How a parameter starts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -12,6 +13,15 @@ enum Init {
     Constant(f64),
     Normal(f64),
     Uniform(f64),
+}
+
+/// A store with freshly initialised parameters of the model.
+pub fn parameters(config: &ModelConfig, seed: u64) -> Result<Store> {
+    let graph = parameter_graph(config, DType::F32)?;
+    let store = Store::new();
+    store.declare_params(&graph)?;
+    initialise(config, &graph, &store, seed)?;
+    Ok(store)
 }
 
 /// Fills every parameter of `graph` that `store` holds. The same seed gives the same weights, in any element type.
@@ -77,9 +87,8 @@ fn shared_width(config: &ModelConfig) -> usize {
 
 fn one_hot(config: &ModelConfig, name: &str) -> bool {
     use crate::config::{CategoricalEncoding, Observation};
-    let is = |o: &Observation| {
-        matches!(o, Observation::Categorical { encoding: CategoricalEncoding::OneHot, .. })
-    };
+    let is =
+        |o: &Observation| matches!(o, Observation::Categorical { encoding: CategoricalEncoding::OneHot, .. });
     match &config.observation {
         Observation::Parts(parts) => {
             let index = name.split('.').nth(1).and_then(|i| i.parse::<usize>().ok());
@@ -93,11 +102,13 @@ fn one_hot(config: &ModelConfig, name: &str) -> bool {
 fn fan_in_of_bias(config: &ModelConfig, name: &str) -> usize {
     use crate::config::Observation;
     fn of(observation: &Observation, name: &str, d: usize) -> usize {
-        let conv = |c: usize| name.split('.').find_map(|p| p.strip_prefix("conv")).map(|i| match i {
-            "0" => c * 64,
-            "1" => 32 * 16,
-            _ => 64 * 9,
-        });
+        let conv = |c: usize| {
+            name.split('.').find_map(|p| p.strip_prefix("conv")).map(|i| match i {
+                "0" => c * 64,
+                "1" => 32 * 16,
+                _ => 64 * 9,
+            })
+        };
         match observation {
             Observation::Vector { dim } => *dim,
             Observation::Categorical { sizes, encoding } => match encoding {

@@ -2,6 +2,7 @@
 //!
 //! - [`config`] and [`presets`]: what a model is made of; every column of the paper's table by name.
 //! - [`segments`]: training and evaluation of whole segments.
+//! - [`session`]: acting step by step, any number of episodes side by side; [`memory`]: what they remember, as a value.
 //! - [`published`], [`golden`]: weights and traces of the published Python code.
 //! - [`theory`]: the paper's retention formulas.
 
@@ -9,10 +10,12 @@ pub mod config;
 mod error;
 pub mod golden;
 pub mod init;
+pub mod memory;
 mod net;
 pub mod presets;
 pub mod published;
 pub mod segments;
+pub mod session;
 pub mod tensors;
 pub mod theory;
 

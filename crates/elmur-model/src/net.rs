@@ -5,7 +5,8 @@
 //! unroll several segments.
 
 use elmur_engine::{
-    Activation as Act, Attention, AttentionMask, Blend, Conv2d, DType, Graph, Norm, NormKind, Qkv, Relative, Value,
+    Activation as Act, Attention, AttentionMask, Blend, Conv2d, DType, Graph, Norm, NormKind, Qkv, Relative,
+    Value,
 };
 
 use crate::config::{
@@ -134,7 +135,12 @@ impl<'a> Net<'a> {
     }
 
     /// A sub-layer with residual and norm: norm(x + f(x)), or x + f(norm(x)).
-    fn sublayer(&mut self, x: Value, norm: &str, f: impl FnOnce(&mut Self, Value) -> Result<Value>) -> Result<Value> {
+    fn sublayer(
+        &mut self,
+        x: Value,
+        norm: &str,
+        f: impl FnOnce(&mut Self, Value) -> Result<Value>,
+    ) -> Result<Value> {
         let norm = self.norm(norm)?;
         if self.config.pre_norm {
             let normed = self.g.norm(x, norm)?;
@@ -220,9 +226,12 @@ impl<'a> Net<'a> {
             Observation::Image { .. } => {
                 let shape = self.g.shape(inputs[0])?.to_vec();
                 let mut x = self.g.reshape(inputs[0], [shape[0] * shape[1], shape[2], shape[3], shape[4]])?;
-                for (i, (outputs, kernel, stride)) in [(32, 8, 4), (64, 4, 2), (64, 3, 1)].into_iter().enumerate() {
+                for (i, (outputs, kernel, stride)) in
+                    [(32, 8, 4), (64, 4, 2), (64, 3, 1)].into_iter().enumerate()
+                {
                     let channels = self.g.shape(x)?[1];
-                    let weight = self.param(&format!("{name}.conv{i}.weight"), [outputs, channels, kernel, kernel])?;
+                    let weight =
+                        self.param(&format!("{name}.conv{i}.weight"), [outputs, channels, kernel, kernel])?;
                     let bias = self.param(&format!("{name}.conv{i}.bias"), [outputs])?;
                     x = self.g.conv2d(x, weight, Some(bias), Conv2d { stride, padding: 0 }, Act::Relu)?;
                 }
@@ -290,13 +299,22 @@ impl<'a> Net<'a> {
     // ---- layers ----
 
     /// Relative self-attention. Returns the new token states and, with a cache, its new contents.
-    pub(crate) fn attend(&mut self, layer: usize, x: Value, context: Context) -> Result<(Value, Option<Value>)> {
+    pub(crate) fn attend(
+        &mut self,
+        layer: usize,
+        x: Value,
+        context: Context,
+    ) -> Result<(Value, Option<Value>)> {
         let (d, heads) = (self.config.d_model, self.config.heads);
         let name = format!("layers.{layer}.attention");
         let mut new_cache = None;
         let x = self.sublayer(x, &format!("{name}.norm"), |net, x| {
             let relative = |net: &mut Self, r: Value| -> Result<Relative> {
-                Ok(Relative { u: net.param("u", [heads, d / heads])?, v: net.param("v", [heads, d / heads])?, r })
+                Ok(Relative {
+                    u: net.param("u", [heads, d / heads])?,
+                    v: net.param("v", [heads, d / heads])?,
+                    r,
+                })
             };
             let qkv = net.map(x, &format!("{name}.qkv"), 3 * d)?;
             let mut options = Attention {
@@ -362,8 +380,12 @@ impl<'a> Net<'a> {
         let mut map = None;
         let x = self.sublayer(x, &format!("{name}.norm"), |net, x| {
             let q = net.map(x, &format!("{name}.q"), d)?;
-            let options =
-                Attention { heads: net.config.heads, bias, dropout: net.attention_dropout(), ..Attention::default() };
+            let options = Attention {
+                heads: net.config.heads,
+                bias,
+                dropout: net.attention_dropout(),
+                ..Attention::default()
+            };
             let (y, weights) = net.g.attention(Qkv::QueryAndPacked { q, kv }, options)?;
             map = Some(weights);
             let y = net.map_with(y, &format!("{name}.out"), d, true, Act::Identity)?;
@@ -395,7 +417,8 @@ impl<'a> Net<'a> {
                 let tokens = shape.iter().product::<usize>() / d;
                 let flat = self.g.reshape(x, [tokens, d])?;
                 let logits = self.map(flat, &format!("{name}.router"), experts)?;
-                let (gates, chosen) = self.g.route_top_k(logits, top_k.saturating_sub(shared_experts).max(1))?;
+                let (gates, chosen) =
+                    self.g.route_top_k(logits, top_k.saturating_sub(shared_experts).max(1))?;
                 if self.rng.is_some() && balance > 0.0 {
                     let loss = self.g.load_balancing_loss(gates, chosen, experts)?;
                     let loss = self.g.scale(loss, balance)?;

@@ -49,9 +49,19 @@ pub fn pieces(config: &ModelConfig) -> Vec<Piece> {
         Observation::Image { channels, height, width } => {
             // The encoder as a sequence: convolution, ReLU, ..., flatten, linear, tanh.
             let along = |n: usize| ((n - 8) / 4 + 1 - 4) / 2 + 1 - 2;
-            for (i, (outputs, depth)) in [(32, channels * 64), (64, 32 * 16), (64, 64 * 9)].into_iter().enumerate() {
-                list.whole(&format!("state_encoder.{}.weight", 2 * i), &format!("encoder.conv{i}.weight"), (outputs, depth));
-                list.whole(&format!("state_encoder.{}.bias", 2 * i), &format!("encoder.conv{i}.bias"), (1, outputs));
+            for (i, (outputs, depth)) in
+                [(32, channels * 64), (64, 32 * 16), (64, 64 * 9)].into_iter().enumerate()
+            {
+                list.whole(
+                    &format!("state_encoder.{}.weight", 2 * i),
+                    &format!("encoder.conv{i}.weight"),
+                    (outputs, depth),
+                );
+                list.whole(
+                    &format!("state_encoder.{}.bias", 2 * i),
+                    &format!("encoder.conv{i}.bias"),
+                    (1, outputs),
+                );
             }
             let features = 64 * along(*height) * along(*width);
             list.whole("state_encoder.7.weight", "encoder.weight", (d, features));
@@ -110,7 +120,14 @@ impl List {
         self.part(published, own, size, (0, 0), size);
     }
 
-    fn part(&mut self, published: &[&str], own: &str, matrix: (usize, usize), at: (usize, usize), size: (usize, usize)) {
+    fn part(
+        &mut self,
+        published: &[&str],
+        own: &str,
+        matrix: (usize, usize),
+        at: (usize, usize),
+        size: (usize, usize),
+    ) {
         let published = published.iter().map(|name| (*name).to_owned()).collect();
         self.0.push(Piece { published, own: own.to_owned(), matrix, at, size });
     }
@@ -125,9 +142,21 @@ impl List {
     fn layer(&mut self, config: &ModelConfig, layer: usize) {
         let d = config.d_model;
         let (from, to) = (format!("layers.{layer}"), format!("layers.{layer}"));
-        self.whole(&format!("{from}.self_attention.qkv_net.weight"), &format!("{to}.attention.qkv.weight"), (3 * d, d));
-        self.whole(&format!("{from}.self_attention.r_net.weight"), &format!("{to}.attention.r.weight"), (d, d));
-        self.whole(&format!("{from}.self_attention.o_net.weight"), &format!("{to}.attention.out.weight"), (d, d));
+        self.whole(
+            &format!("{from}.self_attention.qkv_net.weight"),
+            &format!("{to}.attention.qkv.weight"),
+            (3 * d, d),
+        );
+        self.whole(
+            &format!("{from}.self_attention.r_net.weight"),
+            &format!("{to}.attention.r.weight"),
+            (d, d),
+        );
+        self.whole(
+            &format!("{from}.self_attention.o_net.weight"),
+            &format!("{to}.attention.out.weight"),
+            (d, d),
+        );
         self.norm(config, &format!("{from}.self_attention.layer_norm"), &format!("{to}.attention.norm"));
         let memory = &config.memory;
         for (on, theirs, ours, norm) in [
@@ -139,8 +168,20 @@ impl List {
             }
             let own = |part: &str| format!("{to}.{ours}.{part}");
             self.whole(&format!("{from}.{theirs}.w_q.weight"), &own("q.weight"), (d, d));
-            self.part(&[&format!("{from}.{theirs}.w_k.weight")], &own("kv.weight"), (2 * d, d), (0, 0), (d, d));
-            self.part(&[&format!("{from}.{theirs}.w_v.weight")], &own("kv.weight"), (2 * d, d), (d, 0), (d, d));
+            self.part(
+                &[&format!("{from}.{theirs}.w_k.weight")],
+                &own("kv.weight"),
+                (2 * d, d),
+                (0, 0),
+                (d, d),
+            );
+            self.part(
+                &[&format!("{from}.{theirs}.w_v.weight")],
+                &own("kv.weight"),
+                (2 * d, d),
+                (d, 0),
+                (d, d),
+            );
             self.whole(&format!("{from}.{theirs}.w_o.weight"), &own("out.weight"), (d, d));
             self.whole(&format!("{from}.{theirs}.w_o.bias"), &own("out.bias"), (1, d));
             self.norm(config, &format!("{from}.{norm}"), &own("norm"));
@@ -169,7 +210,11 @@ impl List {
             }
             Ffn::SwiGlu { d_ff } => {
                 let names = |part: &str| {
-                    [format!("{core}.{part}.weight"), format!("{core}.swiglu.{part}.weight"), format!("{core}.0.{part}.weight")]
+                    [
+                        format!("{core}.{part}.weight"),
+                        format!("{core}.swiglu.{part}.weight"),
+                        format!("{core}.0.{part}.weight"),
+                    ]
                 };
                 for (part, own, matrix, at, size) in [
                     ("gate_proj", "gate_up", (2 * d_ff, d), (0, 0), (d_ff, d)),
@@ -182,12 +227,22 @@ impl List {
                 }
             }
             Ffn::Moe { experts, routed_d_ff: f, shared_experts, shared_d_ff: s, .. } => {
-                self.whole(&format!("{core}.router.linear.weight"), &format!("{to}.router.weight"), (experts, d));
+                self.whole(
+                    &format!("{core}.router.linear.weight"),
+                    &format!("{to}.router.weight"),
+                    (experts, d),
+                );
                 for e in 0..experts {
                     let name = |part: &str| format!("{core}.experts.{e}.swiglu.{part}.weight");
                     let (gate_up, down) = (format!("{to}.routed.gate_up"), format!("{to}.routed.down"));
                     self.part(&[&name("gate_proj")], &gate_up, (experts * 2 * f, d), (e * 2 * f, 0), (f, d));
-                    self.part(&[&name("up_proj")], &gate_up, (experts * 2 * f, d), (e * 2 * f + f, 0), (f, d));
+                    self.part(
+                        &[&name("up_proj")],
+                        &gate_up,
+                        (experts * 2 * f, d),
+                        (e * 2 * f + f, 0),
+                        (f, d),
+                    );
                     self.part(&[&name("down_proj")], &down, (experts * d, f), (e * d, 0), (d, f));
                 }
                 let width = shared_experts * s;
@@ -196,7 +251,13 @@ impl List {
                     let gate_up = format!("{to}.shared.gate_up.weight");
                     self.part(&[&name("gate_proj")], &gate_up, (2 * width, d), (e * s, 0), (s, d));
                     self.part(&[&name("up_proj")], &gate_up, (2 * width, d), (width + e * s, 0), (s, d));
-                    self.part(&[&name("down_proj")], &format!("{to}.shared.down.weight"), (d, width), (0, e * s), (d, s));
+                    self.part(
+                        &[&name("down_proj")],
+                        &format!("{to}.shared.down.weight"),
+                        (d, width),
+                        (0, e * s),
+                        (d, s),
+                    );
                 }
             }
         }
@@ -213,22 +274,32 @@ pub fn convert(config: &ModelConfig, published: &Tensors, prefix: &str) -> Resul
             published.get(&full).map(|tensor| (full, tensor))
         });
         let Some((name, tensor)) = found else {
-            return Err(Error::input("published weights", format!("a tensor `{}`", piece.published[0]), "none"));
+            return Err(Error::input(
+                "published weights",
+                format!("a tensor `{}`", piece.published[0]),
+                "none",
+            ));
         };
         if tensor.shape.iter().product::<usize>() != piece.size.0 * piece.size.1 {
             let expected = format!("`{name}` of {} x {} elements", piece.size.0, piece.size.1);
             return Err(Error::input("published weights", expected, format!("{:?}", tensor.shape)));
         }
-        let target = own.entry(piece.own.clone()).or_insert_with(|| vec![0.0; piece.matrix.0 * piece.matrix.1]);
+        let target =
+            own.entry(piece.own.clone()).or_insert_with(|| vec![0.0; piece.matrix.0 * piece.matrix.1]);
         piece.insert(&tensor.to_f64(), target);
         used.insert(name);
     }
-    let unknown = published.keys().filter(|name| name.starts_with(prefix) && !used.contains(*name)).find(|name| {
-        let name = &name[prefix.len()..];
-        !SPARE.iter().any(|spare| name.starts_with(spare))
-    });
+    let unknown =
+        published.keys().filter(|name| name.starts_with(prefix) && !used.contains(*name)).find(|name| {
+            let name = &name[prefix.len()..];
+            !SPARE.iter().any(|spare| name.starts_with(spare))
+        });
     if let Some(name) = unknown {
-        return Err(Error::input("published weights", "only tensors that this config has", format!("`{name}`")));
+        return Err(Error::input(
+            "published weights",
+            "only tensors that this config has",
+            format!("`{name}`"),
+        ));
     }
     Ok(own.into_iter().collect())
 }

@@ -117,6 +117,15 @@ pub fn evaluation_graph(config: &ModelConfig, batch: usize, dtype: DType) -> Res
     Ok(g)
 }
 
+/// A graph that declares every parameter of the model, in the given element type.
+pub fn parameter_graph(config: &ModelConfig, dtype: DType) -> Result<Graph> {
+    config.validate()?;
+    let mut g = Graph::new();
+    let rng = g.rng("rng")?;
+    Net::new(&mut g, config, dtype, Some(rng)).segments(1, 1, Start::Fresh)?;
+    Ok(g)
+}
+
 impl Net<'_> {
     /// `count` segments from the graph's inputs; memory states are updated. Returns logits [count, B, L, outputs].
     fn segments(&mut self, batch: usize, count: usize, start: Start) -> Result<Value> {
@@ -184,7 +193,9 @@ impl Net<'_> {
         let declare = |net: &mut Self, name: &str, observation: &Observation| -> Result<Value> {
             Ok(match observation {
                 Observation::Vector { dim } => net.g.input(name, net.dtype, shaped(&[*dim]))?,
-                Observation::Categorical { sizes, .. } => net.g.input(name, DType::I32, shaped(&[sizes.len()]))?,
+                Observation::Categorical { sizes, .. } => {
+                    net.g.input(name, DType::I32, shaped(&[sizes.len()]))?
+                }
                 Observation::Image { channels, height, width } => {
                     net.g.input(name, net.dtype, shaped(&[*channels, *height, *width]))?
                 }
@@ -194,7 +205,9 @@ impl Net<'_> {
         let observation = match &config.observation {
             Observation::Parts(parts) => {
                 let parts = parts.iter().enumerate();
-                parts.map(|(i, part)| declare(self, &format!("observation.{i}"), part)).collect::<Result<Vec<_>>>()?
+                parts
+                    .map(|(i, part)| declare(self, &format!("observation.{i}"), part))
+                    .collect::<Result<Vec<_>>>()?
             }
             one => vec![declare(self, "observation", one)?],
         };
@@ -224,7 +237,13 @@ impl Net<'_> {
     }
 
     /// Mean loss over all steps that count in all segments.
-    fn action_loss(&mut self, logits: Value, batch: usize, count: usize, label_smoothing: f64) -> Result<Value> {
+    fn action_loss(
+        &mut self,
+        logits: Value,
+        batch: usize,
+        count: usize,
+        label_smoothing: f64,
+    ) -> Result<Value> {
         let config = self.config;
         let rows = count * batch * config.segment_length;
         let lead = [count, batch, config.segment_length];

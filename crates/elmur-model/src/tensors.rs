@@ -58,7 +58,10 @@ pub type Tensors = BTreeMap<String, HostTensor>;
 pub fn read(path: &Path) -> Result<Tensors> {
     let size = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
     if size > MAX_FILE {
-        return Err(Error::file(path, format!("{size} bytes is more than a checkpoint can have ({MAX_FILE})")));
+        return Err(Error::file(
+            path,
+            format!("{size} bytes is more than a checkpoint can have ({MAX_FILE})"),
+        ));
     }
     let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
     parse(&bytes).map_err(|problem| Error::file(path, problem))
@@ -71,7 +74,10 @@ pub fn parse(bytes: &[u8]) -> std::result::Result<Tensors, String> {
     let mut tensors = Tensors::new();
     for (name, view) in file.tensors() {
         let numbers = numbers(&view).ok_or_else(|| {
-            format!("tensor `{name}` has element type {:?}; expected F64, F32, F16, BF16, I64 or I32", view.dtype())
+            format!(
+                "tensor `{name}` has element type {:?}; expected F64, F32, F16, BF16, I64 or I32",
+                view.dtype()
+            )
         })?;
         tensors.insert(name, HostTensor { shape: view.shape().to_vec(), numbers });
     }
@@ -139,7 +145,8 @@ mod tests {
     use super::*;
 
     fn sample() -> Tensors {
-        let a = HostTensor { shape: vec![2, 3], numbers: Numbers::F32(vec![1.0, -2.0, 3.5, 0.0, 1e-30, 1e30]) };
+        let a =
+            HostTensor { shape: vec![2, 3], numbers: Numbers::F32(vec![1.0, -2.0, 3.5, 0.0, 1e-30, 1e30]) };
         let b = HostTensor { shape: vec![2], numbers: Numbers::I64(vec![-1, 1 << 40]) };
         Tensors::from([("a".to_owned(), a), ("b".to_owned(), b)])
     }
@@ -173,7 +180,9 @@ mod tests {
 
     #[test]
     fn half_precision_is_read_exactly() {
-        for (bits, want) in [(0x3c00, 1.0), (0xc000, -2.0), (0x7bff, 65504.0), (0x0001, 5.960_464_5e-8), (0, 0.0)] {
+        for (bits, want) in
+            [(0x3c00, 1.0), (0xc000, -2.0), (0x7bff, 65504.0), (0x0001, 5.960_464_5e-8), (0, 0.0)]
+        {
             assert_eq!(half_to_f32(bits), want);
         }
         assert!(half_to_f32(0x7e00).is_nan());

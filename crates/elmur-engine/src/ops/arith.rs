@@ -6,7 +6,7 @@ use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
-use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::op::{Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float};
 use crate::ops::reduce::{broadcast_steps, row_offset};
 use crate::types::{DType, TensorType};
 
@@ -36,7 +36,8 @@ impl Graph {
         self.push1(Affine { factor, offset }, &[x])
     }
 
-    /// `a` where `condition` (bool, same shape) holds, else `b`.
+    /// `a` where `condition` holds, else `b`, for any element type. The condition is bool and has the shape of `a`, or only
+    /// its leading axes (then it chooses whole rows).
     pub fn select(&mut self, condition: Value, a: Value, b: Value) -> Result<Value> {
         self.push1(Select, &[a, b, condition])
     }
@@ -248,10 +249,16 @@ impl Op for Select {
         "select"
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        want_float("select", "a", &inputs[0])?;
-        want("select", "b", &inputs[1], inputs[0].dtype, &inputs[0].shape)?;
-        want("select", "condition", &inputs[2], DType::Bool, &inputs[0].shape)?;
-        Ok(vec![inputs[0].clone()])
+        let (a, condition) = (&inputs[0], &inputs[2]);
+        want("select", "b", &inputs[1], a.dtype, &a.shape)?;
+        if condition.dtype != DType::Bool || !a.shape.starts_with(&condition.shape) {
+            return mismatch(
+                "select",
+                format!("a bool condition over leading axes of {a}"),
+                condition.to_string(),
+            );
+        }
+        Ok(vec![a.clone()])
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         let Some(grad) = b.grad(0) else { return Ok(()) };
@@ -268,10 +275,12 @@ impl Op for Select {
         Ok(())
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        dispatch_float!(io.dtype(), T => {
-            let (a, b, condition) = (io.input::<T>(0), io.input::<T>(1), io.input::<bool>(2));
-            for (i, y) in io.output::<T>(0).iter_mut().enumerate() {
-                *y = if condition[i] { a[i] } else { b[i] };
+        let condition = io.input::<bool>(2);
+        let row = io.ty(0).len() / condition.len();
+        dispatch_bits!(io.dtype(), U => {
+            let (a, b) = (io.input_bits::<U>(0), io.input_bits::<U>(1));
+            for (i, (y, chosen)) in io.output_bits::<U>(0).chunks_exact_mut(row).zip(condition).enumerate() {
+                y.copy_from_slice(&if *chosen { a } else { b }[i * row..(i + 1) * row]);
             }
         });
         Ok(())
