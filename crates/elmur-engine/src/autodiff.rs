@@ -93,15 +93,18 @@ impl Graph {
                 grads: output_grads,
                 needs: input_needs.clone(),
             };
+            let before = backward.graph.nodes.len();
             op.backward(&mut backward)?;
             let results = backward.results;
-            for ((input, grad), needed) in inputs.into_iter().zip(results).zip(input_needs) {
-                if let (Some(grad), true) = (grad, needed) {
+            for ((input, grad), needed) in inputs.into_iter().zip(&results).zip(input_needs) {
+                if let (Some(grad), true) = (*grad, needed) {
                     debug_assert_eq!(self.ty_of(grad), self.ty_of(input));
                     let slot = input.id as usize;
+                    // Gradients that were only passed on, or go to two inputs, belong to others too.
+                    let is_own = results.iter().flatten().filter(|g| **g == grad).count() == 1;
                     grads[slot] = Some(match grads[slot] {
                         None => grad,
-                        Some(sum) => self.accumulate(sum, grad)?,
+                        Some(sum) => self.accumulate(sum, grad, if is_own { before } else { usize::MAX })?,
                     });
                 }
             }
@@ -109,11 +112,12 @@ impl Graph {
         Ok(wrt.iter().map(|v| grads[v.id as usize]).collect())
     }
 
-    /// `sum + grad`. Where the op that computes `grad` can add into a buffer, it is told to do so instead.
-    fn accumulate(&mut self, sum: Value, grad: Value) -> Result<Value> {
+    /// `sum + grad`. Where `grad` is the newest node, made at or after node `since`, and its op can add into a buffer, it is
+    /// told to do so instead.
+    fn accumulate(&mut self, sum: Value, grad: Value, since: usize) -> Result<Value> {
         if let Origin::Node(node) = self.values[grad.id as usize].origin
+            && node >= since
             && node + 1 == self.nodes.len()
-            && grad != sum
             && let Some(op) = self.nodes[node].op.accumulating()
         {
             self.nodes[node].op = op;

@@ -40,6 +40,12 @@ pub(crate) trait Op: Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Whether the kernel needs output `i` even if nobody reads it. Other unread outputs have no memory.
+    fn always_writes(&self, output: usize) -> bool {
+        let _ = output;
+        false
+    }
+
     /// For an op whose single output can be added into an existing buffer at no cost: the op that does so, taking
     /// that buffer as one more input at the end.
     fn accumulating(&self) -> Option<Arc<dyn Op>> {

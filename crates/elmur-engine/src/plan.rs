@@ -9,6 +9,7 @@
 
 use crate::graph::{Graph, Origin, Value};
 use crate::store::ALIGN;
+use crate::types::DType;
 
 /// Memory of a value before offsets are applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +141,8 @@ impl<'g> Planner<'g> {
         let (input, output) = (node.inputs[pair.0], node.outputs[pair.1]);
         let (root, offset) = self.root[input.id as usize];
         let shared = node.inputs.iter().filter(|i| self.root[i.id as usize].0 == root).count() > 1;
-        let same_size = self.graph.ty_of(root).bytes() == self.graph.ty_of(output).bytes();
+        let bytes = self.graph.ty_of(output).bytes();
+        let same_size = [root, input].iter().all(|v| self.graph.ty_of(*v).bytes() == bytes);
         (offset == 0 && same_size && !shared).then_some(root)
     }
 
@@ -190,7 +192,10 @@ impl<'g> Planner<'g> {
             let output = node.outputs.iter().position(|o| *o == value)?;
             let pair = node.op.in_place(node.inputs.len()).into_iter().find(|(_, o)| *o == output)?;
             let previous = self.overwritten_input(step, pair)?;
-            if self.root[value.id as usize].0 != value || self.last[previous.id as usize] != step + 1 {
+            let feeds_another = previous != target
+                && self.graph.updates.iter().any(|(_, source)| self.root[source.id as usize].0 == previous);
+            let read_later = self.last[previous.id as usize] != step + 1;
+            if self.root[value.id as usize].0 != value || read_later || feeds_another {
                 return None;
             }
             chain.push(value);
@@ -239,12 +244,21 @@ impl<'g> Planner<'g> {
             touched[new.id as usize] = true;
         }
 
-        let read = self.read_values();
+        let mut read = self.read_values();
+        for &node in &self.steps {
+            let node = &graph.nodes[node];
+            let forced = |i: &usize| node.op.always_writes(*i);
+            (0..node.outputs.len()).filter(forced).for_each(|i| read[node.outputs[i].id as usize] = true);
+        }
+        let is_output =
+            |id: usize| graph.outputs.iter().any(|(_, v)| self.root[v.id as usize].0.id as usize == id);
         let mut blocks = Vec::new();
         for (id, info) in graph.values.iter().enumerate() {
             let is_root = self.root[id].0.id as usize == id;
             let lifetime = match info.origin {
                 Origin::Input => (0, FOREVER),
+                // Never shared: a run that fails halfway must not leave other bits than zero and one in a bool.
+                Origin::Node(_) if is_root && info.ty.dtype == DType::Bool && is_output(id) => (0, FOREVER),
                 Origin::Node(_) if is_root && touched[id] && read[id] => (self.first[id], self.last[id]),
                 _ => continue,
             };

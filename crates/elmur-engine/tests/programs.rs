@@ -416,3 +416,109 @@ fn malformed_graphs_never_panic() {
     }
     assert!(built > 250, "only {built} of 300 random graphs ran");
 }
+
+/// Values of outputs after one run of a graph over the state `w` = 1, 2, 3, 10, 20, 30.
+fn outputs_of(build: impl FnOnce(&mut Graph, Value) -> Result<()>) -> (Program, Store) {
+    let mut g = Graph::new();
+    let w = g.param("w", F64, [2, 3]).unwrap();
+    build(&mut g, w).unwrap();
+    let store = Store::new();
+    let mut p = program(&g, &store);
+    store.set("w", &[1.0, 2.0, 3.0, 10.0, 20.0, 30.0]).unwrap();
+    p.run().unwrap();
+    (p, store)
+}
+
+#[test]
+fn a_gradient_that_is_passed_on_is_not_accumulated_into() {
+    // W = A + B, used together with A alone: the gradient of W is shared by A and B.
+    for (first, second) in [(0, 1), (1, 0)] {
+        let mut g = Graph::new();
+        let names = ["a", "b"];
+        let parts = [first, second].map(|i| g.param(names[i], F64, [3, 3]).unwrap());
+        let x = g.param("x", F64, [2, 3]).unwrap();
+        let w = g.add(parts[0], parts[1]).unwrap();
+        let y = g.linear(x, w, None, Activation::Identity).unwrap();
+        let y = g.linear(y, parts[0], None, Activation::Tanh).unwrap();
+        let twice = g.add(y, y).unwrap();
+        let loss = g.sum(twice).unwrap();
+        let store = Store::new();
+        store.declare(&g).unwrap();
+        elmur_engine::gradcheck::randomize(&g, &store, 1, 0.5).unwrap();
+        let worst = elmur_engine::gradcheck::check(&mut g, loss, &store, 1e-5, 100).unwrap();
+        assert!(worst.error < 1e-8, "{worst:?}");
+    }
+}
+
+#[test]
+fn a_window_of_a_buffer_is_not_taken_for_the_whole() {
+    let (p, _) = outputs_of(|g, w| {
+        let doubled = g.scale(w, 1.0)?;
+        let top = g.slice(doubled, 0, 0..1)?;
+        let zeros = g.constant(&[0.0; 6], [2, 3])?;
+        let y = g.add(top, zeros)?;
+        g.output("y", y)
+    });
+    assert_eq!(p.get::<f64>("y").unwrap(), [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+}
+
+#[test]
+fn an_intermediate_value_can_update_another_state() {
+    for swap in [false, true] {
+        let (_, store) = outputs_of(|g, w| {
+            let b = g.state("b", F64, [2, 3])?;
+            let once = g.affine(w, 1.0, 1.0)?;
+            let twice = g.affine(once, 1.0, 1.0)?;
+            let updates = if swap { [(b, once), (w, twice)] } else { [(w, twice), (b, once)] };
+            updates.into_iter().try_for_each(|(target, new)| g.update(target, new))
+        });
+        assert_eq!(store.get::<f64>("b").unwrap()[0], 2.0);
+        assert_eq!(store.get::<f64>("w").unwrap()[0], 3.0);
+    }
+}
+
+#[test]
+fn any_subset_of_an_ops_outputs_may_be_read() {
+    let (p, _) = outputs_of(|g, w| {
+        let gamma = g.constant(&[1.0; 3], [3])?;
+        let (_, sum) = g.residual_norm(w, w, Norm { kind: NormKind::Rms, gamma, eps: 1e-8 })?;
+        g.output("sum", sum)?;
+        let tokens = g.reshape(w, [1, 2, 3])?;
+        let options = Attention { heads: 1, ..Attention::default() };
+        let (_, weights) = g.attention(Qkv::Separate { q: tokens, k: tokens, v: tokens }, options)?;
+        g.output("weights", weights)?;
+        let (gates, _) = g.route_top_k(w, 1)?;
+        g.output("gates", gates)
+    });
+    assert_eq!(p.get::<f64>("sum").unwrap(), [2.0, 4.0, 6.0, 20.0, 40.0, 60.0]);
+    assert_eq!(p.get::<f64>("gates").unwrap(), [1.0, 1.0]);
+    assert!((p.get::<f64>("weights").unwrap().iter().sum::<f64>() - 2.0).abs() < 1e-12);
+}
+
+#[test]
+fn slots_out_of_range_are_errors_in_gradients_too() {
+    let mut g = Graph::new();
+    let memory = g.param("memory", F64, [2, 3, 1]).unwrap();
+    let slots = g.input("slots", DType::I32, [2, 1]).unwrap();
+    let read = g.gather_slots(memory, slots).unwrap();
+    let loss = g.sum(read).unwrap();
+    let grad = g.gradients(loss, &[memory]).unwrap()[0].unwrap();
+    g.output("grad", grad).unwrap();
+    let mut p = program(&g, &Store::new());
+    p.set("slots", &[4i32, 0]).unwrap();
+    assert_eq!(p.run().unwrap_err().to_string(), "gather_slots_grad: slot 4 is outside 0..3");
+    p.set("slots", &[2i32, 0]).unwrap();
+    p.run().unwrap();
+    assert_eq!(p.get::<f64>("grad").unwrap(), [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn gradients_through_attention_weights_are_refused() {
+    let mut g = Graph::new();
+    let x = g.param("x", F64, [1, 2, 4]).unwrap();
+    let options = Attention { heads: 1, ..Attention::default() };
+    let (y, weights) = g.attention(Qkv::Separate { q: x, k: x, v: x }, options).unwrap();
+    let (a, b) = (g.sum(y).unwrap(), g.sum(weights).unwrap());
+    let loss = g.add(a, b).unwrap();
+    assert!(matches!(g.gradients(loss, &[x]), Err(Error::NoGradient { op: "attention weights", .. })));
+}

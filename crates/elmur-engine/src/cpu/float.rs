@@ -35,6 +35,11 @@ pub(crate) trait Float:
     fn tanh(self) -> Self;
     fn erf(self) -> Self;
 
+    #[inline(always)]
+    fn is_nan(self) -> bool {
+        self.partial_cmp(&self).is_none()
+    }
+
     /// The larger one; `other` where `self` is not a number.
     #[inline(always)]
     fn max(self, other: Self) -> Self {

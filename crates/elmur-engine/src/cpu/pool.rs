@@ -125,10 +125,11 @@ impl Pool {
             spins += 1;
             if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
+        let worker_panicked = shared.panicked.swap(false, Ordering::Relaxed);
         if let Err(panic) = own {
             std::panic::resume_unwind(panic);
         }
-        if shared.panicked.swap(false, Ordering::Relaxed) {
+        if worker_panicked {
             std::panic::resume_unwind(Box::new("a kernel panicked on a worker thread"));
         }
     }

@@ -15,7 +15,7 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::{Rows, RowsMut, max_tasks};
 use crate::cpu::simd::{axpy, dot, simd_fn};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
 use crate::ops::dropout::{DropStream, Mask as DropMask, want_rng};
@@ -284,21 +284,19 @@ impl Op for Forward {
             |input| IndexBound { input, what: "start", limit: dims.keys - dims.queries + 1, ignored: None };
         self.extra.start.into_iter().map(bound).collect()
     }
+    fn always_writes(&self, output: usize) -> bool {
+        output == 0
+    }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = b.grad(0) else {
-            // Only the weights were used: they are for looking at, not for training.
-            return match b.first_needed() {
-                Some(input) => Err(crate::error::Error::NoGradient { op: "attention weights", input }),
-                None => Ok(()),
-            };
-        };
+        // The weights are for looking at, not for training.
+        if let (Some(_), Some(input)) = (b.grad(1), b.first_needed()) {
+            return Err(Error::NoGradient { op: "attention weights", input });
+        }
+        let Some(dy) = b.grad(0) else { return Ok(()) };
         if let Some(i) = self.extra.relative
             && b.graph.shape(b.inputs[i + 2])?.len() == 3
         {
-            return Err(crate::error::Error::NoGradient {
-                op: "attention with a position table per row",
-                input: i + 2,
-            });
+            return Err(Error::NoGradient { op: "attention with a position table per row", input: i + 2 });
         }
         let operands = self.shape.layout.operands();
         let mut inputs = b.inputs.clone();

@@ -59,7 +59,7 @@ impl Dims {
             return None;
         };
         let along = |extent: usize, kernel: usize| {
-            let room = (extent + 2 * conv.padding).checked_sub(kernel)?;
+            let room = conv.padding.checked_mul(2)?.checked_add(extent)?.checked_sub(kernel)?;
             Some(room.checked_div(conv.stride)? + 1)
         };
         let patches = (along(height, h)?, along(width, v)?);

@@ -128,6 +128,21 @@ impl Op for Group {
     }
 }
 
+fn assignment_bound(input: usize, limit: usize) -> IndexBound {
+    IndexBound { input, what: "assignment", limit, ignored: None }
+}
+
+/// Offsets must cut the rows into consecutive groups.
+fn check_offsets(offsets: &[i32], rows: usize) -> Result<()> {
+    IndexBound { input: 2, what: "offset", limit: rows + 1, ignored: None }
+        .check("grouped_linear", offsets)?;
+    let whole = offsets.first() == Some(&0) && offsets.last() == Some(&(rows as i32));
+    if whole && offsets.is_sorted() {
+        return Ok(());
+    }
+    mismatch("grouped_linear", format!("ascending offsets from 0 to {rows}"), "others")
+}
+
 #[derive(Debug)]
 struct Gather;
 
@@ -139,6 +154,8 @@ impl Op for Gather {
         let x = &inputs[0];
         want_float("gather_by_expert", "x", x)?;
         let assignments = inputs[1].len();
+        want("gather_by_expert", "order", &inputs[1], DType::I32, &[assignments])?;
+        want("gather_by_expert", "position", &inputs[2], DType::I32, &[assignments])?;
         if x.shape.len() != 2 || !assignments.is_multiple_of(x.shape[0]) {
             return mismatch(
                 "gather_by_expert",
@@ -160,6 +177,7 @@ impl Op for Gather {
         let (tokens, d) = (io.ty(0).shape[0], io.ty(0).shape[1]);
         let order = io.input::<i32>(1);
         let k = order.len() / tokens;
+        assignment_bound(1, order.len()).check("gather_by_expert", order)?;
         dispatch_float!(io.dtype(), T => {
             let (x, y) = (io.input::<T>(0), io.output::<T>(0));
             io.pool.rows(order.len(), d, RowsMut::new(y, d), |first, y| {
@@ -189,6 +207,7 @@ impl Op for GatherGrad {
         let d = io.ty(0).shape[1];
         let position = io.input::<i32>(1);
         let k = position.len() / self.tokens;
+        assignment_bound(1, position.len()).check("gather_by_expert", position)?;
         dispatch_float!(io.dtype(), T => {
             let (dy, dx) = (io.input::<T>(0), io.output::<T>(0));
             io.pool.rows(self.tokens, k * d, RowsMut::new(dx, d), |first, dx| {
@@ -254,6 +273,7 @@ impl Op for GroupedLinear {
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (rows, k, n) = (io.ty(0).shape[0], io.ty(0).shape[1], io.out_ty(0).shape[1]);
         let offsets = io.input::<i32>(2);
+        check_offsets(offsets, rows)?;
         dispatch_float!(io.dtype(), T => {
             let (x, w, y) = (io.input::<T>(0), io.input::<T>(1), io.output::<T>(0));
             let scratch = io.scratch::<T>(scratch_len::<T>(rows, n, k, io.pool.threads()));
@@ -298,6 +318,7 @@ impl Op for GroupedWeightGrad {
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (rows, m, n) = (io.ty(0).shape[0], io.ty(0).shape[1], io.ty(1).shape[1]);
         let offsets = io.input::<i32>(2);
+        check_offsets(offsets, rows)?;
         dispatch_float!(io.dtype(), T => {
             let (a, b) = (io.input::<T>(0), io.input::<T>(1));
             let dw = if self.accumulate { io.in_place::<T>(3, 0) } else { io.output::<T>(0) };
@@ -357,6 +378,7 @@ impl Op for Combine {
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (tokens, k, d) = (io.ty(1).shape[0], io.ty(1).shape[1], io.ty(0).shape[1]);
         let position = io.input::<i32>(3);
+        assignment_bound(3, position.len()).check("combine_experts", position)?;
         dispatch_float!(io.dtype(), T => {
             let (y, gates) = (io.input::<T>(0), io.input::<T>(1));
             io.pool.rows(tokens, k * d, RowsMut::new(io.output::<T>(0), d), |first, out| {
@@ -392,6 +414,8 @@ impl Op for CombineGrad {
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (k, d) = (io.ty(2).shape[1], io.ty(0).shape[1]);
         let (order, position) = (io.input::<i32>(3), io.input::<i32>(4));
+        assignment_bound(3, order.len()).check("combine_experts", order)?;
+        assignment_bound(4, order.len()).check("combine_experts", position)?;
         dispatch_float!(io.dtype(), T => {
             let (dout, y, gates) = (io.input::<T>(0), io.input::<T>(1), io.input::<T>(2));
             if let Some(dy) = io.output_if_used::<T>(0) {

@@ -38,7 +38,7 @@ impl Graph {
         self.push1(GatherSlots, &[memory, slots])
     }
 
-    /// Writes `candidates` [B, W, d] into `slots` i32 [B, W] of memory [B, M, d] at `times` i64 [B].
+    /// Writes `candidates` [B, W, d] into `slots` i32 [B, W], distinct within a row, of memory [B, M, d] at `times` i64 [B].
     /// Returns the new memory and the new anchors (i64 [B, M]).
     pub fn lru_blend(
         &mut self,
@@ -169,10 +169,14 @@ impl Op for ScatterSlots {
     fn infer(&self, _: &[TensorType]) -> Result<Vec<TensorType>> {
         Ok(vec![self.memory.clone()])
     }
+    fn indices(&self, _: &[TensorType]) -> Vec<IndexBound> {
+        vec![slot_bound(&self.memory, 1)]
+    }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let &[_, m, d] = &self.memory.shape[..] else { return Ok(()) };
         let slots = io.input::<i32>(1);
         let w = io.ty(1).cols();
+        slot_bound(&self.memory, 1).check("gather_slots", slots)?;
         dispatch_float!(io.dtype(), T => {
             let dmemory = io.output::<T>(0);
             dmemory.fill(T::ZERO);
@@ -279,10 +283,14 @@ impl Op for BlendGrad {
         let (batch, _, d, w) = want_memory("lru_blend_grad", &inputs[0], &inputs[2])?;
         Ok(vec![inputs[0].clone(), inputs[0].with([batch, w, d])])
     }
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        vec![slot_bound(&inputs[0], 2)]
+    }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let &[_, m, d] = &io.ty(0).shape[..] else { return Ok(()) };
         let (anchors, slots) = (io.input::<i64>(1), io.input::<i32>(2));
         let w = io.ty(2).cols();
+        slot_bound(io.ty(0), 2).check("lru_blend", slots)?;
         let active = (io.inputs.len() > 3).then(|| io.input::<bool>(3));
         dispatch_float!(io.dtype(), T => {
             let grad = io.input::<T>(0);

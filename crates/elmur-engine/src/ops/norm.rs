@@ -100,6 +100,9 @@ impl Op for Forward {
         }
         Ok(outputs)
     }
+    fn always_writes(&self, output: usize) -> bool {
+        output == 0
+    }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         let passed = if self.residual { b.grad(2) } else { None };
         let (ds, mut rest) = match b.grad(0) {

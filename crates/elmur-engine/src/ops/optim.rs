@@ -78,6 +78,10 @@ impl Graph {
             inputs.extend([param, grad, m, v]);
             targets.extend([param, m, v]);
         }
+        if let Some(taken) = targets.iter().find(|t| self.updates.iter().any(|(u, _)| u == *t)) {
+            let got = format!("a second for `{}`", self.describe(*taken));
+            return mismatch("adamw", "one update per parameter", got);
+        }
         let op = AdamWOp { settings, max_norm: clip.map(|(_, max)| max) };
         let outputs = self.push(op, &inputs)?;
         for (target, new) in targets.into_iter().zip(outputs) {

@@ -4,7 +4,7 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
-use crate::op::{Io, Op, dispatch_float, mismatch, want_float};
+use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want_float};
 use crate::types::{DType, TensorType};
 
 impl Graph {
@@ -47,6 +47,9 @@ impl Op for TopK {
         let shape = [logits.rows(), self.k];
         Ok(vec![logits.with(shape), TensorType::new(DType::I32, shape)])
     }
+    fn always_writes(&self, output: usize) -> bool {
+        output == 1
+    }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         // A single gate is always 1: no gradient reaches the router.
         if let Some(dgates) = b.grad(0).filter(|_| self.k > 1) {
@@ -78,7 +81,8 @@ fn choose<T: Float>(logits: &[T], experts: &mut [i32]) {
         let (taken, rest) = experts.split_at_mut(slot);
         let mut best: Option<usize> = None;
         for (e, logit) in logits.iter().enumerate() {
-            if !taken.contains(&(e as i32)) && best.is_none_or(|b| *logit > logits[b]) {
+            let better = |b: usize| *logit > logits[b] || (logits[b].is_nan() && !logit.is_nan());
+            if !taken.contains(&(e as i32)) && best.is_none_or(better) {
                 best = Some(e);
             }
         }
@@ -153,6 +157,9 @@ impl Op for Balance {
     fn name(&self) -> &'static str {
         "load_balancing_loss"
     }
+    fn indices(&self, _: &[TensorType]) -> Vec<IndexBound> {
+        vec![IndexBound { input: 1, what: "expert", limit: self.experts, ignored: None }]
+    }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         want_routes("load_balancing_loss", &inputs[0], &inputs[1])?;
         if self.experts == 0 {
@@ -204,6 +211,7 @@ impl Op for BalanceGrad {
             let grad = io.input::<T>(0)[0].to_f64();
             let dgates = io.output::<T>(0);
             let total = dgates.len() as f64;
+            dgates.fill(T::ZERO);
             for e in 0..self.experts {
                 let value = T::of(grad * self.experts as f64 * Balance::count(experts, e) as f64 / (total * total));
                 let chosen = dgates.iter_mut().zip(experts).filter(|(_, x)| **x == e as i32);

@@ -25,7 +25,8 @@ impl Graph {
 #[inline(always)]
 pub(crate) fn softmax_row<T: Float>(x: &mut [T]) {
     let top = max(x);
-    if top == T::NEG_INFINITY {
+    // Only -inf, and not NaN: a diverged model must not look masked.
+    if top == T::NEG_INFINITY && !x.iter().any(|x| x.is_nan()) {
         return x.fill(T::ZERO);
     }
     x.iter_mut().for_each(|x| *x = (*x - top).exp());
@@ -131,7 +132,7 @@ impl Op for ArgMax {
             for (x, best) in io.input::<T>(0).chunks_exact(n).zip(io.output::<i32>(0)) {
                 let mut at = 0;
                 for i in 1..n {
-                    if x[i] > x[at] {
+                    if x[i] > x[at] || (x[at].is_nan() && !x[i].is_nan()) {
                         at = i;
                     }
                 }
