@@ -6,11 +6,12 @@
 //!
 //! ```text
 //! key     = (low32(seed), high32(seed))
-//! counter = (low32(block), stream, low32(step), high32(step))     block = index / 4
-//! draw    = philox4x32_10(counter, key)[index % 4]
+//! counter = (low32(block), stream, low32(step), high32(step))     block = 16 (index / 64) + index % 16
+//! draw    = philox4x32_10(counter, key)[index % 64 / 16]
 //! ```
 //!
-//! `stream` numbers the random ops of a program, `step` counts program runs. An op may draw at most 2^34 numbers.
+//! so that sixteen neighbours come from the same word of sixteen blocks, as vector units like it. `stream` numbers the random
+//! ops of a program, `step` counts program runs. An op may draw at most 2^34 numbers.
 
 const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -44,17 +45,17 @@ impl Stream {
         Self { key: [seed as u32, (seed >> 32) as u32], stream, step: [step as u32, (step >> 32) as u32] }
     }
 
-    /// Draws `4 * block .. 4 * block + 4`.
+    /// The four draws of one block.
     #[inline(always)]
     pub fn block(&self, block: u32) -> [u32; 4] {
         philox([block, self.stream, self.step[0], self.step[1]], self.key)
     }
 
-    /// Sixteen blocks at once, transposed: `[j][i]` is draw `4 * (first + i) + j`. Written so that compilers
-    /// turn each line into one vector instruction.
+    /// Draws `64 * group .. 64 * group + 64`, sixteen per row. Written so that compilers turn each line into one vector
+    /// instruction.
     #[inline(always)]
-    pub(crate) fn blocks16(&self, first: u32) -> [[u32; 16]; 4] {
-        let mut a: [u32; 16] = std::array::from_fn(|i| first.wrapping_add(i as u32));
+    pub(crate) fn group(&self, group: u32) -> [[u32; 16]; 4] {
+        let mut a: [u32; 16] = std::array::from_fn(|i| (16 * group).wrapping_add(i as u32));
         let mut b = [self.stream; 16];
         let mut c = [self.step[0]; 16];
         let mut d = [self.step[1]; 16];
@@ -74,20 +75,20 @@ impl Stream {
 
     /// Draw number `index`.
     pub fn draw(&self, index: u64) -> u32 {
-        self.block((index / 4) as u32)[(index % 4) as usize]
+        self.block((16 * (index / 64) + index % 16) as u32)[(index % 64 / 16) as usize]
     }
 
     /// Fills `out` with numbers uniform in `[low, high)`, element `i` from draw `i`.
     pub fn fill_uniform(&self, out: &mut [f64], low: f64, high: f64) {
-        for (block, chunk) in out.chunks_mut(4).enumerate() {
-            let draws = self.block(block as u32);
-            for (x, draw) in chunk.iter_mut().zip(draws) {
-                *x = low + (high - low) * unit(draw);
+        for (group, chunk) in out.chunks_mut(64).enumerate() {
+            let draws = self.group(group as u32);
+            for (x, draw) in chunk.iter_mut().zip(draws.as_flattened()) {
+                *x = low + (high - low) * unit(*draw);
             }
         }
     }
 
-    /// Fills `out` with normal numbers of mean 0 and the given standard deviation (Box-Muller on draw pairs).
+    /// Fills `out` with normal numbers of mean 0 and the given standard deviation: four from each block in turn, by Box-Muller.
     pub fn fill_normal(&self, out: &mut [f64], std: f64) {
         for (block, chunk) in out.chunks_mut(4).enumerate() {
             for (x, z) in chunk.iter_mut().zip(normals(self.block(block as u32))) {
@@ -140,11 +141,13 @@ mod tests {
     #[test]
     fn wide_blocks_equal_single_blocks() {
         let stream = Stream::new(0x1234_5678_9abc_def0, 77, 3);
-        let wide = stream.blocks16(1000);
+        let wide = stream.group(100);
         for i in 0..16 {
-            assert_eq!(stream.block(1000 + i as u32), std::array::from_fn(|j| wide[j][i]));
+            assert_eq!(stream.block(1600 + i as u32), std::array::from_fn(|j| wide[j][i]));
         }
-        assert_eq!(stream.draw(4 * 1003 + 2), wide[2][3]);
+        for (i, draw) in wide.as_flattened().iter().enumerate() {
+            assert_eq!(stream.draw(6400 + i as u64), *draw);
+        }
     }
 
     #[test]

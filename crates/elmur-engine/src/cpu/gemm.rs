@@ -87,11 +87,12 @@ pub(crate) fn scratch_len<T: Tiles>(m: usize, n: usize, k: usize, threads: usize
     let (mr, nr) = (tiles.mr, tiles.nr);
     // Either operand may be the shared one; per thread one block of the other.
     let shared = (m.div_ceil(mr) * mr).max(n.div_ceil(nr) * nr) * k;
-    shared + threads * KC.min(k) * (mr * ROW_PANELS).max(nr) + LANES
+    shared + threads * KC.min(k) * (mr * PANELS).max(nr) + LANES
 }
 
-/// Row panels of one task when B is shared: 8 x 14 x KC floats stay in the second-level cache.
-const ROW_PANELS: usize = 8;
+/// Panels that are packed together, and row panels of one task when B is shared: 8 x 14 x KC floats stay in the second-level
+/// cache, and rows of the source are read in long runs.
+const PANELS: usize = 16;
 
 /// What a product is made of; see [`gemm`].
 pub(crate) struct Product<'a, T> {
@@ -155,24 +156,24 @@ pub(crate) fn gemm<T: Tiles>(
     // The shared operand, packed once: panel p of k block k0 starts at k0 * panels * width + p * width * kb.
     let (width, panels) = if share_b { (nr, col_panels) } else { (mr, row_panels) };
     let source = if share_b { (b.data, b.cs, b.rs, n) } else { (a.data, a.rs, a.cs, m) };
-    run(panels, &|panel, _| {
+    let groups = panels.div_ceil(PANELS);
+    run(groups * k.div_ceil(KC), &|task, _| {
         let (data, step, depth_step, total) = source;
-        let first = panel * width;
-        let valid = width.min(total - first);
-        for k0 in (0..k).step_by(KC) {
-            let kb = KC.min(k - k0);
-            // SAFETY: offsets stay inside `shared_len`; every panel is written by one task.
-            let target = unsafe {
-                let start = shared.get().add(k0 * panels * width + panel * width * kb);
-                std::slice::from_raw_parts_mut(start, kb * width)
-            };
-            (tiles.pack)(target, width, kb, &data[first * step + k0 * depth_step..], step, depth_step, valid);
-        }
+        let (k0, first) = (task / groups * KC, task % groups * PANELS);
+        let kb = KC.min(k - k0);
+        let count = PANELS.min(panels - first);
+        // SAFETY: offsets stay inside `shared_len`; every panel of every block is written by one task.
+        let target = unsafe {
+            let start = shared.get().add(k0 * panels * width + first * width * kb);
+            std::slice::from_raw_parts_mut(start, count * kb * width)
+        };
+        let valid = (count * width).min(total - first * width);
+        (tiles.pack)(target, width, kb, &data[first * width * step + k0 * depth_step..], step, depth_step, valid);
     });
 
     if share_b {
-        // Aim at four tasks per thread, at most ROW_PANELS panels each.
-        let per_task = row_panels.div_ceil(4 * threads).clamp(1, ROW_PANELS);
+        // Aim at four tasks per thread, at most PANELS panels each.
+        let per_task = row_panels.div_ceil(4 * threads).clamp(1, PANELS);
         run(row_panels.div_ceil(per_task), &|task, thread| {
             let first_panel = task * per_task;
             let last_panel = (first_panel + per_task).min(row_panels);
@@ -181,15 +182,10 @@ pub(crate) fn gemm<T: Tiles>(
             let block = unsafe { private.get().add(thread * private_len) };
             for k0 in (0..k).step_by(KC) {
                 let kb = KC.min(k - k0);
-                for panel in first_panel..last_panel {
-                    let row = panel * mr;
-                    // SAFETY: `scratch_len` provides ROW_PANELS panels per thread.
-                    let target = unsafe {
-                        std::slice::from_raw_parts_mut(block.add((panel - first_panel) * mr * kb), mr * kb)
-                    };
-                    let data = &a.data[row * a.rs + k0 * a.cs..];
-                    (tiles.pack)(target, mr, kb, data, a.rs, a.cs, mr.min(m - row));
-                }
+                // SAFETY: `scratch_len` provides PANELS panels per thread.
+                let target = unsafe { std::slice::from_raw_parts_mut(block, (last_panel - first_panel) * mr * kb) };
+                let data = &a.data[first_panel * mr * a.rs + k0 * a.cs..];
+                (tiles.pack)(target, mr, kb, data, a.rs, a.cs, rows);
                 for j in 0..col_panels {
                     // SAFETY: panel j of this k block was packed above.
                     let b_panel = unsafe { shared.get().add(k0 * col_panels * nr + j * nr * kb) };
@@ -400,19 +396,24 @@ fn pack_portable<T: Float>(
     depth_step: usize,
     valid: usize,
 ) {
-    if step == 1 {
-        for (k, row) in target.chunks_exact_mut(width).enumerate() {
-            row[..valid].copy_from_slice(&source[k * depth_step..][..valid]);
-            row[valid..].fill(T::ZERO);
+    for (panel, target) in target.chunks_exact_mut(width * kb).enumerate() {
+        let first = panel * width;
+        let valid = width.min(valid - first);
+        let source = &source[first * step..];
+        if step == 1 {
+            for (k, row) in target.chunks_exact_mut(width).enumerate() {
+                row[..valid].copy_from_slice(&source[k * depth_step..][..valid]);
+                row[valid..].fill(T::ZERO);
+            }
+            continue;
         }
-        return;
-    }
-    if valid < width {
-        target.fill(T::ZERO);
-    }
-    for i in 0..valid {
-        for k in 0..kb {
-            target[k * width + i] = source[i * step + k * depth_step];
+        if valid < width {
+            target.fill(T::ZERO);
+        }
+        for i in 0..valid {
+            for k in 0..kb {
+                target[k * width + i] = source[i * step + k * depth_step];
+            }
         }
     }
 }
@@ -615,38 +616,42 @@ mod x86 {
 
     /// [`pack_portable`] for a source contiguous in depth: blocks of 16 x 16 are transposed in registers.
     #[target_feature(enable = "avx512f")]
-    fn transpose_pack(
-        target: &mut [f32],
-        width: usize,
-        kb: usize,
-        source: &[f32],
-        step: usize,
-        valid: usize,
-    ) {
-        assert!(target.len() >= kb * width && (valid - 1) * step + kb <= source.len());
-        for i0 in (0..width).step_by(16) {
-            let lanes = 16.min(width - i0);
-            let store: __mmask16 = (((1u32 << lanes) - 1) & 0xffff) as u16;
-            for k0 in (0..kb).step_by(16) {
-                let depth = 16.min(kb - k0);
-                let load: __mmask16 = (((1u32 << depth) - 1) & 0xffff) as u16;
-                let mut rows = [_mm512_setzero_ps(); 16];
-                for (r, row) in rows.iter_mut().enumerate().take(valid.saturating_sub(i0).min(16)) {
-                    // SAFETY: row i0 + r < valid has kb elements; the mask keeps the load inside them.
-                    *row = unsafe { _mm512_maskz_loadu_ps(load, source.as_ptr().add((i0 + r) * step + k0)) };
-                }
-                for (k, column) in transpose(rows).into_iter().enumerate().take(depth) {
-                    // SAFETY: `lanes` elements of row k0 + k of the target exist from i0 on.
-                    unsafe {
-                        let at = target.as_mut_ptr().add((k0 + k) * width + i0);
-                        _mm512_mask_storeu_ps(at, store, column);
+    fn transpose_pack(target: &mut [f32], width: usize, kb: usize, source: &[f32], step: usize, valid: usize) {
+        assert!((valid - 1) * step + kb <= source.len() && target.len().is_multiple_of(kb * width));
+        for (panel, target) in target.chunks_exact_mut(kb * width).enumerate() {
+            let first = panel * width;
+            for i0 in (0..width).step_by(16) {
+                let store = lanes(width - i0);
+                let rows_here = valid.saturating_sub(first + i0).min(16).min(width - i0);
+                for k0 in (0..kb).step_by(16) {
+                    let (depth, load) = (16.min(kb - k0), lanes(kb - k0));
+                    let mut rows = [_mm512_setzero_ps(); 16];
+                    for (r, row) in rows.iter_mut().enumerate().take(rows_here) {
+                        // SAFETY: row first + i0 + r < valid has kb elements; the mask keeps the load inside them.
+                        *row = unsafe {
+                            _mm512_maskz_loadu_ps(load, source.as_ptr().add((first + i0 + r) * step + k0))
+                        };
+                    }
+                    for (k, column) in transpose(rows).into_iter().enumerate().take(depth) {
+                        // SAFETY: the mask keeps the store inside row k0 + k of this panel.
+                        unsafe {
+                            let at = target.as_mut_ptr().add((k0 + k) * width + i0);
+                            _mm512_mask_storeu_ps(at, store, column);
+                        }
                     }
                 }
             }
         }
     }
 
-    /// [`pack_portable`] with whole vectors where the source is contiguous across the panel.
+    /// A mask of the first `count` lanes.
+    #[inline]
+    fn lanes(count: usize) -> __mmask16 {
+        ((1u32 << count.min(16)) - 1) as __mmask16
+    }
+
+    /// [`pack_portable`] with whole vectors where the source is contiguous across panels: each row of the source is read in
+    /// one run and dealt out to all panels.
     #[target_feature(enable = "avx512f")]
     fn copy_pack(
         target: &mut [f32],
@@ -660,15 +665,22 @@ mod x86 {
         if step != 1 {
             return pack_portable(target, width, kb, source, step, depth_step, valid);
         }
-        assert!(target.len() >= kb * width && (kb - 1) * depth_step + valid <= source.len());
-        for i0 in (0..width).step_by(16) {
-            let mask = |lanes: usize| ((1u32 << lanes.min(16)) - 1) as __mmask16;
-            let (load, store) = (mask(valid.saturating_sub(i0)), mask(width - i0));
-            for k in 0..kb {
-                // SAFETY: the masks keep both accesses inside the slices, as asserted above.
-                unsafe {
-                    let row = _mm512_maskz_loadu_ps(load, source.as_ptr().add(k * depth_step + i0));
-                    _mm512_mask_storeu_ps(target.as_mut_ptr().add(k * width + i0), store, row);
+        let panels = target.len() / (kb * width);
+        assert!(target.len() == panels * kb * width && (kb - 1) * depth_step + valid <= source.len());
+        for k in 0..kb {
+            for panel in 0..panels {
+                for i0 in (0..width).step_by(16) {
+                    let first = panel * width + i0;
+                    if k + 8 < kb {
+                        _mm_prefetch::<_MM_HINT_T0>(source.as_ptr().wrapping_add((k + 8) * depth_step + first).cast());
+                    }
+                    let (load, store) = (lanes(valid.saturating_sub(first).min(width - i0)), lanes(width - i0));
+                    // SAFETY: the masks keep both accesses inside the slices, as asserted above.
+                    unsafe {
+                        let row = _mm512_maskz_loadu_ps(load, source.as_ptr().add(k * depth_step + first));
+                        let at = target.as_mut_ptr().add((panel * kb + k) * width + i0);
+                        _mm512_mask_storeu_ps(at, store, row);
+                    }
                 }
             }
         }

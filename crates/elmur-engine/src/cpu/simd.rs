@@ -103,20 +103,20 @@ pub(crate) fn fold<T: Float>(mut lanes: [T; LANES], f: impl Fn(T, T) -> T) -> T 
     lanes[0]
 }
 
-/// Sum over `i` of `f(i)` for `i < len`, in [`LANES`] interleaved partial sums.
+/// Σ f(x), in [`LANES`] interleaved partial sums. Written over slices: an index would cost a bounds check and with it the
+/// vector instructions.
 #[inline(always)]
-pub(crate) fn reduce<T: Float>(len: usize, f: impl Fn(usize) -> T) -> T {
+pub(crate) fn reduce<T: Float>(x: &[T], f: impl Fn(T) -> T) -> T {
     let mut lanes = [T::ZERO; LANES];
-    let whole = len / LANES * LANES;
-    let mut i = 0;
-    while i < whole {
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += f(i + lane);
+    let chunks = x.chunks_exact(LANES);
+    let tail = chunks.remainder();
+    for x in chunks {
+        for l in 0..LANES {
+            lanes[l] += f(x[l]);
         }
-        i += LANES;
     }
-    for (lane, i) in (whole..len).enumerate() {
-        lanes[lane] += f(i);
+    for (l, x) in tail.iter().enumerate() {
+        lanes[l] += f(*x);
     }
     fold(lanes, |a, b| a + b)
 }
@@ -124,7 +124,7 @@ pub(crate) fn reduce<T: Float>(len: usize, f: impl Fn(usize) -> T) -> T {
 /// Sum of a slice.
 #[inline(always)]
 pub(crate) fn sum<T: Float>(x: &[T]) -> T {
-    reduce(x.len(), |i| x[i])
+    reduce(x, |x| x)
 }
 
 /// Dot product with fused multiply-adds.

@@ -100,26 +100,22 @@ impl Mask {
         let keep = T::of(self.keep);
         let factor = |draw: u32| if draw < self.below { T::ZERO } else { keep };
         let mut i = 0;
-        // To the next multiple of four, then whole vectors of blocks, then the rest.
+        // Whole groups of 64 where they are aligned, parts of groups at the ends.
         while i < x.len() {
-            let index = first + i;
-            if index.is_multiple_of(4) && x.len() - i >= 64 {
-                let draws = self.stream.blocks16((index / 4) as u32);
-                for (j, draws) in draws.iter().enumerate() {
-                    for (b, &draw) in draws.iter().enumerate() {
-                        x[i + 4 * b + j] *= factor(draw);
+            let (group, offset) = ((first + i) / 64, (first + i) % 64);
+            let draws = self.stream.group(group as u32);
+            let n = (64 - offset).min(x.len() - i);
+            if n == 64 {
+                for (x, draws) in x[i..i + 64].chunks_exact_mut(16).zip(&draws) {
+                    for l in 0..16 {
+                        x[l] *= factor(draws[l]);
                     }
                 }
-                i += 64;
             } else {
-                let draws = self.stream.block((index / 4) as u32);
-                let lane = index % 4;
-                let n = (4 - lane).min(x.len() - i);
-                for (x, &draw) in x[i..i + n].iter_mut().zip(&draws[lane..]) {
-                    *x *= factor(draw);
-                }
-                i += n;
+                let draws = &draws.as_flattened()[offset..offset + n];
+                x[i..i + n].iter_mut().zip(draws).for_each(|(x, draw)| *x *= factor(*draw));
             }
+            i += n;
         }
     }
 }

@@ -123,7 +123,7 @@ simd_fn! {
     /// log Σ e^x and mean x.
     fn log_sum_exp<T>(x: &[T]) -> (T, T) {
         let top = max(x);
-        let total = reduce(x.len(), |i| (x[i] - top).exp());
+        let total = reduce(x, |x| (x - top).exp());
         (top + total.ln(), sum(x) / T::of(x.len() as f64))
     }
 }

@@ -9,7 +9,7 @@
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
-use crate::cpu::simd::{reduce, simd_fn, sum};
+use crate::cpu::simd::{dot, reduce, simd_fn, sum};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -175,7 +175,7 @@ simd_fn! {
                 sums[at].copy_from_slice(y);
             }
             let mean = if beta.is_some() { sum(y) * per } else { T::ZERO };
-            let square = reduce(d, |i| (y[i] - mean) * (y[i] - mean)) * per;
+            let square = reduce(y, |y| (y - mean) * (y - mean)) * per;
             let inverse = T::ONE / (square + eps).sqrt();
             if let Some(stats) = &mut stats {
                 stats[2 * row] = mean;
@@ -218,7 +218,7 @@ impl Op for Gradient {
     }
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
         let (rows, d) = (inputs[0].rows(), inputs[0].cols());
-        rows.div_ceil(rows_per_part(rows)) * 2 * d * inputs[0].dtype.size()
+        rows.div_ceil(rows_per_part(rows)) * 4 * d * inputs[0].dtype.size()
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (rows, d) = (io.ty(0).rows(), io.ty(0).cols());
@@ -227,9 +227,9 @@ impl Op for Gradient {
         dispatch_float!(io.dtype(), T => {
             let (s, stats, gamma, dy) = (io.input::<T>(0), io.input::<T>(1), io.input::<T>(2), io.input::<T>(3));
             let passed = self.passed.then(|| io.input::<T>(4));
-            let partial = io.scratch::<T>(parts * 2 * d);
+            let partial = io.scratch::<T>(parts * 4 * d);
             let ds = io.output_if_used::<T>(0);
-            let partials = RowsMut::new(&mut *partial, 2 * d);
+            let partials = RowsMut::new(&mut *partial, 4 * d);
             io.pool.blocks(rows, per_part, ds.map(|ds| RowsMut::new(ds, d)), |first, ds, part| {
                 // SAFETY: one part per task.
                 let sums = unsafe { crate::cpu::pool::Rows::part(&partials, part, 1) };
@@ -242,7 +242,7 @@ impl Op for Gradient {
             for (output, half) in [(1, 0), (2, 1)] {
                 if output < io.outputs.len() && let Some(grad) = io.output_if_used::<T>(output) {
                     grad.fill(T::ZERO);
-                    partial.chunks_exact(2 * d).for_each(|p| add_rows(grad, &p[half * d..(half + 1) * d]));
+                    partial.chunks_exact(4 * d).for_each(|p| add_rows(grad, &p[half * d..(half + 1) * d]));
                 }
             }
         });
@@ -264,23 +264,31 @@ simd_fn! {
         let mut ds = ds;
         let d = gamma.len();
         let per = T::ONE / T::of(d as f64);
-        sums.fill(T::ZERO);
-        let (dgamma, dbeta) = sums.split_at_mut(d);
+        // dgamma, dbeta, then one row of n and of g.
+        let (dgamma, rest) = sums.split_at_mut(d);
+        let (dbeta, rest) = rest.split_at_mut(d);
+        let (n, rest) = rest.split_at_mut(d);
+        let g = &mut rest[..d];
+        dgamma.fill(T::ZERO);
+        dbeta.fill(T::ZERO);
         for row in 0..s.len() / d {
             let at = row * d..(row + 1) * d;
             let (s, dy) = (&s[at.clone()], &dy[at.clone()]);
             let (mean, inverse) = (stats[2 * row], stats[2 * row + 1]);
             for i in 0..d {
-                dgamma[i] = ((s[i] - mean) * inverse).mul_add(dy[i], dgamma[i]);
+                n[i] = (s[i] - mean) * inverse;
+                g[i] = dy[i] * gamma[i];
+            }
+            for i in 0..d {
+                dgamma[i] = n[i].mul_add(dy[i], dgamma[i]);
                 dbeta[i] += dy[i];
             }
             let Some(ds) = &mut ds else { continue };
             let ds = &mut ds[at.clone()];
-            let mean_g = if layer { reduce(d, |i| dy[i] * gamma[i]) * per } else { T::ZERO };
-            let mean_gn = reduce(d, |i| dy[i] * gamma[i] * ((s[i] - mean) * inverse)) * per;
+            let mean_g = if layer { sum(g) * per } else { T::ZERO };
+            let mean_gn = dot(g, n) * per;
             for i in 0..d {
-                let n = (s[i] - mean) * inverse;
-                ds[i] = inverse * (dy[i] * gamma[i] - mean_g - n * mean_gn);
+                ds[i] = inverse * (g[i] - mean_g - n[i] * mean_gn);
             }
             if let Some(passed) = passed {
                 ds.iter_mut().zip(&passed[at]).for_each(|(ds, p)| *ds += *p);

@@ -3,7 +3,7 @@
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
-use crate::cpu::simd::{dot, max, reduce, simd_fn};
+use crate::cpu::simd::{dot, max, simd_fn, sum};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want_float};
@@ -30,7 +30,7 @@ pub(crate) fn softmax_row<T: Float>(x: &mut [T]) {
         return x.fill(T::ZERO);
     }
     x.iter_mut().for_each(|x| *x = (*x - top).exp());
-    let scale = T::ONE / reduce(x.len(), |i| x[i]);
+    let scale = T::ONE / sum(x);
     x.iter_mut().for_each(|x| *x *= scale);
 }
 

@@ -1,20 +1,20 @@
 //! `elmur bench`: each figure is printed beside what it is compared with, measured in the same run.
 
 pub mod block;
+pub mod policy;
 
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 /// Prints one result, as a JSON line or as `key value` pairs for people.
-#[allow(clippy::print_stdout)]
 fn print(json: bool, row: &Value) {
     match row {
         Value::Object(fields) if !json => {
             let pairs: Vec<String> = fields.iter().map(|(key, value)| format!("{key} {value}")).collect();
-            println!("{}", pairs.join("  "));
+            crate::say(&pairs.join("  "));
         }
-        _ => println!("{row}"),
+        _ => crate::say(&row.to_string()),
     }
 }
 

@@ -1,0 +1,227 @@
+//! `elmur bench step` and `elmur bench train`: a whole model, acting and training.
+//!
+//! Rows have the form of the PyTorch and ONNX Runtime peers they are compared with: {"peer", "device", "work", "ms"}, where
+//! a training unit is one batch (3 segments with 3 optimizer steps) and a step is one environment step of B rows. Steps
+//! at the end of a segment, which also write the memory, are reported apart.
+
+use std::time::Instant;
+
+use elmur_engine::{DType, Pool, Program, Store};
+use elmur_model::config::{Action, Ffn, ModelConfig, Observation};
+use elmur_model::presets::{self, Preset};
+use elmur_model::segments::{SegmentClock, Start, TrainSettings, training_graph};
+use elmur_model::session::{Obs, Session};
+use elmur_model::{Error, Result, init};
+use serde_json::json;
+
+use super::{Times, WARM_UP, print, round};
+
+/// Options of `elmur bench step`.
+#[derive(clap::Args)]
+pub struct StepArgs {
+    /// Print JSON lines.
+    #[arg(long)]
+    json: bool,
+    /// Model preset.
+    #[arg(long, default_value = "tmaze")]
+    preset: String,
+    /// Rows acting side by side; both 1 and 100 if absent.
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Threads; 0 means one per core. Batch 1 defaults to one thread, larger batches to all.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Measured segments.
+    #[arg(long, default_value_t = 100)]
+    segments: usize,
+}
+
+/// Options of `elmur bench train`.
+#[derive(clap::Args)]
+pub struct TrainArgs {
+    /// Print JSON lines.
+    #[arg(long)]
+    json: bool,
+    /// Model preset.
+    #[arg(long, default_value = "tmaze")]
+    preset: String,
+    /// Threads; 0 means one per core.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Measured batches.
+    #[arg(long, default_value_t = 10)]
+    batches: usize,
+    /// Also print the time of every op.
+    #[arg(long)]
+    profile: bool,
+}
+
+fn preset(name: &str) -> Result<Preset> {
+    presets::find(name).ok_or_else(|| {
+        let names: Vec<&str> = presets::all().iter().map(|p| p.name).collect();
+        Error::Config { key: "preset".into(), expected: format!("one of {}", names.join(", ")), got: name.into() }
+    })
+}
+
+/// Runs `elmur bench step`.
+pub fn step(args: &StepArgs) -> Result<()> {
+    let config = preset(&args.preset)?.model;
+    let params = init::parameters(&config, 0)?;
+    for batch in args.batch.map_or(vec![1, 100], |b| vec![b]) {
+        let threads = args.threads.unwrap_or(usize::from(batch == 1));
+        step_row(args, &config, &params, batch, &Pool::new(threads))?;
+    }
+    Ok(())
+}
+
+fn step_row(args: &StepArgs, config: &ModelConfig, params: &Store, batch: usize, pool: &Pool) -> Result<()> {
+    let mut session = Session::new(config, params, batch, pool)?;
+    let observation = Observations::new(config, batch);
+    let (mut inside, mut boundary) = (Vec::new(), Vec::new());
+    let length = config.segment_length;
+    for segment in 0..args.segments + 2 {
+        for position in 0..length {
+            let start = Instant::now();
+            session.act(observation.get(), None)?;
+            let time = start.elapsed();
+            if segment >= 2 {
+                if position + 1 == length { boundary.push(time) } else { inside.push(time) }
+            }
+        }
+    }
+    let whole: f64 = inside.iter().chain(&boundary).map(|t| t.as_secs_f64() * 1e3).sum();
+    let mean = whole / (inside.len() + boundary.len()) as f64;
+    inside.sort();
+    boundary.sort();
+    let (inside, boundary) = (Times(inside), Times(boundary));
+    print(
+        args.json,
+        &json!({
+            "peer": "elmur", "device": "cpu", "work": format!("step B={batch}"), "ms": round(inside.ms(0.5)),
+            "p99_ms": round(inside.ms(0.99)), "boundary_ms": round(boundary.ms(0.5)),
+            "boundary_p99_ms": round(boundary.ms(0.99)), "mean_ms": round(mean),
+            "threads": pool.threads(), "weights": "f32", "preset": args.preset,
+        }),
+    );
+    Ok(())
+}
+
+/// Observations that fit a model.
+enum Observations {
+    Floats(Vec<f32>),
+    Ints(Vec<i32>),
+}
+
+impl Observations {
+    fn new(config: &ModelConfig, rows: usize) -> Self {
+        let floats = |n: usize| Self::Floats((0..rows * n).map(|i| (i % 13) as f32 * 0.1 - 0.6).collect());
+        match &config.observation {
+            Observation::Vector { dim } => floats(*dim),
+            Observation::Image { channels, height, width } => floats(channels * height * width),
+            Observation::Categorical { sizes, .. } => Self::Ints(vec![0; rows * sizes.len()]),
+            Observation::Parts(_) => floats(0),
+        }
+    }
+
+    fn get(&self) -> Obs<'_> {
+        match self {
+            Self::Floats(data) => Obs::Floats(data),
+            Self::Ints(data) => Obs::Ints(data),
+        }
+    }
+
+    fn set(&self, program: &mut Program) -> Result<()> {
+        match self {
+            Self::Floats(data) => program.set("observation", data)?,
+            Self::Ints(data) => program.set("observation", data)?,
+        }
+        Ok(())
+    }
+}
+
+/// Runs `elmur bench train`.
+pub fn train(args: &TrainArgs) -> Result<()> {
+    let preset = preset(&args.preset)?;
+    let pool = Pool::new(args.threads);
+    let mut plain = preset.clone();
+    remove_dropout(&mut plain.model);
+    train_row(args, &plain, &pool, "train")?;
+    train_row(args, &preset, &pool, "train with dropout")
+}
+
+/// The peers are measured without dropout.
+fn remove_dropout(config: &mut ModelConfig) {
+    config.dropout = 0.0;
+    config.attention_dropout = 0.0;
+    config.memory.dropout = 0.0;
+    if let Ffn::Moe { dropout, .. } = &mut config.ffn {
+        *dropout = 0.0;
+    }
+}
+
+fn train_row(args: &TrainArgs, preset: &Preset, pool: &Pool, work: &str) -> Result<()> {
+    let config = &preset.model;
+    let settings = TrainSettings {
+        batch: preset.train.batch,
+        label_smoothing: preset.train.label_smoothing,
+        optimizer: preset.train.optimizer(),
+        clip: preset.train.clip,
+        dtype: DType::F32,
+        export_gradients: false,
+    };
+    let store = init::parameters(config, 0)?;
+    let mut programs = Vec::new();
+    for start in [Start::Fresh, Start::Continue] {
+        let graph = training_graph(config, &settings, start)?;
+        store.declare(&graph)?;
+        let mut program = Program::new(&graph, pool, &[&store])?;
+        let steps = settings.batch * config.segment_length;
+        Observations::new(config, steps).set(&mut program)?;
+        match &config.action {
+            Action::Continuous { dim, .. } => {
+                program.set("targets", &vec![0.1f32; steps * dim])?;
+                program.set("mask", &vec![true; steps])?;
+            }
+            action => program.set("targets", &vec![1i64; steps * action.dim()])?,
+        }
+        program.set("lr", &[2e-4f32])?;
+        programs.push(program);
+    }
+    let segments = preset.train.segments;
+    let mut times = Vec::new();
+    for batch in 0..args.batches + WARM_UP.min(3) {
+        let start = Instant::now();
+        for segment in 0..segments {
+            let program = &mut programs[usize::from(segment > 0)];
+            SegmentClock::set(config, program, segment as u64)?;
+            program.run()?;
+        }
+        if batch >= WARM_UP.min(3) {
+            times.push(start.elapsed());
+        }
+    }
+    times.sort();
+    let times = Times(times);
+    print(
+        args.json,
+        &json!({
+            "peer": "elmur", "device": "cpu", "work": work, "ms": round(times.ms(0.5)), "best_ms": round(times.ms(0.0)),
+            "threads": pool.threads(), "preset": args.preset, "batch": settings.batch,
+            "arena_bytes": programs[1].arena_bytes(), "steps": programs[1].steps(),
+        }),
+    );
+    if args.profile {
+        let mut by_op: std::collections::BTreeMap<&str, (usize, f64)> = Default::default();
+        for step in programs[1].profile(args.batches)? {
+            let entry = by_op.entry(step.op).or_default();
+            entry.0 += 1;
+            entry.1 += step.time.as_secs_f64() * 1e3;
+        }
+        let mut rows: Vec<_> = by_op.into_iter().collect();
+        rows.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+        for (op, (count, ms)) in rows {
+            print(args.json, &json!({"op": op, "count": count, "ms_per_segment": round(ms)}));
+        }
+    }
+    Ok(())
+}
