@@ -64,8 +64,14 @@ struct Inner {
 /// Named tensors shared by programs. Cloning shares; see [`Store::duplicate`] for a copy.
 ///
 /// Programs that only read a store run side by side; one that updates it waits for the others.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Store(Arc<Inner>);
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Store({} tensors)", self.names().len())
+    }
+}
 
 impl Store {
     /// An empty store.

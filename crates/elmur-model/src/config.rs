@@ -333,6 +333,9 @@ impl ModelConfig {
         check(divides, "heads", &format!("a divisor of d_model = {}", self.d_model), self.heads.to_string())?;
         check((1..=1024).contains(&self.layers), "layers", "1 to 1024", self.layers.to_string())?;
         check(size(self.segment_length), "segment_length", "1 to 1048576", self.segment_length.to_string())?;
+        let window = self.segment_tokens().saturating_mul(self.d_model);
+        let tokens = self.segment_tokens().to_string();
+        check(window <= 1 << 26, "segment_length", "at most 67108864 / d_model tokens per segment", tokens)?;
         check(size(m.slots), "memory.slots", "1 to 1048576", m.slots.to_string())?;
         check((0.0..=1.0).contains(&m.lambda), "memory.lambda", "0 to 1", m.lambda.to_string())?;
         let writes = (1..=m.slots).contains(&m.slots_per_write);

@@ -168,7 +168,15 @@ pub(crate) fn gemm<T: Tiles>(
             std::slice::from_raw_parts_mut(start, count * kb * width)
         };
         let valid = (count * width).min(total - first * width);
-        (tiles.pack)(target, width, kb, &data[first * width * step + k0 * depth_step..], step, depth_step, valid);
+        (tiles.pack)(
+            target,
+            width,
+            kb,
+            &data[first * width * step + k0 * depth_step..],
+            step,
+            depth_step,
+            valid,
+        );
     });
 
     if share_b {
@@ -183,7 +191,8 @@ pub(crate) fn gemm<T: Tiles>(
             for k0 in (0..k).step_by(KC) {
                 let kb = KC.min(k - k0);
                 // SAFETY: `scratch_len` provides PANELS panels per thread.
-                let target = unsafe { std::slice::from_raw_parts_mut(block, (last_panel - first_panel) * mr * kb) };
+                let target =
+                    unsafe { std::slice::from_raw_parts_mut(block, (last_panel - first_panel) * mr * kb) };
                 let data = &a.data[first_panel * mr * a.rs + k0 * a.cs..];
                 (tiles.pack)(target, mr, kb, data, a.rs, a.cs, rows);
                 for j in 0..col_panels {
@@ -616,7 +625,14 @@ mod x86 {
 
     /// [`pack_portable`] for a source contiguous in depth: blocks of 16 x 16 are transposed in registers.
     #[target_feature(enable = "avx512f")]
-    fn transpose_pack(target: &mut [f32], width: usize, kb: usize, source: &[f32], step: usize, valid: usize) {
+    fn transpose_pack(
+        target: &mut [f32],
+        width: usize,
+        kb: usize,
+        source: &[f32],
+        step: usize,
+        valid: usize,
+    ) {
         assert!((valid - 1) * step + kb <= source.len() && target.len().is_multiple_of(kb * width));
         for (panel, target) in target.chunks_exact_mut(kb * width).enumerate() {
             let first = panel * width;
@@ -672,9 +688,12 @@ mod x86 {
                 for i0 in (0..width).step_by(16) {
                     let first = panel * width + i0;
                     if k + 8 < kb {
-                        _mm_prefetch::<_MM_HINT_T0>(source.as_ptr().wrapping_add((k + 8) * depth_step + first).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(
+                            source.as_ptr().wrapping_add((k + 8) * depth_step + first).cast(),
+                        );
                     }
-                    let (load, store) = (lanes(valid.saturating_sub(first).min(width - i0)), lanes(width - i0));
+                    let (load, store) =
+                        (lanes(valid.saturating_sub(first).min(width - i0)), lanes(width - i0));
                     // SAFETY: the masks keep both accesses inside the slices, as asserted above.
                     unsafe {
                         let row = _mm512_maskz_loadu_ps(load, source.as_ptr().add(k * depth_step + first));

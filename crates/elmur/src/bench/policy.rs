@@ -59,7 +59,11 @@ pub struct TrainArgs {
 fn preset(name: &str) -> Result<Preset> {
     presets::find(name).ok_or_else(|| {
         let names: Vec<&str> = presets::all().iter().map(|p| p.name).collect();
-        Error::Config { key: "preset".into(), expected: format!("one of {}", names.join(", ")), got: name.into() }
+        Error::Config {
+            key: "preset".into(),
+            expected: format!("one of {}", names.join(", ")),
+            got: name.into(),
+        }
     })
 }
 

@@ -1,0 +1,134 @@
+//! Checkpoints: a folder with `model.safetensors` (parameters by our names, f32) and `config.json`.
+//!
+//! Both are written aside and renamed, config first, so that a reader never finds half a checkpoint. Loading checks names,
+//! shapes, element types and that every number is finite, and says exactly what is wrong.
+
+use std::path::Path;
+
+use elmur_engine::{DType, Store};
+
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::published;
+use crate::segments::parameter_graph;
+use crate::tensors::{self, HostTensor, Numbers, Tensors};
+
+/// Largest config file that is read, in bytes.
+const MAX_CONFIG: u64 = 1 << 20;
+
+/// A model's configuration and parameters.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    /// The configuration.
+    pub config: ModelConfig,
+    /// The parameters.
+    pub params: Store,
+}
+
+impl Checkpoint {
+    /// Writes the checkpoint into the folder `path`, which is made if absent.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
+        let config = serde_json::to_vec_pretty(&self.config).map_err(|e| Error::file(path, e.to_string()))?;
+        let mut tensors = Tensors::new();
+        let graph = parameter_graph(&self.config, DType::F32)?;
+        for (name, value) in graph.params() {
+            let numbers = Numbers::F32(self.params.get(name)?);
+            tensors.insert(name.to_owned(), HostTensor { shape: graph.shape(value)?.to_vec(), numbers });
+        }
+        let bytes = tensors::serialise(&tensors).map_err(|problem| Error::file(path, problem))?;
+        tensors::write_atomic(&path.join("config.json"), &config)?;
+        tensors::write_atomic(&path.join("model.safetensors"), &bytes)
+    }
+
+    /// Reads a checkpoint from the folder `path`.
+    pub fn load(path: &Path) -> Result<Self> {
+        let config = read_config(&path.join("config.json"))?;
+        let file = path.join("model.safetensors");
+        let mut tensors = tensors::read(&file)?;
+        let graph = parameter_graph(&config, DType::F32)?;
+        let problem = |problem: String| Error::file(&file, problem);
+        let params = Store::new();
+        for (name, value) in graph.params() {
+            let shape = graph.shape(value)?;
+            let Some(tensor) = tensors.remove(name) else {
+                return Err(problem(format!(
+                    "no tensor `{name}`; its config.json asks for one of shape {shape:?}"
+                )));
+            };
+            if tensor.shape != shape {
+                return Err(problem(format!(
+                    "`{name}` has shape {:?}, its config.json asks for {shape:?}",
+                    tensor.shape
+                )));
+            }
+            let Numbers::F32(data) = tensor.numbers else {
+                return Err(problem(format!("`{name}` does not hold 32-bit floats")));
+            };
+            if let Some(i) = data.iter().position(|x| !x.is_finite()) {
+                return Err(problem(format!(
+                    "`{name}` is {} at element {i}; expected finite numbers",
+                    data[i]
+                )));
+            }
+            // Memory is taken only for what the file has shown to hold.
+            params.insert(name, graph.ty(value)?.clone())?;
+            params.set(name, &data)?;
+        }
+        if let Some(name) = tensors.keys().next() {
+            return Err(problem(format!("tensor `{name}` is not part of the model in its config.json")));
+        }
+        Ok(Self { config, params })
+    }
+
+    /// Takes over weights under the published Python code's names (a state dict saved as safetensors).
+    pub fn import(config: &ModelConfig, weights: &Path) -> Result<Self> {
+        let tensors = tensors::read(weights)?;
+        // Golden files and some exporters put a prefix before every name.
+        let prefix = ["param/", "model.", "module.", ""]
+            .into_iter()
+            .find(|p| tensors.contains_key(&format!("{p}r_w_bias")))
+            .unwrap_or("");
+        let ours = tensors.into_iter().filter(|(name, _)| name.starts_with(prefix)).collect();
+        let converted =
+            published::convert(config, &ours, prefix).map_err(|e| Error::file(weights, e.to_string()))?;
+        let graph = parameter_graph(config, DType::F32)?;
+        let params = Store::new();
+        params.declare_params(&graph)?;
+        for (name, data) in converted {
+            let data: Vec<f32> = data.into_iter().map(|x| x as f32).collect();
+            if let Some(i) = data.iter().position(|x| !x.is_finite()) {
+                return Err(Error::file(weights, format!("`{name}` is {} at element {i}", data[i])));
+            }
+            params.set(&name, &data)?;
+        }
+        Ok(Self { config: config.clone(), params })
+    }
+
+    /// Number of parameters.
+    pub fn parameter_count(config: &ModelConfig) -> Result<usize> {
+        let graph = parameter_graph(config, DType::F32)?;
+        let mut count = 0;
+        for (_, value) in graph.params() {
+            count += graph.ty(value)?.len();
+        }
+        Ok(count)
+    }
+}
+
+/// Reads and checks a model configuration.
+pub fn read_config(path: &Path) -> Result<ModelConfig> {
+    let size = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    if size > MAX_CONFIG {
+        return Err(Error::file(path, format!("{size} bytes is more than a config can have ({MAX_CONFIG})")));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    let config: ModelConfig = serde_json::from_str(&text).map_err(|e| Error::file(path, e.to_string()))?;
+    config.validate().map_err(|e| Error::file(path, e.to_string()))?;
+    Ok(config)
+}
+
+/// Whether a folder looks like a checkpoint.
+pub fn is_checkpoint(path: &Path) -> bool {
+    path.join("model.safetensors").is_file()
+}
