@@ -1,6 +1,8 @@
 //! The `elmur` command line.
 
 mod bench;
+mod inspect;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -16,6 +18,20 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// List the models that have a name.
+    Presets,
+    /// Show what a preset, checkpoint or config.json is: its parts, parameters and the horizon of its memory.
+    ///
+    /// Example: elmur inspect tmaze
+    Inspect(inspect::InspectArgs),
+    /// Turn weights of the published Python code into a checkpoint.
+    ///
+    /// Example: elmur import weights.safetensors --config tmaze --out runs/imported
+    Import(inspect::ImportArgs),
+    /// Replay traces of the published code and print the largest errors; exits with 1 if any is above tolerance.
+    ///
+    /// Example: elmur verify crates/elmur-model/tests/golden/*.safetensors
+    Verify(verify::Args),
     /// Measure speed, as a ratio to a peer or a limit in the same run.
     Bench {
         #[command(subcommand)]
@@ -44,13 +60,18 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             report(&format!("error: {error}"));
-            ExitCode::FAILURE
+            // 2 for what the user can mend, 1 for the rest.
+            ExitCode::from(if matches!(error, elmur_model::Error::Engine(_)) { 1 } else { 2 })
         }
     }
 }
 
 fn run(command: Command) -> elmur_model::Result<ExitCode> {
     match command {
+        Command::Presets => inspect::list_presets(),
+        Command::Inspect(args) => inspect::inspect(&args)?,
+        Command::Import(args) => inspect::import(&args)?,
+        Command::Verify(args) => return Ok(ExitCode::from(u8::from(!verify::run(&args)?))),
         Command::Bench { what } => match what {
             Bench::Block(args) => bench::block::run(&args)?,
             Bench::Step(args) => bench::policy::step(&args)?,

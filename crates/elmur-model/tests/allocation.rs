@@ -1,0 +1,54 @@
+//! Acting allocates nothing after warm-up.
+
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use elmur_engine::Pool;
+use elmur_model::config::TokenFormat;
+use elmur_model::session::{Obs, Session};
+use elmur_model::{init, presets};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One test, because the counter sees all threads of the process.
+#[test]
+fn acting_allocates_nothing_after_warm_up() {
+    for tokens in [TokenFormat::Observation, TokenFormat::ReturnObservationAction, TokenFormat::ObservationReturn] {
+        let mut config = presets::model("tmaze").unwrap();
+        config.tokens = tokens;
+        let params = init::parameters(&config, 0).unwrap();
+        for (batch, threads) in [(1, 1), (20, 2)] {
+            let mut session = Session::new(&config, &params, batch, &Pool::new(threads)).unwrap();
+            let observation = vec![0.25f32; 4 * batch];
+            let returns = vec![1.0f32; batch];
+            let mut act = |steps: usize| {
+                (0..steps).for_each(|_| drop(session.act(Obs::Floats(&observation), Some(&returns)).unwrap()));
+            };
+            act(11); // a whole segment, its write and a step
+            let before = ALLOCATIONS.load(Ordering::SeqCst);
+            act(35);
+            let count = ALLOCATIONS.load(Ordering::SeqCst) - before;
+            assert_eq!(count, 0, "{tokens:?}, batch {batch}, {threads} threads");
+        }
+    }
+}
