@@ -38,8 +38,22 @@ impl Piece {
     }
 }
 
-/// Prefixes of published tensors that exist but are unused with observation-only tokens.
-const SPARE: [&str; 2] = ["action_embeddings.", "ret_emb."];
+/// Whether a published tensor exists whatever the configuration, and this one does not use it.
+fn is_spare(config: &ModelConfig, name: &str) -> bool {
+    let memory = &config.memory;
+    let spare = [
+        (true, "action_embeddings."),
+        (true, "ret_emb."),
+        (!memory.read, ".cross_attention1."),
+        (!memory.read, ".token_norm_cross."),
+        (!memory.write, ".cross_attention2."),
+        (!memory.write, ".memory_norm_cross."),
+        (!memory.write, ".memory_ffn."),
+        (!memory.relative_bias, ".cross_rel_bias."),
+        (!memory.read && !memory.write, ".cross_rel_bias."),
+    ];
+    spare.iter().any(|(unused, part)| *unused && name.contains(part))
+}
 
 /// All published tensors that the model uses.
 pub fn pieces(config: &ModelConfig) -> Vec<Piece> {
@@ -289,11 +303,8 @@ pub fn convert(config: &ModelConfig, published: &Tensors, prefix: &str) -> Resul
         piece.insert(&tensor.to_f64(), target);
         used.insert(name);
     }
-    let unknown =
-        published.keys().filter(|name| name.starts_with(prefix) && !used.contains(*name)).find(|name| {
-            let name = &name[prefix.len()..];
-            !SPARE.iter().any(|spare| name.starts_with(spare))
-        });
+    let mut names = published.keys().filter(|name| name.starts_with(prefix));
+    let unknown = names.find(|name| !used.contains(*name) && !is_spare(config, name));
     if let Some(name) = unknown {
         return Err(Error::input(
             "published weights",
