@@ -201,9 +201,14 @@ impl Graph {
         self.named_values(|origin| matches!(origin, Origin::State))
     }
 
-    /// The parameter, input or state of this name.
+    /// The parameter, input or state of this name, if there is one.
+    pub fn find(&self, name: &str) -> Option<Value> {
+        self.names.get(name).copied()
+    }
+
+    /// The parameter, input or state of this name, or an error that suggests the nearest.
     pub fn value(&self, name: &str) -> Result<Value> {
-        self.names.get(name).copied().ok_or_else(|| Error::UnknownName {
+        self.find(name).ok_or_else(|| Error::UnknownName {
             kind: "parameter, input or state",
             name: name.to_owned(),
             nearest: nearest(name, self.names.keys().map(String::as_str)),

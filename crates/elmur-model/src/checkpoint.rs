@@ -1,7 +1,8 @@
 //! Checkpoints: a folder with `model.safetensors` (parameters by our names, f32) and `config.json`.
 //!
-//! Both are written aside and renamed, config first, so that a reader never finds half a checkpoint. Loading checks names,
-//! shapes, element types and that every number is finite, and says exactly what is wrong.
+//! Both are written aside and renamed. The weights carry the configuration they were saved with, so that a crash between the
+//! two is noticed. Loading checks names, shapes, element types and that every number is finite, and says exactly what is
+//! wrong.
 
 use std::path::Path;
 
@@ -33,12 +34,22 @@ impl Checkpoint {
         let mut tensors = Tensors::new();
         let graph = parameter_graph(&self.config, DType::F32)?;
         for (name, value) in graph.params() {
-            let numbers = Numbers::F32(self.params.get(name)?);
+            let data = self.params.get::<f32>(name)?;
+            if let Some(i) = data.iter().position(|x| !x.is_finite()) {
+                return Err(Error::file(path, format!("not saved: `{name}` is {} at element {i}", data[i])));
+            }
+            let numbers = Numbers::F32(data);
             tensors.insert(name.to_owned(), HostTensor { shape: graph.shape(value)?.to_vec(), numbers });
         }
-        let bytes = tensors::serialise(&tensors).map_err(|problem| Error::file(path, problem))?;
-        tensors::write_atomic(&path.join("config.json"), &config)?;
-        tensors::write_atomic(&path.join("model.safetensors"), &bytes)
+        let note = Some(("config", self.fingerprint(path)?));
+        let bytes = tensors::serialise_with(&tensors, note).map_err(|problem| Error::file(path, problem))?;
+        tensors::write_atomic(&path.join("model.safetensors"), &bytes)?;
+        tensors::write_atomic(&path.join("config.json"), &config)
+    }
+
+    /// The configuration as one line, kept inside the weights: a reader can tell if the two files belong together.
+    fn fingerprint(&self, path: &Path) -> Result<String> {
+        serde_json::to_string(&self.config).map_err(|e| Error::file(path, e.to_string()))
     }
 
     /// Reads a checkpoint from the folder `path`.
@@ -78,7 +89,15 @@ impl Checkpoint {
         if let Some(name) = tensors.keys().next() {
             return Err(problem(format!("tensor `{name}` is not part of the model in its config.json")));
         }
-        Ok(Self { config, params })
+        let loaded = Self { config, params };
+        if tensors::read_note(&file, "config")?
+            .is_some_and(|note| Some(note) != loaded.fingerprint(path).ok())
+        {
+            return Err(problem(
+                "its weights were saved with another config.json than the one beside them".to_owned(),
+            ));
+        }
+        Ok(loaded)
     }
 
     /// Takes over weights under the published Python code's names (a state dict saved as safetensors).

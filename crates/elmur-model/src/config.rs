@@ -41,7 +41,7 @@ pub struct ModelConfig {
 
 /// What the policy sees.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Observation {
     /// `dim` numbers through a linear map.
     Vector {
@@ -82,7 +82,7 @@ pub enum CategoricalEncoding {
 
 /// What the policy does.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Action {
     /// One of `count`.
     Categorical {
@@ -108,7 +108,9 @@ impl Action {
     pub fn outputs(&self) -> usize {
         match self {
             Action::Categorical { count } => *count,
-            Action::MultiCategorical { sizes } => sizes.iter().sum(),
+            Action::MultiCategorical { sizes } => {
+                sizes.iter().fold(0, |sum: usize, n| sum.saturating_add(*n))
+            }
             Action::Continuous { dim, .. } => *dim,
         }
     }
@@ -203,13 +205,15 @@ pub struct Memory {
     pub relative_bias: bool,
     /// Ablation: least-recently-used replacement; without it every slot is replaced by its candidate.
     pub lru: bool,
-    /// Ablation: one memory for all layers.
+    /// Ablation: one memory for all layers, written by each in turn. A later layer then reads in a segment what an earlier one
+    /// wrote from all of it, future steps included, so training sees more than acting does; not with action tokens, where
+    /// that would include the answer.
     pub shared: bool,
 }
 
 /// How a memory begins.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum MemoryInit {
     /// Normal numbers, drawn anew for every episode.
     Normal {
@@ -328,7 +332,7 @@ impl ModelConfig {
         let m = &self.memory;
         let size = |n: usize| (1..=1 << 20).contains(&n);
         check(size(self.d_model), "d_model", "1 to 1048576", self.d_model.to_string())?;
-        check(self.d_model % 2 == 0, "d_model", "an even width", self.d_model.to_string())?;
+        check(self.d_model.is_multiple_of(2), "d_model", "an even width", self.d_model.to_string())?;
         let divides = self.heads > 0 && self.d_model.is_multiple_of(self.heads);
         check(divides, "heads", &format!("a divisor of d_model = {}", self.d_model), self.heads.to_string())?;
         check((1..=1024).contains(&self.layers), "layers", "1 to 1024", self.layers.to_string())?;
@@ -341,6 +345,15 @@ impl ModelConfig {
         let writes = (1..=m.slots).contains(&m.slots_per_write);
         check(writes, "memory.slots_per_write", "1 to memory.slots", m.slots_per_write.to_string())?;
         check(size(m.max_distance), "memory.max_distance", "1 to 1048576", m.max_distance.to_string())?;
+        let has_actions = self.tokens.tokens().contains(&Token::Action);
+        check(!(m.shared && has_actions), "memory.shared", "false with action tokens", "true".to_owned())?;
+        let total = m.slots.saturating_mul(self.d_model).saturating_mul(self.layers);
+        check(
+            total <= 1 << 28,
+            "memory.slots",
+            "at most 268435456 numbers in all layers",
+            m.slots.to_string(),
+        )?;
         if let MemoryInit::Normal { std } = m.init {
             check(std >= 0.0 && std.is_finite(), "memory.init.std", "0 or more", std.to_string())?;
         }
@@ -421,6 +434,9 @@ impl Observation {
                 if sizes.is_empty() || sizes.iter().any(|n| *n == 0 || *n > 1 << 24) =>
             {
                 fail("sizes of at least 1", format!("{sizes:?}"))
+            }
+            Observation::Categorical { sizes, .. } if sizes.len() > 4096 => {
+                fail("at most 4096 sizes", sizes.len().to_string())
             }
             Observation::Image { channels, height, width }
                 if *channels == 0

@@ -111,9 +111,10 @@ impl Case {
         let ffn = if self.use_moe {
             Ffn::Moe {
                 experts: self.num_experts,
-                routed_d_ff: self.routed_d_ff.unwrap_or(self.d_ff),
-                shared_experts: if self.use_shared_expert { self.n_shared_experts } else { 0 },
-                shared_d_ff: self.shared_d_ff.unwrap_or(self.d_ff),
+                routed_d_ff: self.routed_d_ff.filter(|n| *n > 0).unwrap_or(self.d_ff),
+                // In the published code zero means the default here.
+                shared_experts: if self.use_shared_expert { self.n_shared_experts.max(1) } else { 0 },
+                shared_d_ff: self.shared_d_ff.filter(|n| *n > 0).unwrap_or(self.d_ff),
                 top_k: self.top_k,
                 balance: self.load_balancing_loss_coef,
                 dropout: 0.0,
@@ -162,6 +163,9 @@ pub fn verify(path: &Path, dtype: DType) -> Result<Report> {
     let json = path.with_extension("json");
     let text = std::fs::read_to_string(&json).map_err(|e| Error::io(&json, e))?;
     let case: Case = serde_json::from_str(&text).map_err(|e| Error::file(&json, e.to_string()))?;
+    if case.segments < 3 || case.batch == 0 {
+        return Err(Error::file(&json, "expected at least 3 segments and a batch of at least 1"));
+    }
     let file = tensors::read(&path.with_extension("safetensors"))?;
     let config = case.config()?;
     let replay = Replay { config: &config, case: &case, file: &file, dtype };
@@ -322,6 +326,10 @@ impl Replay<'_> {
         for (output, golden) in [("action_loss", "cross_entropy"), ("aux_loss", "aux_loss")] {
             let got = self.output(&train, output)?;
             let want = self.golden(&format!("grad_case/{golden}"))?;
+            if want.len() != 1 {
+                let expected = format!("one number in `grad_case/{golden}`");
+                return Err(Error::input("golden file", expected, want.len().to_string()));
+            }
             // A loss that is absent is compared with zero absolutely.
             if want[0] == 0.0 {
                 report.loss = report.loss.max(got[0].abs());
@@ -350,6 +358,10 @@ impl Replay<'_> {
         let store = self.store(&[&graph])?;
         let mut train = Program::new(&graph, &Pool::new(1), &[&store])?;
         let golden = self.golden("train/loss_and_grad_norm")?;
+        if golden.len() != 2 * self.case.segments {
+            let expected = format!("{} numbers in `train/loss_and_grad_norm`", 2 * self.case.segments);
+            return Err(Error::input("golden file", expected, golden.len().to_string()));
+        }
         for segment in 0..self.case.segments {
             self.feed(&mut train, segment, true)?;
             train.run()?;

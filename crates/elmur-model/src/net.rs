@@ -99,9 +99,9 @@ impl<'a> Net<'a> {
 
     /// The parameter `name`, declared if it is new.
     fn param(&mut self, name: &str, shape: impl Into<Vec<usize>>) -> Result<Value> {
-        match self.g.value(name) {
-            Ok(value) => Ok(value),
-            Err(_) => Ok(self.g.param(name, self.dtype, shape)?),
+        match self.g.find(name) {
+            Some(value) => Ok(value),
+            None => Ok(self.g.param(name, self.dtype, shape)?),
         }
     }
 
@@ -211,8 +211,7 @@ impl<'a> Net<'a> {
                         (offset - size) as i32
                     })
                     .collect();
-                let rows = shape[0] * shape[1];
-                let offsets = self.g.constant(&offsets.repeat(rows), shape.clone())?;
+                let offsets = self.g.constant(&offsets, [sizes.len()])?;
                 let index = self.g.add(x, offsets)?;
                 let each = self.g.embedding(table, index)?;
                 let sum = self.g.sum_to(each, [shape[0], shape[1], 1, d])?;
@@ -399,7 +398,11 @@ impl<'a> Net<'a> {
         let name = format!("layers.{layer}.{track}_ffn");
         self.sublayer(x, &format!("{name}.norm"), |net, x| {
             let y = net.ffn(&name, x)?;
-            net.dropout(y, net.config.dropout)
+            match net.config.ffn {
+                // The published dense SwiGLU drops hidden units only.
+                Ffn::SwiGlu { .. } => Ok(y),
+                _ => net.dropout(y, net.config.dropout),
+            }
         })
     }
 
@@ -534,7 +537,7 @@ impl<'a> Net<'a> {
     /// The memory at the start of an episode: random or learned, all slots empty.
     pub(crate) fn initial_memory(&mut self, index: usize, batch: usize) -> Result<MemoryValue> {
         let (slots, d) = (self.config.memory.slots, self.config.d_model);
-        let anchors = self.g.constant(&vec![-1i64; batch * slots], [batch, slots])?;
+        let anchors = self.g.full(DType::I64, [batch, slots], -1.0)?;
         let vectors = match (self.config.memory.init, self.rng) {
             (MemoryInit::Learned, _) => {
                 let init = self.param(&format!("layers.{index}.memory_init"), [1, slots, d])?;
@@ -543,10 +546,7 @@ impl<'a> Net<'a> {
             (MemoryInit::Normal { std }, Some(rng)) => {
                 self.g.random_normal(self.dtype, [batch, slots, d], std, rng)?
             }
-            (MemoryInit::Normal { .. }, None) => {
-                let zero = self.g.scalar(self.dtype, 0.0)?;
-                self.g.broadcast_to(zero, [batch, slots, d])?
-            }
+            (MemoryInit::Normal { .. }, None) => self.g.full(self.dtype, [batch, slots, d], 0.0)?,
         };
         Ok(MemoryValue { vectors, anchors })
     }

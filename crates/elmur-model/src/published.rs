@@ -3,7 +3,7 @@
 //! Ours fuse what is used together (keys with values, gates with up-projections, all shared experts, all routed ones).
 //! Every published tensor is one rectangle of one of ours, so both directions are copies.
 
-use crate::config::{Action, Ffn, ModelConfig, NormType, Observation, Token};
+use crate::config::{Action, CategoricalEncoding, Ffn, ModelConfig, NormType, Observation, Token};
 use crate::error::{Error, Result};
 use crate::tensors::Tensors;
 
@@ -280,6 +280,18 @@ impl List {
 
 /// Our parameters from published ones, by our names. Missing, misshapen or unknown tensors are errors that name them.
 pub fn convert(config: &ModelConfig, published: &Tensors, prefix: &str) -> Result<Vec<(String, Vec<f64>)>> {
+    let supported = match &config.observation {
+        Observation::Vector { .. } | Observation::Image { .. } => true,
+        Observation::Categorical { encoding, .. } => *encoding == CategoricalEncoding::Raw,
+        Observation::Parts(_) => false,
+    };
+    if !supported {
+        return Err(Error::input(
+            "published weights",
+            "vector, raw categorical or image observations",
+            "others",
+        ));
+    }
     let mut own: std::collections::BTreeMap<String, Vec<f64>> = std::collections::BTreeMap::new();
     let mut used = std::collections::BTreeSet::new();
     for piece in pieces(config) {
@@ -294,8 +306,13 @@ pub fn convert(config: &ModelConfig, published: &Tensors, prefix: &str) -> Resul
                 "none",
             ));
         };
-        if tensor.shape.iter().product::<usize>() != piece.size.0 * piece.size.1 {
-            let expected = format!("`{name}` of {} x {} elements", piece.size.0, piece.size.1);
+        // A matrix row by row; vectors have one row, convolutions fold what follows the first axis.
+        let (rows, columns) = match tensor.shape.split_first() {
+            Some((rows, rest)) if !rest.is_empty() => (*rows, rest.iter().product()),
+            _ => (1, tensor.shape.iter().product()),
+        };
+        if (rows, columns) != piece.size {
+            let expected = format!("`{name}` of {} x {}", piece.size.0, piece.size.1);
             return Err(Error::input("published weights", expected, format!("{:?}", tensor.shape)));
         }
         let target =

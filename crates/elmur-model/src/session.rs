@@ -84,6 +84,7 @@ pub struct WriteRecord {
 pub struct Session {
     config: ModelConfig,
     batch: usize,
+    params: Store,
     state: Store,
     mode: Mode,
     /// Environment steps since the episode's start, per row.
@@ -177,6 +178,7 @@ impl Session {
         let mut session = Self {
             config: config.clone(),
             batch,
+            params: params.clone(),
             state,
             mode,
             times: vec![0; batch],
@@ -213,6 +215,7 @@ impl Session {
         if let Some((row, _)) = rows.iter().find(|(row, _)| *row >= self.batch) {
             return Err(Error::input("reset", format!("rows below {}", self.batch), row.to_string()));
         }
+        self.refuse_open_step("reset")?;
         let (slots, d) = (self.config.memory.slots, self.config.d_model);
         for i in 0..self.config.memories() {
             let mut vectors = self.state.get::<f32>(&memory_state(i))?;
@@ -226,7 +229,10 @@ impl Session {
                         Stream::new(seed, 0, i as u32).fill_normal(&mut noise, std);
                         target.iter_mut().zip(noise).for_each(|(t, x)| *t = x as f32);
                     }
-                    MemoryInit::Learned => target.fill(0.0), // set by `prepare`
+                    MemoryInit::Learned => {
+                        let name = format!("layers.{i}.memory_init");
+                        self.params.with::<f32, _>(&name, |learned| target.copy_from_slice(learned))?;
+                    }
                 }
             }
             self.state.set(&memory_state(i), &vectors)?;
@@ -234,43 +240,50 @@ impl Session {
         }
         for &(row, _) in rows {
             self.times[row] = 0;
+            self.clear_window(row)?;
         }
         self.scratch.active.clear();
         self.scratch.active.resize(self.batch, false);
         rows.iter().for_each(|(row, _)| self.scratch.active[*row] = true);
-        self.prepare(true)
+        self.prepare()
+    }
+
+    /// Forgets the open segment of a row that a window program holds.
+    fn clear_window(&mut self, row: usize) -> Result<()> {
+        let names = self.window_inputs();
+        let Mode::Window(window) = &mut self.mode else { return Ok(()) };
+        for name in names {
+            let each = window.input_type(&name)?.len() / self.batch;
+            match window.input_type(&name)?.dtype {
+                DType::I32 => window.input_mut::<i32>(&name)?[row * each..(row + 1) * each].fill(0),
+                _ => window.input_mut::<f32>(&name)?[row * each..(row + 1) * each].fill(0.0),
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse_open_step(&self, what: &'static str) -> Result<()> {
+        if self.pending {
+            Err(Error::input(what, "commit after the previous forward", "an open step"))
+        } else {
+            Ok(())
+        }
     }
 
     /// Recomputes what was cached from the parameters; call after they have changed. Open segments keep their tokens.
     pub fn refresh(&mut self) -> Result<()> {
+        self.refuse_open_step("refresh")?;
         self.scratch.active.clear();
         self.scratch.active.resize(self.batch, true);
-        self.prepare(false)
+        self.prepare()
     }
 
-    /// Runs the prepare program for the rows in `scratch.active`.
-    fn prepare(&mut self, new_episodes: bool) -> Result<()> {
-        self.pending = false;
-        let program = match &mut self.mode {
-            Mode::Cached(cached) => &mut cached.prepare,
-            // A window needs no caches; a learned memory is set by a program of the same graph.
-            Mode::Window(_) => return self.set_learned_memory(new_episodes),
-        };
-        program.set("active", &self.scratch.active)?;
-        let fresh: &mut [bool] = program.input_mut("fresh")?;
-        fresh.iter_mut().zip(&self.scratch.active).for_each(|(f, active)| *f = new_episodes && *active);
-        Ok(program.run()?)
-    }
-
-    fn set_learned_memory(&mut self, new_episodes: bool) -> Result<()> {
-        let (MemoryInit::Learned, true, Mode::Window(window)) =
-            (self.config.memory.init, new_episodes, &mut self.mode)
-        else {
-            return Ok(());
-        };
-        // The window program starts rows marked fresh from the learned memory.
-        let fresh: &mut [bool] = window.input_mut("fresh")?;
-        fresh.iter_mut().zip(&self.scratch.active).for_each(|(f, active)| *f |= *active);
+    /// Runs the prepare program for the rows in `scratch.active`; a window needs no caches.
+    fn prepare(&mut self) -> Result<()> {
+        if let Mode::Cached(cached) = &mut self.mode {
+            cached.prepare.set("active", &self.scratch.active)?;
+            cached.prepare.run()?;
+        }
         Ok(())
     }
 
@@ -303,9 +316,16 @@ impl Session {
 
     /// Head outputs for the next observation, without ending the step.
     pub fn forward(&mut self, observation: Obs<'_>, returns: Option<&[f32]>) -> Result<&[f32]> {
-        if self.pending {
-            return Err(Error::input("forward", "commit after the previous forward", "forward again"));
-        }
+        self.refuse_open_step("forward")?;
+        check_observation(&self.config.observation, observation, self.batch)?;
+        let returns = if self.config.tokens.tokens().contains(&Token::Return) {
+            let expected = "a return-to-go per row, which this token format reads";
+            let returns = returns.ok_or_else(|| Error::input("returns", expected, "none"))?;
+            check_floats("returns", returns, self.batch)?;
+            returns
+        } else {
+            &[]
+        };
         let (length, per_step) = (self.config.segment_length as u64, self.config.tokens.per_step());
         let index = self.config.tokens.observation_index();
         let scratch = &mut self.scratch;
@@ -322,8 +342,7 @@ impl Session {
                 }
                 let program = &mut cached.before;
                 set_observation(program, &self.observation_names, observation)?;
-                if self.config.tokens.tokens().contains(&Token::Return) {
-                    let returns = wanted_returns(returns)?;
+                if !returns.is_empty() {
                     program.set("returns", returns)?;
                     scratch.returns.clear();
                     scratch.returns.extend_from_slice(returns);
@@ -338,8 +357,7 @@ impl Session {
             Mode::Window(window) => {
                 let tokens = self.config.segment_tokens();
                 place_observation(window, &self.observation_names, observation, &self.times, length)?;
-                if self.config.tokens.tokens().contains(&Token::Return) {
-                    let returns = wanted_returns(returns)?;
+                if !returns.is_empty() {
                     place(window, "returns", returns, &self.times, length)?;
                 }
                 scratch.active.clear();
@@ -347,7 +365,6 @@ impl Session {
                 let seen = |time: u64| (time % length) as usize * per_step + index + 1;
                 set_window(&self.config, window, &self.times, seen, &scratch.active)?;
                 window.run()?;
-                window.input_mut::<bool>("fresh")?.fill(false);
                 let outputs = self.config.action.outputs();
                 let all = window.get::<f32>("logits")?;
                 for (row, target) in self.outputs.chunks_exact_mut(outputs).enumerate() {
@@ -385,8 +402,13 @@ impl Session {
         let ends = scratch.active.contains(&true);
         scratch.newest.clear();
         scratch.newest.extend(self.times.iter().map(|t| (*t as i64 + 1) * per_step as i64 - 1));
-        if after.contains(&Token::Action) && actions.is_none() {
-            return Err(Error::input("commit", "actions, which this token format appends", "none"));
+        if after.contains(&Token::Action) {
+            match actions {
+                Some(actions) => check_actions(&self.config.action, actions, self.batch)?,
+                None => {
+                    return Err(Error::input("commit", "actions, which this token format appends", "none"));
+                }
+            }
         }
         match &mut self.mode {
             Mode::Cached(cached) => {
@@ -398,8 +420,9 @@ impl Session {
                         program.set("returns", &scratch.returns)?;
                     }
                     scratch.times.clear();
-                    for (at, &time) in scratch.at.iter_mut().zip(&self.times) {
-                        *at += index as i32 + 1;
+                    scratch.at.clear();
+                    for &time in &self.times {
+                        scratch.at.push((time % length) as i32 * per_step as i32 + index as i32 + 1);
                         let first = time as i64 * per_step as i64 + index as i64 + 1;
                         scratch.times.extend(first..first + after.len() as i64);
                     }
@@ -484,27 +507,39 @@ impl Session {
 
     /// Everything that the session remembers, as a value: memory, anchors, the open segment and the times.
     pub fn snapshot(&self) -> Result<MemoryState> {
-        if self.pending {
-            return Err(Error::input("snapshot", "commit after the previous forward", "an open step"));
-        }
-        let mut tensors = memory::from_store(&self.state)?;
+        self.refuse_open_step("snapshot")?;
+        let mut tensors = memory::from_store(&self.state, |name| !name.starts_with("projected."))?;
         if let Mode::Window(window) = &self.mode {
             memory::from_window(window, &self.window_inputs(), &mut tensors)?;
         }
-        Ok(MemoryState { batch: self.batch, times: self.times.clone(), tensors })
+        let (per_step, segment_length) =
+            (self.config.tokens.per_step() as u64, self.config.segment_length as u64);
+        Ok(MemoryState { per_step, segment_length, times: self.times.clone(), tensors })
     }
 
-    /// Goes on from a snapshot of a session of the same model and batch, bit for bit.
+    /// Goes on from a snapshot of a session of the same model, parameters and batch, bit for bit. (With other parameters,
+    /// call [`Session::refresh`] afterwards.) A snapshot that does not fit changes nothing.
     pub fn restore(&mut self, snapshot: &MemoryState) -> Result<()> {
-        if snapshot.batch != self.batch {
-            return Err(Error::input("restore", format!("{} rows", self.batch), snapshot.batch.to_string()));
+        if snapshot.times.len() != self.batch {
+            return Err(Error::input(
+                "restore",
+                format!("{} rows", self.batch),
+                snapshot.times.len().to_string(),
+            ));
+        }
+        let (per_step, segment_length) =
+            (self.config.tokens.per_step() as u64, self.config.segment_length as u64);
+        if (snapshot.per_step, snapshot.segment_length) != (per_step, segment_length) {
+            let form = |a: u64, b: u64| format!("segments of {b} steps of {a} tokens");
+            let got = form(snapshot.per_step, snapshot.segment_length);
+            return Err(Error::input("restore", form(per_step, segment_length), got));
         }
         let inputs = self.window_inputs();
         let window = match &mut self.mode {
-            Mode::Window(window) => Some(window),
+            Mode::Window(window) => Some((&mut **window, inputs.as_slice())),
             Mode::Cached(_) => None,
         };
-        memory::restore(&snapshot.tensors, &self.state, window.map(|w| (&mut **w, inputs.as_slice())))?;
+        memory::restore(&snapshot.tensors, &self.state, |name| !name.starts_with("projected."), window)?;
         self.times.copy_from_slice(&snapshot.times);
         self.pending = false;
         Ok(())
@@ -523,35 +558,100 @@ impl Session {
     }
 }
 
-fn wanted_returns(returns: Option<&[f32]>) -> Result<&[f32]> {
-    returns.ok_or_else(|| {
-        Error::input("returns", "a return-to-go per row, which this token format reads", "none")
-    })
-}
-
 fn set_observation(program: &mut Program, names: &[String], observation: Obs<'_>) -> Result<()> {
     match observation {
-        Obs::Floats(data) => {
-            if let Some(bad) = data.iter().position(|x| !x.is_finite()) {
-                return Err(Error::input("observation", "finite numbers", format!("{} at {bad}", data[bad])));
-            }
-            program.set(&names[0], data)?;
-        }
+        Obs::Floats(data) => program.set(&names[0], data)?,
         Obs::Ints(data) => program.set(&names[0], data)?,
         Obs::Parts(parts) => {
-            if parts.len() != names.len() {
-                return Err(Error::input(
-                    "observation",
-                    format!("{} parts", names.len()),
-                    parts.len().to_string(),
-                ));
-            }
             for (i, part) in parts.iter().enumerate() {
                 set_observation(program, &names[i..=i], *part)?;
             }
         }
     }
     Ok(())
+}
+
+/// `count` finite numbers.
+fn check_floats(what: &'static str, data: &[f32], count: usize) -> Result<()> {
+    if data.len() != count {
+        return Err(Error::input(what, format!("{count} numbers"), data.len().to_string()));
+    }
+    match data.iter().position(|x| !x.is_finite()) {
+        Some(bad) => Err(Error::input(what, "finite numbers", format!("{} at {bad}", data[bad]))),
+        None => Ok(()),
+    }
+}
+
+/// Integers of `sizes.len()` components for every row, component i in 0..sizes[i] + `more`.
+fn check_integers(
+    what: &'static str,
+    data: &[i32],
+    sizes: &[usize],
+    batch: usize,
+    more: usize,
+) -> Result<()> {
+    if data.len() != sizes.len() * batch {
+        return Err(Error::input(what, format!("{} integers", sizes.len() * batch), data.len().to_string()));
+    }
+    for (i, &x) in data.iter().enumerate() {
+        let limit = sizes[i % sizes.len()] + more;
+        if usize::try_from(x).is_ok_and(|x| x < limit) {
+            continue;
+        }
+        return Err(Error::input(
+            what,
+            format!("0 to {} in component {}", limit - 1, i % sizes.len()),
+            x.to_string(),
+        ));
+    }
+    Ok(())
+}
+
+/// Everything about an observation that could be wrong, before anything is changed.
+fn check_observation(expected: &Observation, observation: Obs<'_>, batch: usize) -> Result<()> {
+    const WHAT: &str = "observation";
+    match (expected, observation) {
+        (Observation::Vector { dim }, Obs::Floats(data)) => check_floats(WHAT, data, batch * dim),
+        (Observation::Image { channels, height, width }, Obs::Floats(data)) => {
+            check_floats(WHAT, data, batch * channels * height * width)
+        }
+        (Observation::Categorical { sizes, .. }, Obs::Ints(data)) => {
+            check_integers(WHAT, data, sizes, batch, 0)
+        }
+        (Observation::Parts(expected), Obs::Parts(parts)) if expected.len() == parts.len() => expected
+            .iter()
+            .zip(parts)
+            .try_for_each(|(expected, part)| check_observation(expected, *part, batch)),
+        (expected, observation) => {
+            let expected = match expected {
+                Observation::Vector { .. } | Observation::Image { .. } => "floats".to_owned(),
+                Observation::Categorical { .. } => "integers".to_owned(),
+                Observation::Parts(parts) => format!("{} parts", parts.len()),
+            };
+            let got = match observation {
+                Obs::Floats(_) => "floats".to_owned(),
+                Obs::Ints(_) => "integers".to_owned(),
+                Obs::Parts(parts) => format!("{} parts", parts.len()),
+            };
+            Err(Error::input(WHAT, expected, got))
+        }
+    }
+}
+
+/// Everything about actions that could be wrong. A discrete action equal to its size means none.
+fn check_actions(expected: &Action, actions: Actions<'_>, batch: usize) -> Result<()> {
+    const WHAT: &str = "action";
+    match (expected, actions) {
+        (Action::Categorical { count }, Actions::Discrete(data)) => {
+            check_integers(WHAT, data, &[*count], batch, 1)
+        }
+        (Action::MultiCategorical { sizes }, Actions::Discrete(data)) => {
+            check_integers(WHAT, data, sizes, batch, 1)
+        }
+        (Action::Continuous { dim, .. }, Actions::Continuous(data)) => check_floats(WHAT, data, batch * dim),
+        (Action::Continuous { .. }, _) => Err(Error::input(WHAT, "continuous actions", "discrete ones")),
+        _ => Err(Error::input(WHAT, "discrete actions", "continuous ones")),
+    }
 }
 
 fn place_observation(
@@ -565,15 +665,8 @@ fn place_observation(
         Obs::Floats(data) => place(program, &names[0], data, times, length),
         Obs::Ints(data) => place(program, &names[0], data, times, length),
         Obs::Parts(parts) => {
-            if parts.len() != names.len() {
-                return Err(Error::input(
-                    "observation",
-                    format!("{} parts", names.len()),
-                    parts.len().to_string(),
-                ));
-            }
-            let each = parts.iter().enumerate();
-            each.map(|(i, part)| place_observation(program, &names[i..=i], *part, times, length)).collect()
+            let mut each = parts.iter().enumerate();
+            each.try_for_each(|(i, part)| place_observation(program, &names[i..=i], *part, times, length))
         }
     }
 }
@@ -725,11 +818,10 @@ impl Net<'_> {
     }
 }
 
-/// Caches that follow from memory and parameters, for the rows in `active`; rows in `fresh` start their memory.
+/// Caches that follow from memory and parameters, for the rows in `active`.
 fn prepare_graph(config: &ModelConfig, batch: usize) -> Result<Graph> {
     let mut g = Graph::new();
     let active = g.input("active", DType::Bool, [batch])?;
-    let fresh = g.input("fresh", DType::Bool, [batch])?;
     let (tokens, d, slots) = (config.segment_tokens(), config.d_model, config.memory.slots);
     let mut net = Net::new(&mut g, config, DType::F32, None);
     let encodings = net.float_constant(&position_encodings(0, tokens, d), [tokens, d])?;
@@ -737,13 +829,7 @@ fn prepare_graph(config: &ModelConfig, batch: usize) -> Result<Graph> {
         let projected = net.g.state(&projected_state(layer), DType::F32, [tokens, d])?;
         let r = net.project_encodings(layer, encodings)?;
         net.g.update(projected, r)?;
-        let mut memory = net.memory_states(layer, batch)?;
-        if config.memory.init == MemoryInit::Learned {
-            let learned = net.initial_memory(layer, batch)?;
-            let vectors = net.g.select(fresh, learned.vectors, memory.vectors)?;
-            net.g.update(memory.vectors, vectors)?;
-            memory.vectors = vectors;
-        }
+        let memory = net.memory_states(layer, batch)?;
         if config.memory.read {
             let keys = net.g.state(&read_keys_state(layer), DType::F32, [batch, slots, 2 * d])?;
             let new = net.read_keys(layer, memory.vectors)?;
@@ -843,7 +929,6 @@ fn window_graph(config: &ModelConfig, batch: usize, record: bool) -> Result<Grap
     let mut net = Net::new(&mut g, config, DType::F32, None);
     let (all, d, m) = (config.segment_tokens(), config.d_model, &config.memory);
     let active = net.g.input("active", DType::Bool, [batch])?;
-    let fresh = net.g.input("fresh", DType::Bool, [batch])?;
     let times = Times {
         tokens: net.g.input("times", DType::I64, [batch, all])?,
         newest: net.g.input("newest", DType::I64, [batch])?,
@@ -865,24 +950,17 @@ fn window_graph(config: &ModelConfig, batch: usize, record: bool) -> Result<Grap
     };
     let sources = net.declare_sources(&[batch, config.segment_length])?;
     let mut states = Vec::new();
-    let mut memories = Vec::new();
     for i in 0..config.memories() {
-        let state = net.memory_states(i, batch)?;
-        let mut memory = state;
-        if m.init == MemoryInit::Learned {
-            let learned = net.initial_memory(i, batch)?;
-            memory.vectors = net.g.select(fresh, learned.vectors, state.vectors)?;
-        }
-        states.push((state, memory));
-        memories.push(memory);
+        states.push(net.memory_states(i, batch)?);
     }
+    let mut memories = states.clone();
     let x = net.embed(config.tokens.tokens(), &sources)?;
     let mask = WriteMask { visible, active: None };
     let (hidden, maps): (Value, Vec<LayerMaps>) = net.segment(x, &mut memories, times, encodings, mask)?;
     let logits = net.head(hidden, config.tokens.per_step(), config.tokens.observation_index())?;
     net.g.output("logits", logits)?;
-    for ((state, started), memory) in states.iter().zip(&memories) {
-        let vectors = net.g.select(active, memory.vectors, started.vectors)?;
+    for (state, memory) in states.iter().zip(&memories) {
+        let vectors = net.g.select(active, memory.vectors, state.vectors)?;
         let anchors = net.g.select(active, memory.anchors, state.anchors)?;
         net.g.update(state.vectors, vectors)?;
         net.g.update(state.anchors, anchors)?;

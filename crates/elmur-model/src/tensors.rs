@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
@@ -114,25 +115,47 @@ fn half_to_f32(bits: u16) -> f32 {
 
 /// The bytes of a tensor file.
 pub fn serialise(tensors: &Tensors) -> std::result::Result<Vec<u8>, String> {
-    let data: Vec<(&String, &HostTensor, (Dtype, Vec<u8>))> =
-        tensors.iter().map(|(name, tensor)| (name, tensor, tensor.bytes())).collect();
+    serialise_with(tensors, None)
+}
+
+/// A note for the reader of a tensor file, by name.
+pub(crate) fn read_note(path: &Path, name: &str) -> Result<Option<String>> {
+    let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, e.to_string()))?;
+    Ok(metadata.metadata().as_ref().and_then(|m| m.get(name).cloned()))
+}
+
+/// [`serialise`] with a note for the reader.
+pub(crate) fn serialise_with(
+    tensors: &Tensors,
+    note: Option<(&str, String)>,
+) -> std::result::Result<Vec<u8>, String> {
+    let metadata = note.map(|(name, text)| std::iter::once((name.to_owned(), text)).collect());
+    let data: Vec<_> = tensors.iter().map(|(name, tensor)| (name, tensor, tensor.bytes())).collect();
     let mut views = Vec::new();
     for (name, tensor, (dtype, bytes)) in &data {
         let view = TensorView::new(*dtype, tensor.shape.clone(), bytes).map_err(|e| e.to_string())?;
         views.push((name.as_str(), view));
     }
-    safetensors::serialize(views, None).map_err(|e| e.to_string())
+    safetensors::serialize(views, metadata).map_err(|e| e.to_string())
 }
 
 /// Writes a file aside, makes it durable and renames it into place: readers see the old file or the new one, whole.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("file");
-    let aside = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let aside = path.with_file_name(format!(".{name}.{}.{number}.tmp", std::process::id()));
     let write = || -> std::io::Result<()> {
         let mut file = fs::File::create(&aside)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&aside, path)
+        fs::rename(&aside, path)?;
+        // The rename itself must survive a crash too, where the system lets a folder be synced.
+        if let Some(folder) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+            let _ = fs::File::open(folder).and_then(|folder| folder.sync_all());
+        }
+        Ok(())
     };
     write().map_err(|cause| {
         let _ = fs::remove_file(&aside);

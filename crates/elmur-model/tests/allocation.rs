@@ -33,7 +33,9 @@ static ALLOCATOR: Counting = Counting;
 /// One test, because the counter sees all threads of the process.
 #[test]
 fn acting_allocates_nothing_after_warm_up() {
-    for tokens in [TokenFormat::Observation, TokenFormat::ReturnObservationAction, TokenFormat::ObservationReturn] {
+    for tokens in
+        [TokenFormat::Observation, TokenFormat::ReturnObservationAction, TokenFormat::ObservationReturn]
+    {
         let mut config = presets::model("tmaze").unwrap();
         config.tokens = tokens;
         let params = init::parameters(&config, 0).unwrap();
@@ -42,7 +44,8 @@ fn acting_allocates_nothing_after_warm_up() {
             let observation = vec![0.25f32; 4 * batch];
             let returns = vec![1.0f32; batch];
             let mut act = |steps: usize| {
-                (0..steps).for_each(|_| drop(session.act(Obs::Floats(&observation), Some(&returns)).unwrap()));
+                (0..steps)
+                    .for_each(|_| drop(session.act(Obs::Floats(&observation), Some(&returns)).unwrap()));
             };
             act(11); // a whole segment, its write and a step
             let before = ALLOCATIONS.load(Ordering::SeqCst);

@@ -335,7 +335,8 @@ fn a_million_steps_cost_what_a_thousand_cost() {
     let snapshot = session.snapshot().unwrap();
     let near: Vec<f32> = session.act(Obs::Floats(&observation), None).unwrap().to_vec();
     let mut far = session;
-    far.restore(&snapshot.shifted(1_000_000_000_000)).unwrap();
+    far.restore(&snapshot.shifted(1_000_000_000_000).unwrap()).unwrap();
+    assert!(snapshot.shifted(3).is_err() && snapshot.shifted(u64::MAX).is_err());
     assert_eq!(far.act(Obs::Floats(&observation), None).unwrap(), near);
 }
 
@@ -345,12 +346,12 @@ fn mistakes_are_explained() {
     let store = params(&config, 4);
     let mut session = Session::new(&config, &store, 2, &Pool::new(1)).unwrap();
     let message = |r: Result<&[f32], elmur_model::Error>| r.unwrap_err().to_string();
-    assert_eq!(message(session.act(Obs::Floats(&[0.0; 5]), None)), "`observation` has 6 elements, got 5");
+    assert_eq!(message(session.act(Obs::Floats(&[0.0; 5]), None)), "observation: expected 6 numbers, got 5");
     assert_eq!(
         message(session.act(Obs::Floats(&[0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0]), None)),
         "observation: expected finite numbers, got NaN at 2"
     );
-    assert_eq!(message(session.act(Obs::Ints(&[0; 6]), None)), "`observation` holds f32, got i32 data");
+    assert_eq!(message(session.act(Obs::Ints(&[0; 6]), None)), "observation: expected floats, got integers");
     assert_eq!(session.reset(&[(2, 0)]).unwrap_err().to_string(), "reset: expected rows below 2, got 2");
     assert_eq!(
         session.commit(None).unwrap_err().to_string(),
@@ -403,8 +404,98 @@ fn every_encoder_and_head_acts() {
                     assert!(outputs.iter().all(|x| x.abs() <= 1.0));
                 }
             }
-            let bad = [parts[0], Obs::Ints(&[0, 4, 2, 1]), parts[2], parts[3], parts[4]];
-            assert!(session.act(Obs::Parts(&bad), Some(&[1.0, 0.5])).is_err(), "a value out of range");
+            // One component's values are never taken for another's; what is refused changes nothing.
+            let before = session.snapshot().unwrap();
+            for bad in [[0, 4, 2, 1], [3, 0, 0, 0], [0, -1, 0, 0]] {
+                let parts = [parts[0], Obs::Ints(&bad), parts[2], parts[3], parts[4]];
+                assert!(session.act(Obs::Parts(&parts), Some(&[1.0, 0.5])).is_err(), "{bad:?}");
+            }
+            assert!(session.act(parts[0], Some(&[1.0, 0.5])).is_err(), "one part of five");
+            if tokens != TokenFormat::Observation {
+                assert!(session.act(Obs::Parts(&parts), Some(&[1.0, f32::NAN])).is_err());
+                assert!(session.act(Obs::Parts(&parts), None).is_err());
+            }
+            assert_eq!(session.snapshot().unwrap(), before);
+            session.act(Obs::Parts(&parts), Some(&[1.0, 0.5])).unwrap();
         }
     }
+}
+
+/// A refused action can be followed by a good one, at any position, in both modes.
+#[test]
+fn a_refused_action_changes_nothing() {
+    for compat in [Compat::default(), Compat { newest_first_times: true, ..Compat::default() }] {
+        let mut config = small();
+        config.tokens = TokenFormat::ObservationAction;
+        config.compat = compat;
+        let params = params(&config, 4);
+        let run = |mistakes: bool| {
+            let mut session = Session::new(&config, &params, B, &Pool::new(1)).unwrap();
+            let mut outputs = Vec::new();
+            for t in 0..10 {
+                outputs.extend_from_slice(session.forward(Obs::Floats(&random(3 * B, t)), None).unwrap());
+                if mistakes {
+                    let error = session.commit(Some(Actions::Discrete(&[0, 99, 0]))).unwrap_err().to_string();
+                    assert_eq!(error, "action: expected 0 to 5 in component 0, got 99");
+                    assert!(session.commit(None).is_err() && session.reset(&[(1, 1)]).is_err());
+                }
+                session.commit(Some(Actions::Discrete(&[0, 2, 5]))).unwrap();
+            }
+            outputs
+        };
+        assert_eq!(run(false), run(true));
+    }
+}
+
+#[test]
+fn a_learned_memory_is_kept_by_snapshots_in_both_modes() {
+    for shared in [false, true] {
+        let mut config = small();
+        config.memory.init = MemoryInit::Learned;
+        config.memory.shared = shared;
+        let params = params(&config, 4);
+        let mut session = Session::new(&config, &params, B, &Pool::new(1)).unwrap();
+        let learned = params.get::<f32>("layers.0.memory_init").unwrap();
+        assert_eq!(session.memory(0).unwrap().0, learned.repeat(B));
+        let fresh = session.snapshot().unwrap();
+        let first = outputs_of(&mut session, 0..9, &[0, 1, 2]);
+        let later = session.snapshot().unwrap();
+        let on = outputs_of(&mut session, 9..14, &[0, 1, 2]);
+        let mut other = Session::new(&config, &params, B, &Pool::new(1)).unwrap();
+        other.restore(&later).unwrap();
+        assert_eq!(outputs_of(&mut other, 9..14, &[0, 1, 2]), on);
+        other.restore(&fresh).unwrap();
+        assert_eq!(outputs_of(&mut other, 0..9, &[0, 1, 2]), first);
+    }
+}
+
+#[test]
+fn impossible_snapshots_are_refused() {
+    use elmur_model::tensors::{Numbers, parse, serialise};
+    let config = small();
+    let store = params(&config, 4);
+    let mut session = Session::new(&config, &store, B, &Pool::new(1)).unwrap();
+    outputs_of(&mut session, 0..9, &[0, 1, 2]);
+    let bytes = session.snapshot().unwrap().to_bytes().unwrap();
+    let changed = |name: &str, to: i64| {
+        let mut tensors = parse(&bytes).unwrap();
+        if let Numbers::I64(x) = &mut tensors.get_mut(name).unwrap().numbers {
+            x[0] = to;
+        }
+        MemoryState::from_bytes(&serialise(&tensors).unwrap())
+    };
+    assert!(changed("times", 9).is_ok() && changed("anchors.0", 3).is_ok());
+    for (name, to) in [("times", i64::MAX), ("times", -1), ("anchors.0", 11), ("anchors.1", -2), ("clock", 0)]
+    {
+        assert!(changed(name, to).is_err(), "{name} = {to}");
+    }
+    let mut other = config.clone();
+    other.segment_length = 5;
+    let params = params(&other, 4);
+    let mut other = Session::new(&other, &params, B, &Pool::new(1)).unwrap();
+    let error = other.restore(&MemoryState::from_bytes(&bytes).unwrap()).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "restore: expected segments of 5 steps of 1 tokens, got segments of 4 steps of 1 tokens"
+    );
 }

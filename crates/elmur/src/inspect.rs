@@ -85,10 +85,9 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
         say(&format!("  {part:<24} {count:>10}"));
     }
     say(&format!("  in the published layout: {in_published}"));
-    if in_published != total {
+    if let Some(more) = in_published.checked_sub(total).filter(|more| *more > 0) {
         say(&format!(
-            "  ({} more there: action and return embeddings that exist but that these tokens never use)",
-            in_published - total
+            "  ({more} more there: action and return embeddings that exist but that these tokens never use)"
         ));
     }
     let start = match memory.init {
@@ -102,7 +101,9 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
         config.d_model,
         memory.lambda
     ));
-    say(&format!("  a content's weight halves in {half_life:.0} steps and falls to 1% in {one_percent:.0} (theory)"));
+    say(&format!(
+        "  a content's weight halves in {half_life:.0} steps and falls to 1% in {one_percent:.0} (theory)"
+    ));
     Ok(())
 }
 

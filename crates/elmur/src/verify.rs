@@ -27,7 +27,9 @@ const TOLERANCES: [(DType, f64); 2] = [(DType::F64, 1e-9), (DType::F32, 2e-4)];
 pub fn run(args: &Args) -> Result<bool> {
     let mut fine = true;
     if !args.json {
-        say("largest relative errors                    logits   memory  anchors     loss    grads trajectory  trained");
+        say(
+            "largest relative errors                    logits   memory  anchors     loss    grads trajectory  trained",
+        );
     }
     for file in &args.files {
         for (dtype, tolerance) in TOLERANCES {

@@ -140,100 +140,131 @@ pub(crate) fn gemm<T: Tiles>(
         return;
     }
 
-    let (mr, nr) = (tiles.mr, tiles.nr);
     let threads = if 2 * m * n * k < 500_000 { 1 } else { pool.threads() };
-    let (row_panels, col_panels) = (m.div_ceil(mr), n.div_ceil(nr));
-    let share_b = m >= n || m >= 512;
-    let shared_len = if share_b { col_panels * nr } else { row_panels * mr } * k;
-    // Align panels to cache lines: the scratch is allocated so, its parts are kept so.
-    let (shared, private) = scratch.split_at_mut(shared_len.next_multiple_of(LANES));
-    let private_len = private.len() / pool.threads();
-    let (shared, private) = (Ptr(shared.as_mut_ptr()), Ptr(private.as_mut_ptr()));
     let run = |count: usize, task: &(dyn Fn(usize, usize) + Sync)| {
         if threads == 1 { (0..count).for_each(|i| task(i, 0)) } else { pool.run(count, task) }
     };
+    let (mr, nr) = (tiles.mr, tiles.nr);
+    // Which operand is packed once for all tasks, in panels of which width.
+    let plan = if m >= n || m >= 512 { Plan::SharedB } else { Plan::SharedA };
+    let (width, source) = match plan {
+        Plan::SharedB => (nr, (b.data, b.cs, b.rs, n)),
+        Plan::SharedA => (mr, (a.data, a.rs, a.cs, m)),
+    };
+    let panels = source.3.div_ceil(width);
+    // Align panels to cache lines: the scratch is allocated so, its parts are kept so.
+    let (shared, private) = scratch.split_at_mut((panels * width * k).next_multiple_of(LANES));
+    let private_len = private.len() / pool.threads();
+    let (shared, private) = (Ptr(shared.as_mut_ptr()), Ptr(private.as_mut_ptr()));
+    // SAFETY: each thread owns its part of the private scratch.
+    let private = |thread: usize| unsafe { private.get().add(thread * private_len) };
 
-    // The shared operand, packed once: panel p of k block k0 starts at k0 * panels * width + p * width * kb.
-    let (width, panels) = if share_b { (nr, col_panels) } else { (mr, row_panels) };
-    let source = if share_b { (b.data, b.cs, b.rs, n) } else { (a.data, a.rs, a.cs, m) };
+    // Panel p of k block k0 starts at k0 * panels * width + p * width * kb.
     let groups = panels.div_ceil(PANELS);
     run(groups * k.div_ceil(KC), &|task, _| {
         let (data, step, depth_step, total) = source;
         let (k0, first) = (task / groups * KC, task % groups * PANELS);
         let kb = KC.min(k - k0);
         let count = PANELS.min(panels - first);
-        // SAFETY: offsets stay inside `shared_len`; every panel of every block is written by one task.
+        // SAFETY: offsets stay inside the shared part; every panel of every block is written by one task.
         let target = unsafe {
             let start = shared.get().add(k0 * panels * width + first * width * kb);
             std::slice::from_raw_parts_mut(start, count * kb * width)
         };
         let valid = (count * width).min(total - first * width);
-        (tiles.pack)(
-            target,
-            width,
-            kb,
-            &data[first * width * step + k0 * depth_step..],
-            step,
-            depth_step,
-            valid,
-        );
+        let data = &data[first * width * step + k0 * depth_step..];
+        (tiles.pack)(target, width, kb, data, step, depth_step, valid);
     });
+    // SAFETY: packed above.
+    let panel_of = |k0: usize, panel: usize, kb: usize| unsafe {
+        shared.get().add(k0 * panels * width + panel * width * kb).cast_const()
+    };
+    let blocks = || (0..k).step_by(KC).map(|k0| (k0, KC.min(k - k0)));
 
-    if share_b {
-        // Aim at four tasks per thread, at most PANELS panels each.
-        let per_task = row_panels.div_ceil(4 * threads).clamp(1, PANELS);
-        run(row_panels.div_ceil(per_task), &|task, thread| {
-            let first_panel = task * per_task;
-            let last_panel = (first_panel + per_task).min(row_panels);
-            let rows = (last_panel * mr).min(m) - first_panel * mr;
-            // SAFETY: each thread owns its part of the private scratch.
-            let block = unsafe { private.get().add(thread * private_len) };
-            for k0 in (0..k).step_by(KC) {
-                let kb = KC.min(k - k0);
-                // SAFETY: `scratch_len` provides PANELS panels per thread.
-                let target =
-                    unsafe { std::slice::from_raw_parts_mut(block, (last_panel - first_panel) * mr * kb) };
-                let data = &a.data[first_panel * mr * a.rs + k0 * a.cs..];
-                (tiles.pack)(target, mr, kb, data, a.rs, a.cs, rows);
-                for j in 0..col_panels {
-                    // SAFETY: panel j of this k block was packed above.
-                    let b_panel = unsafe { shared.get().add(k0 * col_panels * nr + j * nr * kb) };
-                    for panel in first_panel..last_panel {
-                        // SAFETY: packed just above.
-                        let a_panel = unsafe { block.add((panel - first_panel) * mr * kb) };
-                        let (row, col) = (panel * mr, j * nr);
-                        let size = (mr.min(m - row), nr.min(n - col));
-                        // SAFETY: the tile lies inside C and belongs to this task.
-                        let c = unsafe { c.get().add(row * ldc + col) };
-                        tiles.run(kb, a_panel, b_panel, c, ldc, size, accumulate || k0 > 0);
+    match plan {
+        // Tasks own row panels. A row-major A is read as it lies; others are packed.
+        Plan::SharedB => {
+            let direct = a.cs == 1;
+            let mr = if direct { tiles.direct.len() } else { mr };
+            let row_panels = m.div_ceil(mr);
+            // Aim at four tasks per thread, at most PANELS panels each.
+            let per_task = row_panels.div_ceil(4 * threads).clamp(1, PANELS);
+            run(row_panels.div_ceil(per_task), &|task, thread| {
+                let own = task * per_task..((task + 1) * per_task).min(row_panels);
+                let first_row = own.start * mr;
+                let rows = (own.end * mr).min(m) - first_row;
+                let block = private(thread);
+                for (k0, kb) in blocks() {
+                    let data = &a.data[first_row * a.rs + k0 * a.cs..];
+                    if !direct {
+                        // SAFETY: `scratch_len` provides PANELS panels per thread.
+                        let target = unsafe { std::slice::from_raw_parts_mut(block, own.len() * mr * kb) };
+                        (tiles.pack)(target, mr, kb, data, a.rs, a.cs, rows);
+                    }
+                    for j in 0..panels {
+                        for panel in own.clone() {
+                            let (row, col) = (panel * mr, j * nr);
+                            let size = (mr.min(m - row), nr.min(n - col));
+                            // SAFETY: the tile lies inside C and belongs to this task.
+                            let c = unsafe { c.get().add(row * ldc + col) };
+                            let left = if direct {
+                                Left::Rows(data[(row - first_row) * a.rs..].as_ptr(), a.rs)
+                            } else {
+                                // SAFETY: packed just above.
+                                Left::Panel(unsafe { block.add((panel - own.start) * mr * kb) })
+                            };
+                            tiles.run(
+                                kb,
+                                left,
+                                (panel_of(k0, j, kb), nr),
+                                c,
+                                ldc,
+                                size,
+                                accumulate || k0 > 0,
+                            );
+                        }
                     }
                 }
-            }
-            epilogue(tile(first_panel * mr, rows, 0, n));
-        });
-    } else {
-        run(col_panels, &|j, thread| {
+                epilogue(tile(first_row, rows, 0, n));
+            });
+        }
+        // Few rows: tasks own column panels and pack them on the way.
+        Plan::SharedA => run(n.div_ceil(nr), &|j, thread| {
             let col = j * nr;
             let cols = nr.min(n - col);
-            // SAFETY: each thread owns its part of the private scratch.
-            let b_panel = unsafe { private.get().add(thread * private_len) };
-            for k0 in (0..k).step_by(KC) {
-                let kb = KC.min(k - k0);
+            for (k0, kb) in blocks() {
                 // SAFETY: `scratch_len` provides one panel per thread.
-                let target = unsafe { std::slice::from_raw_parts_mut(b_panel, nr * kb) };
-                (tiles.pack)(target, nr, kb, &b.data[col * b.cs + k0 * b.rs..], b.cs, b.rs, cols);
-                for panel in 0..row_panels {
-                    // SAFETY: packed above.
-                    let a_panel = unsafe { shared.get().add(k0 * row_panels * mr + panel * mr * kb) };
+                let b_panel = unsafe { std::slice::from_raw_parts_mut(private(thread), nr * kb) };
+                (tiles.pack)(b_panel, nr, kb, &b.data[col * b.cs + k0 * b.rs..], b.cs, b.rs, cols);
+                for panel in 0..panels {
                     let row = panel * mr;
                     // SAFETY: the tile lies inside C and belongs to this task.
                     let c = unsafe { c.get().add(row * ldc + col) };
-                    tiles.run(kb, a_panel, b_panel, c, ldc, (mr.min(m - row), cols), accumulate || k0 > 0);
+                    let left = Left::Panel(panel_of(k0, panel, kb));
+                    let size = (mr.min(m - row), cols);
+                    tiles.run(kb, left, (b_panel.as_ptr(), nr), c, ldc, size, accumulate || k0 > 0);
                 }
             }
             epilogue(tile(0, m, col, cols));
-        });
+        }),
     }
+}
+
+/// How a product is divided.
+enum Plan {
+    /// B packed once, tasks own rows.
+    SharedB,
+    /// A packed once, tasks own columns.
+    SharedA,
+}
+
+/// The left operand of a register tile.
+#[derive(Clone, Copy)]
+enum Left<T> {
+    /// A packed panel, [k][MR].
+    Panel(*const T),
+    /// Rows of a matrix as they lie, and their distance.
+    Rows(*const T, usize),
 }
 
 /// y[j] (+)= x . w[j], rows of `w` being `stride` apart. Lanes and their final sum are those of
@@ -287,8 +318,18 @@ unsafe fn dot_rows<T: Float, V: Vector<T>, const NL: usize>(
     }
 }
 
-/// Register tile over packed panels: C[mr, NR] (+)= Σ_k a[k][mr] b[k][NR].
-type Micro<T> = unsafe fn(k: usize, a: *const T, b: *const T, c: *mut T, ldc: usize, accumulate: bool);
+/// Register tile: C[rows, NR] (+)= Σ_k a[k] b[k], where a[k] is row k of a panel or column k of rows `lda` apart, and rows of b
+/// are `ldb` apart.
+type Micro<T> = unsafe fn(
+    k: usize,
+    a: *const T,
+    lda: usize,
+    b: *const T,
+    ldb: usize,
+    c: *mut T,
+    ldc: usize,
+    accumulate: bool,
+);
 
 /// Packs `valid` of `width` columns of depth `kb`: target[k][i] = source[i * step + k * depth_step], zeros beyond.
 type Pack<T> =
@@ -301,8 +342,11 @@ type DotRows<T> = fn(x: &[T], w: &[T], stride: usize, y: &mut [T], accumulate: b
 pub(crate) struct TileSet<T: 'static> {
     mr: usize,
     nr: usize,
-    /// Entry i computes i + 1 rows.
+    /// Entry i computes i + 1 rows from a packed panel.
     micro: &'static [Micro<T>],
+    /// Entry i computes i + 1 rows from the rows of A as they lie. Fewer rows than a panel has: those of a matrix whose width
+    /// is a power of two compete for the same cache set.
+    direct: &'static [Micro<T>],
     pack: Pack<T>,
     dot_rows: DotRows<T>,
 }
@@ -314,21 +358,24 @@ impl<T: Float> TileSet<T> {
     fn run(
         &self,
         k: usize,
-        a: *const T,
-        b: *const T,
+        left: Left<T>,
+        (b, ldb): (*const T, usize),
         c: *mut T,
         ldc: usize,
         (rows, cols): (usize, usize),
         accumulate: bool,
     ) {
-        let micro = self.micro[rows - 1];
+        let (micro, a, lda) = match left {
+            Left::Panel(a) => (self.micro[rows - 1], a, 0),
+            Left::Rows(a, lda) => (self.direct[rows - 1], a, lda),
+        };
         if cols == self.nr {
-            // SAFETY: the panels hold k steps, C has `rows` rows of `nr` columns here.
-            return unsafe { micro(k, a, b, c, ldc, accumulate) };
+            // SAFETY: the operands hold k steps, C has `rows` rows of `nr` columns here.
+            return unsafe { micro(k, a, lda, b, ldb, c, ldc, accumulate) };
         }
         let mut edge = [T::ZERO; MAX_TILE];
         // SAFETY: the buffer is as large as the largest tile.
-        unsafe { micro(k, a, b, edge.as_mut_ptr(), self.nr, false) };
+        unsafe { micro(k, a, lda, b, ldb, edge.as_mut_ptr(), self.nr, false) };
         for i in 0..rows {
             for j in 0..cols {
                 // SAFETY: inside C.
@@ -363,24 +410,26 @@ unsafe trait Vector<T>: Copy {
 /// Vectors per tile row: NR = 2 vectors.
 const NV: usize = 2;
 
+#[allow(clippy::too_many_arguments)]
 #[inline(always)]
-unsafe fn micro<T: Float, V: Vector<T>, const ROWS: usize, const MR: usize>(
+unsafe fn micro<T: Float, V: Vector<T>, const ROWS: usize, const MR: usize, const DIRECT: bool>(
     k: usize,
     a: *const T,
+    lda: usize,
     b: *const T,
+    ldb: usize,
     c: *mut T,
     ldc: usize,
     accumulate: bool,
 ) {
-    // SAFETY: the caller provides k steps of both panels and ROWS rows of C.
+    // SAFETY: the caller provides k steps of both operands and ROWS rows of C.
     unsafe {
         let mut sums = [[V::splat(T::ZERO); NV]; ROWS];
         for step in 0..k {
-            let b = b.add(step * NV * V::WIDTH);
-            let a = a.add(step * MR);
+            let b = b.add(step * ldb);
             let columns: [V; NV] = std::array::from_fn(|v| V::load(b.add(v * V::WIDTH)));
             for (i, row) in sums.iter_mut().enumerate() {
-                let x = V::splat(*a.add(i));
+                let x = V::splat(*a.add(if DIRECT { i * lda + step } else { step * MR + i }));
                 for (sum, column) in row.iter_mut().zip(columns) {
                     *sum = sum.add_product(x, column);
                 }
@@ -427,13 +476,16 @@ fn pack_portable<T: Float>(
     }
 }
 
-/// The table of register tiles with 1 to MR rows.
+/// A table of register tiles with 1 to MR rows, from panels or (`DIRECT`) from rows as they lie.
 macro_rules! micro_table {
-    ($T:ty, $V:ty, $MR:literal, [$($rows:literal)*] $(, $features:literal)?) => {{
+    ($T:ty, $V:ty, $MR:literal, $direct:literal, [$($rows:literal)*] $(, $features:literal)?) => {{
         $(#[target_feature(enable = $features)])?
-        unsafe fn tile<const ROWS: usize>(k: usize, a: *const $T, b: *const $T, c: *mut $T, ldc: usize, acc: bool) {
+        #[allow(clippy::too_many_arguments)]
+        unsafe fn tile<const ROWS: usize>(
+            k: usize, a: *const $T, lda: usize, b: *const $T, ldb: usize, c: *mut $T, ldc: usize, acc: bool,
+        ) {
             // SAFETY: as promised by the caller.
-            unsafe { micro::<$T, $V, ROWS, $MR>(k, a, b, c, ldc, acc) }
+            unsafe { micro::<$T, $V, ROWS, $MR, $direct>(k, a, lda, b, ldb, c, ldc, acc) }
         }
         const TABLE: &[Micro<$T>] = &[$(tile::<$rows>),*];
         TABLE
@@ -496,7 +548,8 @@ macro_rules! portable_tiles {
         static SET: TileSet<$T> = TileSet {
             mr: 6,
             nr: 16,
-        micro: micro_table!($T, Portable<$T>, 6, [1 2 3 4 5 6]),
+        micro: micro_table!($T, Portable<$T>, 6, false, [1 2 3 4 5 6]),
+        direct: micro_table!($T, Portable<$T>, 6, true, [1 2 3 4 5 6]),
             pack: pack_portable::<$T>,
             // SAFETY: plain Rust.
             dot_rows: |x, w, stride, y, acc| unsafe { dot_rows::<$T, Portable<$T>, 2>(x, w, stride, y, acc) },
@@ -588,7 +641,8 @@ mod x86 {
     pub(super) static F32_AVX512: TileSet<f32> = TileSet {
         mr: 14,
         nr: 32,
-        micro: micro_table!(f32, __m512, 14, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+        micro: micro_table!(f32, __m512, 14, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+        direct: micro_table!(f32, __m512, 14, true, [1 2 3 4 5 6 7 8 9 10], "avx512f"),
         pack: |target, width, kb, source, step, depth_step, valid| {
             if depth_step == 1 {
                 // SAFETY: this table is chosen only where AVX-512 is present.
@@ -604,21 +658,24 @@ mod x86 {
     pub(super) static F64_AVX512: TileSet<f64> = TileSet {
         mr: 14,
         nr: 16,
-        micro: micro_table!(f64, __m512d, 14, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+        micro: micro_table!(f64, __m512d, 14, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+        direct: micro_table!(f64, __m512d, 14, true, [1 2 3 4 5 6 7 8 9 10], "avx512f"),
         pack: pack_portable::<f64>,
         dot_rows: dot_rows_with!(f64, __m512d, 2, "avx512f"),
     };
     pub(super) static F32_AVX2: TileSet<f32> = TileSet {
         mr: 6,
         nr: 16,
-        micro: micro_table!(f32, __m256, 6, [1 2 3 4 5 6], "avx2,fma"),
+        micro: micro_table!(f32, __m256, 6, false, [1 2 3 4 5 6], "avx2,fma"),
+        direct: micro_table!(f32, __m256, 6, true, [1 2 3 4 5 6], "avx2,fma"),
         pack: pack_portable::<f32>,
         dot_rows: dot_rows_with!(f32, __m256, 2, "avx2,fma"),
     };
     pub(super) static F64_AVX2: TileSet<f64> = TileSet {
         mr: 6,
         nr: 8,
-        micro: micro_table!(f64, __m256d, 6, [1 2 3 4 5 6], "avx2,fma"),
+        micro: micro_table!(f64, __m256d, 6, false, [1 2 3 4 5 6], "avx2,fma"),
+        direct: micro_table!(f64, __m256d, 6, true, [1 2 3 4 5 6], "avx2,fma"),
         pack: pack_portable::<f64>,
         dot_rows: dot_rows_with!(f64, __m256d, 4, "avx2,fma"),
     };
@@ -935,7 +992,8 @@ mod tests {
             (tiles.pack)(&mut pa, tiles.mr, k, &a, 1, rows, rows);
             (tiles.pack)(&mut pb, tiles.nr, k, &b, 1, cols, cols);
             let mut c = vec![0f32; rows * cols];
-            tiles.run(k, pa.as_ptr(), pb.as_ptr(), c.as_mut_ptr(), cols, (rows, cols), false);
+            let (left, right) = (Left::Panel(pa.as_ptr()), (pb.as_ptr(), tiles.nr));
+            tiles.run(k, left, right, c.as_mut_ptr(), cols, (rows, cols), false);
             c
         };
         let baseline = run(Isa::Baseline);

@@ -11,7 +11,7 @@ use crate::ops::reduce::{broadcast_steps, row_offset};
 use crate::types::{DType, TensorType};
 
 impl Graph {
-    /// a + b, broadcasting. Integers too (counters).
+    /// a + b, broadcasting. Integers too (counters, offsets), where only `b` may broadcast.
     pub fn add(&mut self, a: Value, b: Value) -> Result<Value> {
         self.push1(Binary(Kind::Add), &[a, b])
     }
@@ -91,10 +91,8 @@ impl Op for Binary {
             return mismatch(self.name(), expected, format!("{a} and {b}"));
         }
         match broadcast_shape(&a.shape, &b.shape) {
-            Some(shape) if a.dtype.is_float() || (a.shape == shape && b.shape == shape) => {
-                Ok(vec![a.with(shape)])
-            }
-            Some(_) => mismatch(self.name(), "integers of one shape", format!("{a} and {b}")),
+            Some(shape) if a.dtype.is_float() || a.shape == shape => Ok(vec![a.with(shape)]),
+            Some(_) => mismatch(self.name(), "a first operand of the full shape", format!("{a} and {b}")),
             None => mismatch(self.name(), "shapes that broadcast", format!("{a} and {b}")),
         }
     }
@@ -119,17 +117,22 @@ impl Op for Binary {
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         match io.dtype() {
-            DType::I32 => {
-                let y = io.in_place::<i32>(0, 0);
-                y.iter_mut().zip(io.input::<i32>(1)).for_each(|(y, b)| *y = y.wrapping_add(*b));
-            }
-            DType::I64 => {
-                let y = io.in_place::<i64>(0, 0);
-                y.iter_mut().zip(io.input::<i64>(1)).for_each(|(y, b)| *y = y.wrapping_add(*b));
-            }
+            DType::I32 => add_integers(io, i32::wrapping_add),
+            DType::I64 => add_integers(io, i64::wrapping_add),
             dtype => dispatch_float!(dtype, T => binary::<T>(io, self.0)),
         }
         Ok(())
+    }
+}
+
+/// a + b where only b broadcasts.
+fn add_integers<T: crate::types::Element>(io: &Io<'_>, add: impl Fn(T, T) -> T) {
+    let (shape, b) = (&io.out_ty(0).shape, io.input::<T>(1));
+    let Some(steps) = broadcast_steps(&io.ty(1).shape, shape) else { return };
+    let (cols, last) = (io.out_ty(0).cols(), shape.len().saturating_sub(1));
+    for (row, y) in io.in_place::<T>(0, 0).chunks_exact_mut(cols).enumerate() {
+        let offset = row_offset(row, shape, &steps);
+        y.iter_mut().enumerate().for_each(|(i, y)| *y = add(*y, b[offset + i * steps[last].min(1)]));
     }
 }
 

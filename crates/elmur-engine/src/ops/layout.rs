@@ -7,7 +7,7 @@ use crate::cpu::pool::RowsMut;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_bits, mismatch};
-use crate::types::{MAX_RANK, TensorType};
+use crate::types::{DType, MAX_RANK, TensorType};
 
 impl Graph {
     /// The same elements in another shape. Costs nothing.
@@ -38,7 +38,12 @@ impl Graph {
     /// Zeros of the type of `x`.
     pub fn zeros_like(&mut self, x: Value) -> Result<Value> {
         let ty = self.ty(x)?.clone();
-        self.push1(Zeros(ty), &[])
+        self.full(ty.dtype, ty.shape, 0.0)
+    }
+
+    /// A tensor that holds `x` everywhere.
+    pub fn full(&mut self, dtype: DType, shape: impl Into<Vec<usize>>, x: f64) -> Result<Value> {
+        self.push1(Full(TensorType::new(dtype, shape), x), &[])
     }
 
     /// A copy of `x` with memory of its own.
@@ -126,17 +131,23 @@ impl Op for Copy {
 }
 
 #[derive(Debug)]
-struct Zeros(TensorType);
+struct Full(TensorType, f64);
 
-impl Op for Zeros {
+impl Op for Full {
     fn name(&self) -> &'static str {
-        "zeros_like"
+        "full"
     }
     fn infer(&self, _: &[TensorType]) -> Result<Vec<TensorType>> {
         Ok(vec![self.0.clone()])
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        dispatch_bits!(self.0.dtype, U => io.output_bits::<U>(0).fill(0));
+        match self.0.dtype {
+            DType::F32 => io.output::<f32>(0).fill(self.1 as f32),
+            DType::F64 => io.output::<f64>(0).fill(self.1),
+            DType::I32 => io.output::<i32>(0).fill(self.1 as i32),
+            DType::I64 => io.output::<i64>(0).fill(self.1 as i64),
+            DType::Bool => io.output::<bool>(0).fill(self.1 != 0.0),
+        }
         Ok(())
     }
 }

@@ -56,9 +56,9 @@ impl Graph {
         if params.is_empty() {
             return Ok(());
         }
-        let step = match self.value(STEP_STATE) {
-            Ok(step) => step,
-            Err(_) => {
+        let step = match self.find(STEP_STATE) {
+            Some(step) => step,
+            None => {
                 let step = self.state(STEP_STATE, DType::I64, [])?;
                 let one = self.scalar(DType::I64, 1.0)?;
                 let next = self.add(step, one)?;
