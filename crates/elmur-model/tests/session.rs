@@ -10,6 +10,9 @@ use elmur_model::segments::{SegmentClock, anchor_state, evaluation_graph, memory
 use elmur_model::session::{Actions, Obs, Session};
 use elmur_model::{ModelConfig, init};
 
+/// What makes one variant of a model.
+type Change = Box<dyn Fn(&mut ModelConfig)>;
+
 /// A small model; tests change what they are about.
 fn small() -> ModelConfig {
     ModelConfig {
@@ -154,7 +157,7 @@ fn stepping_equals_segments(name: &str, config: &ModelConfig, whole_windows_only
 
 #[test]
 fn stepping_equals_whole_segments_in_every_variant() {
-    let variants: Vec<(&str, Box<dyn Fn(&mut ModelConfig)>)> = vec![
+    let variants: Vec<(&str, Change)> = vec![
         ("paper", Box::new(|_| {})),
         (
             "pre-norm GELU",

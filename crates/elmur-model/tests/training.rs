@@ -12,6 +12,9 @@ use elmur_model::{ModelConfig, init, theory};
 
 const B: usize = 2;
 
+/// What makes one variant of a model.
+type Change = Box<dyn Fn(&mut ModelConfig)>;
+
 fn tiny() -> ModelConfig {
     ModelConfig {
         observation: Observation::Vector { dim: 3 },
@@ -168,7 +171,7 @@ fn check(name: &str, config: &ModelConfig, start: Start) {
 
 #[test]
 fn gradients_flow_through_segments_and_blends() {
-    let variants: Vec<(&str, Start, Box<dyn Fn(&mut ModelConfig)>)> = vec![
+    let variants: Vec<(&str, Start, Change)> = vec![
         ("through 4, slots overwritten", Start::Continue, Box::new(|_| {})),
         (
             "two slots per write",
