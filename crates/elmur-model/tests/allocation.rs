@@ -44,8 +44,9 @@ fn acting_allocates_nothing_after_warm_up() {
             let observation = vec![0.25f32; 4 * batch];
             let returns = vec![1.0f32; batch];
             let mut act = |steps: usize| {
-                (0..steps)
-                    .for_each(|_| drop(session.act(Obs::Floats(&observation), Some(&returns)).unwrap()));
+                for _ in 0..steps {
+                    session.act(Obs::Floats(&observation), Some(&returns)).unwrap();
+                }
             };
             act(11); // a whole segment, its write and a step
             let before = ALLOCATIONS.load(Ordering::SeqCst);
