@@ -107,7 +107,7 @@ impl Case {
                 program.set("mask", &mask).unwrap();
             }
             action => {
-                let target = |i: usize| if i % 7 == 0 { IGNORED } else { (i % 2) as i64 };
+                let target = |i: usize| if i.is_multiple_of(7) { IGNORED } else { (i % 2) as i64 };
                 let targets: Vec<i64> = (0..steps * action.dim()).map(target).collect();
                 program.set("targets", &targets).unwrap();
             }

@@ -185,7 +185,9 @@ pub(crate) fn gemm<T: Tiles>(
         // Tasks own row panels. A row-major A is read as it lies; others are packed.
         Plan::SharedB => {
             let direct = a.cs == 1;
-            let mr = if direct { tiles.direct.len() } else { mr };
+            // Rows whose distance is a multiple of the cache's period compete for one set of 12 lines or so.
+            let crowded = (a.rs * size_of::<T>()).is_multiple_of(4096);
+            let mr = if direct && crowded { mr.min(10) } else { mr };
             let row_panels = m.div_ceil(mr);
             // Aim at four tasks per thread, at most PANELS panels each.
             let per_task = row_panels.div_ceil(4 * threads).clamp(1, PANELS);
@@ -344,8 +346,7 @@ pub(crate) struct TileSet<T: 'static> {
     nr: usize,
     /// Entry i computes i + 1 rows from a packed panel.
     micro: &'static [Micro<T>],
-    /// Entry i computes i + 1 rows from the rows of A as they lie. Fewer rows than a panel has: those of a matrix whose width
-    /// is a power of two compete for the same cache set.
+    /// Entry i computes i + 1 rows from the rows of A as they lie.
     direct: &'static [Micro<T>],
     pack: Pack<T>,
     dot_rows: DotRows<T>,
@@ -642,7 +643,7 @@ mod x86 {
         mr: 14,
         nr: 32,
         micro: micro_table!(f32, __m512, 14, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
-        direct: micro_table!(f32, __m512, 14, true, [1 2 3 4 5 6 7 8 9 10], "avx512f"),
+        direct: micro_table!(f32, __m512, 14, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
         pack: |target, width, kb, source, step, depth_step, valid| {
             if depth_step == 1 {
                 // SAFETY: this table is chosen only where AVX-512 is present.
@@ -659,7 +660,7 @@ mod x86 {
         mr: 14,
         nr: 16,
         micro: micro_table!(f64, __m512d, 14, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
-        direct: micro_table!(f64, __m512d, 14, true, [1 2 3 4 5 6 7 8 9 10], "avx512f"),
+        direct: micro_table!(f64, __m512d, 14, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
         pack: pack_portable::<f64>,
         dot_rows: dot_rows_with!(f64, __m512d, 2, "avx512f"),
     };
