@@ -320,6 +320,104 @@ unsafe fn dot_rows<T: Float, V: Vector<T>, const NL: usize>(
     }
 }
 
+/// y[c] (+)= Σ_j a[j * a_step] w[j * stride + c], the sum in order of j.
+///
+/// # Safety
+/// The vector's instruction set must be present.
+#[inline(always)]
+unsafe fn combine_rows<T: Float, V: Vector<T>>(
+    (a, a_step): (&[T], usize),
+    w: Rows<'_, T>,
+    count: usize,
+    y: &mut [T],
+    accumulate: bool,
+) {
+    /// Vectors whose sums are kept in registers.
+    const BLOCK: usize = 4;
+    let n = y.len();
+    if count == 0 {
+        if !accumulate {
+            y.fill(T::ZERO);
+        }
+        return;
+    }
+    let last = w.start as isize + (count - 1) as isize * w.step;
+    assert!((count - 1) * a_step < a.len() && last >= 0);
+    assert!(last as usize + n <= w.data.len() && w.start + n <= w.data.len());
+    let mut c = 0;
+    // SAFETY: the assertions above show that the first and last coefficient and row exist, and so do those between.
+    unsafe {
+        let row = |j: usize, c: usize| w.data.as_ptr().offset(w.start as isize + j as isize * w.step).add(c);
+        while c + BLOCK * V::WIDTH <= n {
+            let mut sums: [V; BLOCK] = std::array::from_fn(|v| {
+                if accumulate { V::load(y.as_ptr().add(c + v * V::WIDTH)) } else { V::splat(T::ZERO) }
+            });
+            for j in 0..count {
+                let x = V::splat(*a.as_ptr().add(j * a_step));
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = sum.add_product(x, V::load(row(j, c + v * V::WIDTH)));
+                }
+            }
+            for (v, sum) in sums.into_iter().enumerate() {
+                sum.store(y.as_mut_ptr().add(c + v * V::WIDTH));
+            }
+            c += BLOCK * V::WIDTH;
+        }
+        while c + V::WIDTH <= n {
+            let mut sum = if accumulate { V::load(y.as_ptr().add(c)) } else { V::splat(T::ZERO) };
+            for j in 0..count {
+                sum = sum.add_product(V::splat(*a.as_ptr().add(j * a_step)), V::load(row(j, c)));
+            }
+            sum.store(y.as_mut_ptr().add(c));
+            c += V::WIDTH;
+        }
+        for c in c..n {
+            let mut sum = if accumulate { y[c] } else { T::ZERO };
+            for j in 0..count {
+                sum = a[j * a_step].mul_add(*row(j, c), sum);
+            }
+            y[c] = sum;
+        }
+    }
+}
+
+/// Rows inside a slice: row j begins at `start + j * step`.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a, T> {
+    pub data: &'a [T],
+    pub start: usize,
+    pub step: isize,
+}
+
+/// Products of one vector with a few rows, for kernels that are too small for [`gemm`].
+pub(crate) struct SmallProducts<T: 'static>(&'static TileSet<T>);
+
+impl<T: Tiles> SmallProducts<T> {
+    /// For this machine.
+    pub(crate) fn new() -> Self {
+        Self(T::tiles(Isa::best()))
+    }
+
+    /// y[j] = x . w[j * stride..]
+    #[inline(always)]
+    pub(crate) fn dots(&self, x: &[T], w: &[T], stride: usize, y: &mut [T]) {
+        (self.0.dot_rows)(x, w, stride, y, false);
+    }
+
+    /// y[c] (+)= Σ_j a[j * a_step] w[j][c] over `count` rows.
+    #[inline(always)]
+    pub(crate) fn combine(
+        &self,
+        a: (&[T], usize),
+        w: Rows<'_, T>,
+        count: usize,
+        y: &mut [T],
+        accumulate: bool,
+    ) {
+        (self.0.combine_rows)(a, w, count, y, accumulate);
+    }
+}
+
 /// Register tile: C[rows, NR] (+)= Σ_k a[k] b[k], where a[k] is row k of a panel or column k of rows `lda` apart, and rows of b
 /// are `ldb` apart.
 type Micro<T> = unsafe fn(
@@ -340,6 +438,9 @@ type Pack<T> =
 /// y[j] (+)= x . w[j * stride..].
 type DotRows<T> = fn(x: &[T], w: &[T], stride: usize, y: &mut [T], accumulate: bool);
 
+/// y[c] (+)= Σ_j a[j * a_step] w[j][c].
+type CombineRows<T> = fn(a: (&[T], usize), w: Rows<'_, T>, count: usize, y: &mut [T], accumulate: bool);
+
 /// The kernels of one instruction set.
 pub(crate) struct TileSet<T: 'static> {
     mr: usize,
@@ -350,6 +451,7 @@ pub(crate) struct TileSet<T: 'static> {
     direct: &'static [Micro<T>],
     pack: Pack<T>,
     dot_rows: DotRows<T>,
+    combine_rows: CombineRows<T>,
 }
 
 impl<T: Float> TileSet<T> {
@@ -507,6 +609,20 @@ macro_rules! dot_rows_with {
     }};
 }
 
+/// [`combine_rows`] compiled for an instruction set.
+#[cfg(target_arch = "x86_64")]
+macro_rules! combine_rows_with {
+    ($T:ty, $V:ty, $features:literal) => {{
+        #[target_feature(enable = $features)]
+        fn with(a: (&[$T], usize), w: Rows<'_, $T>, count: usize, y: &mut [$T], accumulate: bool) {
+            // SAFETY: the features are enabled here.
+            unsafe { combine_rows::<$T, $V>(a, w, count, y, accumulate) }
+        }
+        // SAFETY: the table that holds this is chosen only where the features are present.
+        |a, w, count, y, accumulate| unsafe { with(a, w, count, y, accumulate) }
+    }};
+}
+
 /// The portable vector: an array that compilers keep in registers.
 #[derive(Clone, Copy)]
 struct Portable<T>([T; 8]);
@@ -554,6 +670,10 @@ macro_rules! portable_tiles {
             pack: pack_portable::<$T>,
             // SAFETY: plain Rust.
             dot_rows: |x, w, stride, y, acc| unsafe { dot_rows::<$T, Portable<$T>, 2>(x, w, stride, y, acc) },
+            // SAFETY: plain Rust.
+            combine_rows: |a, w, count, y, acc| unsafe {
+                combine_rows::<$T, Portable<$T>>(a, w, count, y, acc)
+            },
         };
         &SET
     }};
@@ -563,7 +683,7 @@ macro_rules! portable_tiles {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{LANES, Micro, TileSet, Vector, dot_rows, micro, pack_portable};
+    use super::{LANES, Micro, Rows, TileSet, Vector, combine_rows, dot_rows, micro, pack_portable};
 
     macro_rules! vector {
         ($V:ident, $T:ty, $width:literal, $splat:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
@@ -655,6 +775,7 @@ mod x86 {
         },
         // SAFETY: as above.
         dot_rows: |x, w, stride, y, accumulate| unsafe { dot_rows_16(x, w, stride, y, accumulate) },
+        combine_rows: combine_rows_with!(f32, __m512, "avx512f"),
     };
     pub(super) static F64_AVX512: TileSet<f64> = TileSet {
         mr: 14,
@@ -663,6 +784,7 @@ mod x86 {
         direct: micro_table!(f64, __m512d, 14, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
         pack: pack_portable::<f64>,
         dot_rows: dot_rows_with!(f64, __m512d, 2, "avx512f"),
+        combine_rows: combine_rows_with!(f64, __m512d, "avx512f"),
     };
     pub(super) static F32_AVX2: TileSet<f32> = TileSet {
         mr: 6,
@@ -671,6 +793,7 @@ mod x86 {
         direct: micro_table!(f32, __m256, 6, true, [1 2 3 4 5 6], "avx2,fma"),
         pack: pack_portable::<f32>,
         dot_rows: dot_rows_with!(f32, __m256, 2, "avx2,fma"),
+        combine_rows: combine_rows_with!(f32, __m256, "avx2,fma"),
     };
     pub(super) static F64_AVX2: TileSet<f64> = TileSet {
         mr: 6,
@@ -679,6 +802,7 @@ mod x86 {
         direct: micro_table!(f64, __m256d, 6, true, [1 2 3 4 5 6], "avx2,fma"),
         pack: pack_portable::<f64>,
         dot_rows: dot_rows_with!(f64, __m256d, 4, "avx2,fma"),
+        combine_rows: combine_rows_with!(f64, __m256d, "avx2,fma"),
     };
 
     /// [`pack_portable`] for a source contiguous in depth: blocks of 16 x 16 are transposed in registers.
@@ -767,48 +891,60 @@ mod x86 {
     #[target_feature(enable = "avx512f")]
     fn dot_rows_16(x: &[f32], w: &[f32], stride: usize, y: &mut [f32], accumulate: bool) {
         let (k, n) = (x.len(), y.len());
-        let (whole, sixteens) = (k / LANES * LANES, n / 16 * 16);
+        let whole = k / LANES * LANES;
         assert!(n == 0 || (n - 1) * stride + k <= w.len());
-        let tail = ((1u32 << (k - whole)) - 1) as __mmask16;
-        for j in (0..sixteens).step_by(16) {
+        let tail = lanes(k - whole);
+        for j in (0..n).step_by(16) {
+            let count = 16.min(n - j);
+            if count <= 4 {
+                // Too few for a transpose to pay.
+                // SAFETY: AVX-512 is enabled here.
+                return unsafe {
+                    dot_rows::<f32, __m512, 1>(x, &w[j * stride..], stride, &mut y[j..], accumulate)
+                };
+            }
             let mut sums = [_mm512_setzero_ps(); 16];
-            // SAFETY: rows j..j + 16 exist with k elements each; the tail is masked.
+            // SAFETY: rows j..j + count exist with k elements each; the tail is masked.
             unsafe {
                 let start = w.as_ptr().add(j * stride);
+                let row = |r: usize, i: usize| start.add(r * stride + i);
                 for i in (0..whole).step_by(LANES) {
                     let x = _mm512_loadu_ps(x.as_ptr().add(i));
-                    for (r, sum) in sums.iter_mut().enumerate() {
-                        *sum = _mm512_fmadd_ps(x, _mm512_loadu_ps(start.add(r * stride + i)), *sum);
+                    if count == 16 {
+                        for (r, sum) in sums.iter_mut().enumerate() {
+                            *sum = _mm512_fmadd_ps(x, _mm512_loadu_ps(row(r, i)), *sum);
+                        }
+                    } else {
+                        for (r, sum) in sums.iter_mut().enumerate().take(count) {
+                            *sum = _mm512_fmadd_ps(x, _mm512_loadu_ps(row(r, i)), *sum);
+                        }
                     }
                 }
                 if tail != 0 {
                     let x = _mm512_maskz_loadu_ps(tail, x.as_ptr().add(whole));
-                    for (r, sum) in sums.iter_mut().enumerate() {
-                        let w = _mm512_maskz_loadu_ps(tail, start.add(r * stride + whole));
-                        *sum = _mm512_fmadd_ps(x, w, *sum);
+                    for (r, sum) in sums.iter_mut().enumerate().take(count) {
+                        *sum = _mm512_fmadd_ps(x, _mm512_maskz_loadu_ps(tail, row(r, whole)), *sum);
                     }
                 }
             }
             // Vector l now holds lane l of every row: the same pairwise sums as `fold`.
-            let mut lanes = transpose(sums);
+            let mut sums = transpose(sums);
             let mut width = 8;
             while width > 0 {
                 for l in 0..width {
-                    lanes[l] = _mm512_add_ps(lanes[l], lanes[l + width]);
+                    sums[l] = _mm512_add_ps(sums[l], sums[l + width]);
                 }
                 width /= 2;
             }
-            // SAFETY: sixteen elements of y exist from j on.
+            // SAFETY: `count` elements of y exist from j on; the mask keeps to them.
             unsafe {
-                let at = y.as_mut_ptr().add(j);
-                let sum = if accumulate { _mm512_add_ps(_mm512_loadu_ps(at), lanes[0]) } else { lanes[0] };
-                _mm512_storeu_ps(at, sum);
-            }
-        }
-        if sixteens < n {
-            // SAFETY: AVX-512 is enabled here.
-            unsafe {
-                dot_rows::<f32, __m512, 1>(x, &w[sixteens * stride..], stride, &mut y[sixteens..], accumulate)
+                let (at, mask) = (y.as_mut_ptr().add(j), lanes(count));
+                let sum = if accumulate {
+                    _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), sums[0])
+                } else {
+                    sums[0]
+                };
+                _mm512_mask_storeu_ps(at, mask, sum);
             }
         }
     }
@@ -975,6 +1111,36 @@ mod tests {
                     [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| *i <= Isa::detected())
                 {
                     assert_eq!(run(isa), want, "{isa:?} {n}x{k}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn combined_rows_of_all_instruction_sets_agree_to_the_bit() {
+        for (n, count) in [(1, 1), (64, 10), (70, 3), (33, 0), (17, 5)] {
+            let a: Vec<f32> = random(3 * count + 1, 0).into_iter().map(|v| v as f32).collect();
+            let data: Vec<f32> = random((count + 1) * (n + 2), 1).into_iter().map(|v| v as f32).collect();
+            let stride = n as isize + 2;
+            for (start, step) in [(0, stride), (count.saturating_sub(1) * (n + 2), -stride)] {
+                for accumulate in [false, true] {
+                    let w = Rows { data: &data, start, step };
+                    let run = |isa: Isa| {
+                        let mut y: Vec<f32> = (0..n).map(|i| i as f32).collect();
+                        (f32::tiles(isa).combine_rows)((&a, 3), w, count, &mut y, accumulate);
+                        y
+                    };
+                    let row = |j: usize| (start as isize + j as isize * step) as usize;
+                    let want = (0..n).map(|c| {
+                        let first = if accumulate { c as f32 } else { 0.0 };
+                        (0..count).fold(first, |sum, j| a[3 * j].mul_add(data[row(j) + c], sum))
+                    });
+                    let want: Vec<f32> = want.collect();
+                    for isa in
+                        [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| *i <= Isa::detected())
+                    {
+                        assert_eq!(run(isa), want, "{isa:?} {n} x {count}");
+                    }
                 }
             }
         }

@@ -13,8 +13,9 @@
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
-use crate::cpu::pool::{Rows, RowsMut, max_tasks};
-use crate::cpu::simd::{axpy, dot, simd_fn};
+use crate::cpu::gemm::{Rows, SmallProducts, Tiles};
+use crate::cpu::pool::{Rows as _, RowsMut, max_tasks};
+use crate::cpu::simd::{dot, simd_fn};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
@@ -350,9 +351,9 @@ impl Op for Forward {
     }
 }
 
-/// Scratch of one forward task: q + u, q + v, one row of weights and one of dropped weights.
+/// Scratch of one forward task: q + u, q + v, scores by distance, weights and dropped weights of one head.
 fn forward_scratch(dims: &Dims) -> usize {
-    (2 * dims.width + 2 * dims.keys).next_multiple_of(16)
+    (2 * dims.width + dims.keys + 2 * dims.queries * dims.keys).next_multiple_of(16)
 }
 
 /// Everything a kernel reads.
@@ -405,6 +406,14 @@ impl<'a, T: Float> Operands<'a, T> {
         &data[(b * tokens + t) * stride + column + h * self.dims.width..][..self.dims.width]
     }
 
+    /// Rows of head `h` of batch row `b` of q (0), k (1) or v (2), one per token.
+    #[inline(always)]
+    fn rows(&self, part: usize, b: usize, h: usize) -> Rows<'a, T> {
+        let (data, stride, column) = self.parts[part];
+        let tokens = if part == 0 { self.dims.queries } else { self.dims.keys };
+        Rows { data, start: b * tokens * stride + column + h * self.dims.width, step: stride as isize }
+    }
+
     /// Number of keys from the left that query `i` of row `b` may see.
     #[inline(always)]
     fn reach(&self, b: usize, i: usize) -> usize {
@@ -429,73 +438,94 @@ impl<'a, T: Float> Operands<'a, T> {
     }
 }
 
-simd_fn! {
-    /// One batch row: y [Tq, d] and weights [H, Tq, Tk].
-    fn forward_row<T>(operands: &Operands<'_, T>, b: usize, y: &mut [T], weights: Option<&mut [T]>, scratch: &mut [T]) {
-        let mut weights = weights;
-        let Dims { queries, keys, heads, width, .. } = operands.dims;
-        let d = heads * width;
-        let (content, rest) = scratch.split_at_mut(width);
-        let (distance, rest) = rest.split_at_mut(width);
-        let (spare, rest) = rest.split_at_mut(keys);
-        let dropped = &mut rest[..keys];
-        for h in 0..heads {
-            for i in 0..queries {
-                let q = operands.head(0, b, i, h);
-                let reach = operands.reach(b, i);
-                let row = match &mut weights {
-                    Some(weights) => &mut weights[(h * queries + i) * keys..][..keys],
-                    None => &mut *spare,
-                };
-                let (seen, hidden) = row.split_at_mut(reach);
-                hidden.fill(T::ZERO);
-                match operands.relative {
-                    Some([u, v, r]) => {
-                        let biases = (&u[h * width..][..width], &v[h * width..][..width]);
-                        for c in 0..width {
-                            content[c] = q[c] + biases.0[c];
-                            distance[c] = q[c] + biases.1[c];
-                        }
-                        let r = &r[operands.table_start(b)..];
-                        let position = operands.position(b, i);
-                        for (j, s) in seen.iter_mut().enumerate() {
-                            let r = &r[(position - j) * d + h * width..][..width];
-                            *s = (dot(content, operands.head(1, b, j, h)) + dot(distance, r)) * operands.scale;
-                        }
-                    }
-                    None => {
-                        for (j, s) in seen.iter_mut().enumerate() {
-                            *s = dot(q, operands.head(1, b, j, h)) * operands.scale;
-                        }
-                    }
-                }
-                if let Some(bias) = operands.bias {
-                    // One batch row serves all where the bias has only one.
-                    let bias = &bias[operands.weight_row(b, h, i) % bias.len()..][..reach];
-                    seen.iter_mut().zip(bias).for_each(|(s, bias)| *s += *bias);
-                }
-                if let Some(mask) = operands.mask {
-                    let mask = &mask[(b * queries + i) * keys % mask.len()..][..reach];
-                    for (s, visible) in seen.iter_mut().zip(mask) {
-                        if !visible {
-                            *s = T::NEG_INFINITY;
-                        }
+/// One batch row: y [Tq, d] and weights [H, Tq, Tk].
+fn forward_row<T: Tiles>(
+    operands: &Operands<'_, T>,
+    b: usize,
+    y: &mut [T],
+    mut weights: Option<&mut [T]>,
+    scratch: &mut [T],
+) {
+    let Dims { queries, keys, heads, width, .. } = operands.dims;
+    let d = heads * width;
+    let products = SmallProducts::<T>::new();
+    let (content, rest) = scratch.split_at_mut(width);
+    let (distance, rest) = rest.split_at_mut(width);
+    let (by_distance, rest) = rest.split_at_mut(keys);
+    let (spare, rest) = rest.split_at_mut(queries * keys);
+    let dropped = &mut rest[..queries * keys];
+    for h in 0..heads {
+        let weights = match &mut weights {
+            Some(weights) => &mut weights[h * queries * keys..(h + 1) * queries * keys],
+            None => &mut *spare,
+        };
+        for i in 0..queries {
+            let q = operands.head(0, b, i, h);
+            let reach = operands.reach(b, i);
+            let (seen, hidden) = weights[i * keys..(i + 1) * keys].split_at_mut(reach);
+            hidden.fill(T::ZERO);
+            let k = operands.rows(1, b, h);
+            match operands.relative {
+                Some([u, v, r]) => {
+                    let at = h * width..(h + 1) * width;
+                    sum_into(content, q, &u[at.clone()]);
+                    sum_into(distance, q, &v[at]);
+                    products.dots(content, &k.data[k.start..], k.step as usize, seen);
+                    // Distances run from position - reach + 1, the nearest key's, upwards: against the order of keys.
+                    let nearest = operands.position(b, i) + 1 - reach;
+                    let r = &r[operands.table_start(b) + nearest * d + h * width..];
+                    products.dots(distance, r, d, &mut by_distance[..reach]);
+                    for (s, by_distance) in seen.iter_mut().zip(by_distance[..reach].iter().rev()) {
+                        *s = (*s + *by_distance) * operands.scale;
                     }
                 }
-                softmax_row(seen);
-                let mut used = &*seen;
-                if let Some(drop) = operands.drop {
-                    dropped[..reach].copy_from_slice(seen);
-                    drop.apply(operands.weight_row(b, h, i), &mut dropped[..reach]);
-                    used = &dropped[..reach];
-                }
-                let y = &mut y[i * d + h * width..][..width];
-                y.fill(T::ZERO);
-                for (j, p) in used.iter().enumerate() {
-                    axpy(y, *p, operands.head(2, b, j, h));
+                None => {
+                    products.dots(q, &k.data[k.start..], k.step as usize, seen);
+                    seen.iter_mut().for_each(|s| *s *= operands.scale);
                 }
             }
+            if let Some(bias) = operands.bias {
+                // One batch row serves all where the bias has only one.
+                let bias = &bias[operands.weight_row(b, h, i) % bias.len()..][..reach];
+                seen.iter_mut().zip(bias).for_each(|(s, bias)| *s += *bias);
+            }
+            if let Some(mask) = operands.mask {
+                let mask = &mask[(b * queries + i) * keys % mask.len()..][..reach];
+                for (s, visible) in seen.iter_mut().zip(mask) {
+                    if !visible {
+                        *s = T::NEG_INFINITY;
+                    }
+                }
+            }
+            normalise(seen);
         }
+        let mut used = &*weights;
+        if let Some(drop) = operands.drop {
+            dropped.copy_from_slice(weights);
+            drop_weights(drop, operands.weight_row(b, h, 0), dropped);
+            used = &*dropped;
+        }
+        for i in 0..queries {
+            let y = &mut y[i * d + h * width..][..width];
+            products.combine((&used[i * keys..], 1), operands.rows(2, b, h), operands.reach(b, i), y, false);
+        }
+    }
+}
+
+/// y = a + b
+fn sum_into<T: Float>(y: &mut [T], a: &[T], b: &[T]) {
+    y.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = *a + *b);
+}
+
+simd_fn! {
+    fn normalise<T>(x: &mut [T]) {
+        softmax_row(x);
+    }
+}
+
+simd_fn! {
+    fn drop_weights<T>(mask: DropMask, first: usize, x: &mut [T]) {
+        mask.apply(first, x);
     }
 }
 
@@ -513,9 +543,11 @@ fn rows_per_part(batch: usize) -> usize {
     batch.div_ceil(16)
 }
 
-/// Partial du, dv, dr, then q + u and q + v, and two rows of weights.
+/// Partial du, dv, dr, then for one head q + u and q + v of all queries, ds and dropped weights, and two rows of a head.
 fn gradient_scratch(dims: &Dims) -> usize {
-    ((2 + dims.distances) * dims.d() + 4 * dims.width + 2 * dims.keys).next_multiple_of(16)
+    let partial = (2 + dims.distances) * dims.d();
+    let head = 2 * dims.queries * (dims.width + dims.keys);
+    (partial + head + 2 * dims.width).next_multiple_of(16)
 }
 
 impl Op for Gradient {
@@ -596,97 +628,125 @@ fn cut<'s, T>(part: &'s mut Option<&mut [T]>, i: usize, io: &Io<'_>, output: usi
     })
 }
 
-simd_fn! {
-    /// One batch row of every gradient; partial sums of du, dv, dr at the start of `scratch`.
-    fn gradient_row<T>(
-        operands: &Operands<'_, T>,
-        layout: Layout,
-        b: usize,
-        weights: &[T],
-        dy: &[T],
-        grads: [Option<&mut [T]>; 3],
-        ds_out: Option<&mut [T]>,
-        scratch: &mut [T],
-    ) {
-        let (mut grads, mut ds_out) = (grads, ds_out);
-        let Dims { queries, keys, heads, width, distances, .. } = operands.dims;
-        let d = heads * width;
-        for grad in grads.iter_mut().flatten() {
-            grad.fill(T::ZERO);
+/// One batch row of every gradient; partial sums of du, dv, dr at the start of `scratch`.
+#[allow(clippy::too_many_arguments)]
+fn gradient_row<T: Tiles>(
+    operands: &Operands<'_, T>,
+    layout: Layout,
+    b: usize,
+    weights: &[T],
+    dy: &[T],
+    mut grads: [Option<&mut [T]>; 3],
+    mut ds_out: Option<&mut [T]>,
+    scratch: &mut [T],
+) {
+    let Dims { queries, keys, heads, width, distances, .. } = operands.dims;
+    let d = heads * width;
+    let products = SmallProducts::<T>::new();
+    // (gradient, elements per token, first column) of q, k, v, as in `Operands::parts`.
+    let place = layout.places().map(|(operand, column)| (operand, layout.widths()[operand] * d, column * d));
+    let (du, rest) = scratch.split_at_mut(d);
+    let (dv, rest) = rest.split_at_mut(d);
+    let (dr, rest) = rest.split_at_mut(distances * d);
+    let (content, rest) = rest.split_at_mut(queries * width);
+    let (distance, rest) = rest.split_at_mut(queries * width);
+    let (ds, rest) = rest.split_at_mut(queries * keys);
+    let (dropped, rest) = rest.split_at_mut(queries * keys);
+    let (from_content, rest) = rest.split_at_mut(width);
+    let from_distance = &mut rest[..width];
+    for h in 0..heads {
+        let at = h * width..(h + 1) * width;
+        let dy = Rows { data: dy, start: b * queries * d + at.start, step: d as isize };
+        let v = operands.rows(2, b, h);
+        // Factors of dropout for the whole head, to become dropped weights row by row.
+        dropped.fill(T::ONE);
+        if let Some(drop) = operands.drop {
+            drop_weights(drop, operands.weight_row(b, h, 0), dropped);
         }
-        // (gradient, elements per token, first column) of q, k, v, as in `Operands::parts`.
-        let place = layout.places().map(|(operand, column)| (operand, layout.widths()[operand] * d, column * d));
-        let (du, rest) = scratch.split_at_mut(d);
-        let (dv, rest) = rest.split_at_mut(d);
-        let (dr, rest) = rest.split_at_mut(distances * d);
-        let (content, rest) = rest.split_at_mut(width);
-        let (distance, rest) = rest.split_at_mut(width);
-        let (from_content, rest) = rest.split_at_mut(width);
-        let (from_distance, rest) = rest.split_at_mut(width);
-        let (ds, rest) = rest.split_at_mut(keys);
-        let factors = &mut rest[..keys];
-        for h in 0..heads {
-            let at = h * width;
-            for i in 0..queries {
-                let q = operands.head(0, b, i, h);
-                let reach = operands.reach(b, i);
-                let position = operands.position(b, i);
-                let weight_row = operands.weight_row(b, h, i);
-                let p = &weights[weight_row..][..reach];
-                let dy = &dy[(b * queries + i) * d + at..][..width];
-                content.copy_from_slice(q);
-                if let Some([u, v, _]) = operands.relative {
-                    distance.copy_from_slice(q);
-                    content.iter_mut().zip(&u[at..]).for_each(|(x, u)| *x += *u);
-                    distance.iter_mut().zip(&v[at..]).for_each(|(x, v)| *x += *v);
+        for i in 0..queries {
+            let q = operands.head(0, b, i, h);
+            let reach = operands.reach(b, i);
+            let p = &weights[operands.weight_row(b, h, i)..][..reach];
+            let own = i * width..(i + 1) * width;
+            match operands.relative {
+                Some([u, v, _]) => {
+                    sum_into(&mut content[own.clone()], q, &u[at.clone()]);
+                    sum_into(&mut distance[own], q, &v[at.clone()]);
                 }
-                let factors = &mut factors[..reach];
-                factors.fill(T::ONE);
-                if let Some(drop) = operands.drop {
-                    drop.apply(weight_row, factors);
-                }
-                // dP, then dS = P (dP - Σ P dP).
-                let ds = &mut ds[..reach];
-                for (j, ds) in ds.iter_mut().enumerate() {
-                    *ds = dot(dy, operands.head(2, b, j, h)) * factors[j];
-                }
-                let mean = dot(p, ds);
-                ds.iter_mut().zip(p).for_each(|(ds, p)| *ds = *p * (*ds - mean));
-                if let Some(out) = &mut ds_out {
-                    let row = &mut out[(h * queries + i) * keys..][..keys];
-                    row[..reach].copy_from_slice(ds);
-                    row[reach..].fill(T::ZERO);
-                }
-                from_content.fill(T::ZERO);
-                from_distance.fill(T::ZERO);
-                for j in 0..reach {
-                    let s = ds[j] * operands.scale;
-                    axpy(from_content, s, operands.head(1, b, j, h));
-                    let (operand, stride, column) = place[1];
-                    if let Some(dk) = &mut grads[operand] {
-                        axpy(&mut dk[j * stride + column + at..][..width], s, content);
-                    }
-                    let (operand, stride, column) = place[2];
-                    if let Some(dvalue) = &mut grads[operand] {
-                        axpy(&mut dvalue[j * stride + column + at..][..width], p[j] * factors[j], dy);
-                    }
-                    if let Some([_, _, r]) = operands.relative {
-                        let row = (position - j) * d + at;
-                        axpy(from_distance, s, &r[row..][..width]);
-                        axpy(&mut dr[row..][..width], s, distance);
-                    }
-                }
-                if operands.relative.is_some() {
-                    du[at..][..width].iter_mut().zip(&*from_content).for_each(|(x, g)| *x += *g);
-                    dv[at..][..width].iter_mut().zip(&*from_distance).for_each(|(x, g)| *x += *g);
-                    from_content.iter_mut().zip(&*from_distance).for_each(|(x, g)| *x += *g);
-                }
-                let (operand, stride, column) = place[0];
-                if let Some(dq) = &mut grads[operand] {
-                    let dq = &mut dq[i * stride + column + at..][..width];
-                    dq.iter_mut().zip(&*from_content).for_each(|(x, g)| *x += *g);
-                }
+                None => content[own].copy_from_slice(q),
+            }
+            let (ds, hidden) = ds[i * keys..(i + 1) * keys].split_at_mut(reach);
+            let (dropped, hidden_too) = dropped[i * keys..(i + 1) * keys].split_at_mut(reach);
+            hidden.fill(T::ZERO);
+            hidden_too.fill(T::ZERO);
+            // dP, then dS = P (dP - Σ P dP).
+            let dy = &dy.data[dy.start + i * d..][..width];
+            products.dots(dy, &v.data[v.start..], v.step as usize, ds);
+            softmax_gradient(ds, p, dropped);
+            if let Some(out) = &mut ds_out {
+                let row = &mut out[(h * queries + i) * keys..][..keys];
+                row[..reach].copy_from_slice(ds);
+                row[reach..].fill(T::ZERO);
+            }
+            ds.iter_mut().for_each(|ds| *ds *= operands.scale);
+            products.combine((ds, 1), operands.rows(1, b, h), reach, from_content, false);
+            if let Some([_, _, r]) = operands.relative {
+                // Distances fall as keys rise.
+                let start = operands.table_start(b) + operands.position(b, i) * d + at.start;
+                let r = Rows { data: r, start, step: -(d as isize) };
+                products.combine((ds, 1), r, reach, from_distance, false);
+                du[at.clone()].iter_mut().zip(&*from_content).for_each(|(x, g)| *x += *g);
+                dv[at.clone()].iter_mut().zip(&*from_distance).for_each(|(x, g)| *x += *g);
+                from_content.iter_mut().zip(&*from_distance).for_each(|(x, g)| *x += *g);
+            }
+            let (operand, stride, column) = place[0];
+            if let Some(dq) = &mut grads[operand] {
+                dq[i * stride + column + at.start..][..width].copy_from_slice(from_content);
             }
         }
+        // Columns of dS and of the dropped weights give keys and values.
+        for j in 0..keys {
+            let (operand, stride, column) = place[1];
+            if let Some(dk) = &mut grads[operand] {
+                let dk = &mut dk[j * stride + column + at.start..][..width];
+                products.combine(
+                    (&ds[j..], keys),
+                    Rows { data: &*content, start: 0, step: width as isize },
+                    queries,
+                    dk,
+                    false,
+                );
+            }
+            let (operand, stride, column) = place[2];
+            if let Some(dvalue) = &mut grads[operand] {
+                let dvalue = &mut dvalue[j * stride + column + at.start..][..width];
+                products.combine((&dropped[j..], keys), dy, queries, dvalue, false);
+            }
+        }
+        // Diagonals of dS give distances: query i sees distance δ at key p_i - δ.
+        let start = operands.position(b, 0);
+        for delta in 0..distances.min(start + queries) {
+            let first = delta.saturating_sub(start);
+            let key = start + first - delta;
+            if key >= keys {
+                continue;
+            }
+            let count = (queries - first).min(keys - key);
+            let rows = Rows { data: &*distance, start: first * width, step: width as isize };
+            let dr = &mut dr[delta * d + at.start..][..width];
+            products.combine((&ds[first * keys + key..], keys + 1), rows, count, dr, true);
+        }
+    }
+}
+
+simd_fn! {
+    /// dp = p (dp' - Σ p dp') with dp' = factor dp, and factor = factor p.
+    fn softmax_gradient<T>(dp: &mut [T], p: &[T], factor: &mut [T]) {
+        for i in 0..dp.len().min(p.len()).min(factor.len()) {
+            dp[i] *= factor[i];
+            factor[i] *= p[i];
+        }
+        let mean = dot(p, dp);
+        dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = *p * (*dp - mean));
     }
 }
