@@ -203,28 +203,26 @@ pub(crate) fn gemm<T: Tiles>(
                         let target = unsafe { std::slice::from_raw_parts_mut(block, own.len() * mr * kb) };
                         (tiles.pack)(target, mr, kb, data, a.rs, a.cs, rows);
                     }
-                    for j in 0..panels {
-                        for panel in own.clone() {
-                            let (row, col) = (panel * mr, j * nr);
-                            let size = (mr.min(m - row), nr.min(n - col));
-                            // SAFETY: the tile lies inside C and belongs to this task.
-                            let c = unsafe { c.get().add(row * ldc + col) };
-                            let left = if direct {
-                                Left::Rows(data[(row - first_row) * a.rs..].as_ptr(), a.rs)
-                            } else {
-                                // SAFETY: packed just above.
-                                Left::Panel(unsafe { block.add((panel - own.start) * mr * kb) })
-                            };
-                            tiles.run(
-                                kb,
-                                left,
-                                (panel_of(k0, j, kb), nr),
-                                c,
-                                ldc,
-                                size,
-                                accumulate || k0 > 0,
-                            );
-                        }
+                    // One depth block: along the rows of C, which are then written in long runs. Several: each panel of B
+                    // serves all rows while it is in the first-level cache.
+                    let along_rows = k <= KC;
+                    for step in 0..panels * own.len() {
+                        let (panel, j) = if along_rows {
+                            (own.start + step / panels, step % panels)
+                        } else {
+                            (own.start + step % own.len(), step / own.len())
+                        };
+                        let (row, col) = (panel * mr, j * nr);
+                        let size = (mr.min(m - row), nr.min(n - col));
+                        // SAFETY: the tile lies inside C and belongs to this task.
+                        let c = unsafe { c.get().add(row * ldc + col) };
+                        let left = if direct {
+                            Left::Rows(data[(row - first_row) * a.rs..].as_ptr(), a.rs)
+                        } else {
+                            // SAFETY: packed just above.
+                            Left::Panel(unsafe { block.add((panel - own.start) * mr * kb) })
+                        };
+                        tiles.run(kb, left, (panel_of(k0, j, kb), nr), c, ldc, size, accumulate || k0 > 0);
                     }
                 }
                 epilogue(tile(first_row, rows, 0, n));
