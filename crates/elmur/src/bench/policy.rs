@@ -22,9 +22,8 @@ pub struct StepArgs {
     /// Print JSON lines.
     #[arg(long)]
     json: bool,
-    /// Model preset.
-    #[arg(long, default_value = "tmaze")]
-    preset: String,
+    #[command(flatten)]
+    model: Model,
     /// Rows acting side by side; both 1 and 100 if absent.
     #[arg(long)]
     batch: Option<usize>,
@@ -42,9 +41,8 @@ pub struct TrainArgs {
     /// Print JSON lines.
     #[arg(long)]
     json: bool,
-    /// Model preset.
-    #[arg(long, default_value = "tmaze")]
-    preset: String,
+    #[command(flatten)]
+    model: Model,
     /// Threads; 0 means one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -54,6 +52,27 @@ pub struct TrainArgs {
     /// Also print the time of every op.
     #[arg(long)]
     profile: bool,
+}
+
+/// Which model is measured.
+#[derive(clap::Args)]
+struct Model {
+    /// Model preset.
+    #[arg(long, default_value = "tmaze")]
+    preset: String,
+    /// Vectors of 64 numbers in place of images: the transformer without its image encoder.
+    #[arg(long)]
+    no_images: bool,
+}
+
+impl Model {
+    fn preset(&self) -> Result<Preset> {
+        let mut preset = preset(&self.preset)?;
+        if self.no_images && matches!(preset.model.observation, Observation::Image { .. }) {
+            preset.model.observation = Observation::Vector { dim: 64 };
+        }
+        Ok(preset)
+    }
 }
 
 fn preset(name: &str) -> Result<Preset> {
@@ -69,7 +88,7 @@ fn preset(name: &str) -> Result<Preset> {
 
 /// Runs `elmur bench step`.
 pub fn step(args: &StepArgs) -> Result<()> {
-    let config = preset(&args.preset)?.model;
+    let config = args.model.preset()?.model;
     let params = init::parameters(&config, 0)?;
     for batch in args.batch.map_or(vec![1, 100], |b| vec![b]) {
         let threads = args.threads.unwrap_or(usize::from(batch == 1));
@@ -104,7 +123,7 @@ fn step_row(args: &StepArgs, config: &ModelConfig, params: &Store, batch: usize,
             "peer": "elmur", "device": "cpu", "work": format!("step B={batch}"), "ms": round(inside.ms(0.5)),
             "p99_ms": round(inside.ms(0.99)), "boundary_ms": round(boundary.ms(0.5)),
             "boundary_p99_ms": round(boundary.ms(0.99)), "mean_ms": round(mean),
-            "threads": pool.threads(), "weights": "f32", "preset": args.preset,
+            "threads": pool.threads(), "weights": "f32", "preset": args.model.preset,
         }),
     );
     Ok(())
@@ -145,7 +164,7 @@ impl Observations {
 
 /// Runs `elmur bench train`.
 pub fn train(args: &TrainArgs) -> Result<()> {
-    let preset = preset(&args.preset)?;
+    let preset = args.model.preset()?;
     let pool = Pool::new(args.threads);
     let mut plain = preset.clone();
     remove_dropout(&mut plain.model);
@@ -210,7 +229,7 @@ fn train_row(args: &TrainArgs, preset: &Preset, pool: &Pool, work: &str) -> Resu
         args.json,
         &json!({
             "peer": "elmur", "device": "cpu", "work": work, "ms": round(times.ms(0.5)), "best_ms": round(times.ms(0.0)),
-            "threads": pool.threads(), "preset": args.preset, "batch": settings.batch,
+            "threads": pool.threads(), "preset": args.model.preset, "batch": settings.batch,
             "arena_bytes": programs[1].arena_bytes(), "steps": programs[1].steps(),
         }),
     );
