@@ -2,7 +2,7 @@
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
-use crate::cpu::pool::RowsMut;
+use crate::cpu::pool::{Rows, RowsMut, max_tasks};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float, want_index};
@@ -183,23 +183,30 @@ impl Op for RelativeBias {
         }
         Ok(())
     }
+    fn scratch(&self, _: &[TensorType], outputs: &[TensorType], threads: usize) -> usize {
+        max_tasks(threads) * outputs[0].cols() * size_of::<i64>()
+    }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let &[_, heads, queries, keys] = &io.out_ty(0).shape[..] else { return Ok(()) };
+        let &[batch, heads, queries, keys] = &io.out_ty(0).shape[..] else { return Ok(()) };
         let reach = (io.ty(0).shape[0] / 2) as i64;
         let (q, k) = (io.input::<i64>(1), io.input::<i64>(2));
+        let indices = RowsMut::new(io.scratch::<i64>(io.pool.max_tasks() * keys), keys);
         dispatch_float!(io.dtype(), T => {
             let (table, y) = (io.input::<T>(0), io.output::<T>(0));
             let row = heads * queries * keys;
-            io.pool.rows(y.len() / row, 4 * row, RowsMut::new(y, row), |first, y| {
+            let per_task = io.pool.rows_per_task(batch, 4 * row);
+            io.pool.blocks(batch, per_task, RowsMut::new(y, row), |first, y, task| {
+                // SAFETY: one part per task, and there are at most `max_tasks` tasks.
+                let index = unsafe { indices.part(task, 1) };
                 for (b, y) in y.chunks_exact_mut(row).enumerate() {
                     let q = &q[(first + b) * queries % q.len()..][..queries];
                     let k = &k[(first + b) * keys % k.len()..][..keys];
                     for (i, &q) in q.iter().enumerate() {
-                        for (j, &k) in k.iter().enumerate() {
-                            let from = &table[bias_row(q, k, reach) * heads..][..heads];
-                            for (h, from) in from.iter().enumerate() {
-                                y[(h * queries + i) * keys + j] = *from;
-                            }
+                        // Table rows of one query, then a run of keys per head.
+                        index.iter_mut().zip(k).for_each(|(x, k)| *x = (bias_row(q, *k, reach) * heads) as i64);
+                        for h in 0..heads {
+                            let y = &mut y[(h * queries + i) * keys..][..keys];
+                            y.iter_mut().zip(&*index).for_each(|(y, x)| *y = table[*x as usize + h]);
                         }
                     }
                 }
@@ -237,9 +244,12 @@ impl Op for RelativeBiasGrad {
                 columns.fill(T::ZERO);
                 for (h, column) in columns.chunks_exact_mut(self.rows).enumerate() {
                     for b in 0..batch {
-                        scatter::<T>(&dy[(b * heads + first + h) * queries * keys..][..queries * keys], column, |i, j| {
-                            bias_row(q[(b * queries + i) % q.len()], k[(b * keys + j) % k.len()], reach)
-                        }, keys);
+                        let q = &q[b * queries % q.len()..][..queries];
+                        let k = &k[b * keys % k.len()..][..keys];
+                        let dy = &dy[(b * heads + first + h) * queries * keys..][..queries * keys];
+                        for (q, dy) in q.iter().zip(dy.chunks_exact(keys)) {
+                            dy.iter().zip(k).for_each(|(dy, k)| column[bias_row(*q, *k, reach)] += *dy);
+                        }
                     }
                 }
             });
@@ -248,12 +258,6 @@ impl Op for RelativeBiasGrad {
             }
         });
         Ok(())
-    }
-}
-
-fn scatter<T: Float>(dy: &[T], column: &mut [T], row: impl Fn(usize, usize) -> usize, keys: usize) {
-    for (n, dy) in dy.iter().enumerate() {
-        column[row(n / keys, n % keys)] += *dy;
     }
 }
 
