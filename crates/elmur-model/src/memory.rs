@@ -1,7 +1,7 @@
 //! A session's memory as a value: saved, restored, compared.
 //!
-//! File format: safetensors. `times` is i64 [B], `clock` i64 [2] = (tokens per step, steps per segment); every other tensor is a session state by its name (`memory.<layer>`,
-//! `anchors.<layer>`, and the open segment's caches).
+//! File format: safetensors. `times` is i64 `[B]`, `clock` i64 `[2]` = (tokens per step, steps per segment); every other tensor
+//! is a session state by its name (`memory.<layer>`, `anchors.<layer>`, and the open segment's caches).
 
 use std::path::Path;
 

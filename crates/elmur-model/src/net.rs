@@ -31,7 +31,7 @@ pub(crate) struct MemoryValue {
 pub(crate) struct Times {
     /// Time of every token as the biases see it, i64 [B or 1, T].
     pub tokens: Value,
-    /// Time of the newest token, i64 [B].
+    /// Time of the newest token, i64 `[B]`.
     pub newest: Value,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Context {
         /// PE(δ), row δ.
         encodings: Value,
     },
-    /// Earlier tokens in a cache of keys and values [B, T, 2d]; new ones go to position `at` i32 [B].
+    /// Earlier tokens in a cache of keys and values [B, T, 2d]; new ones go to position `at` i32 `[B]`.
     Cache {
         /// The cache before this step.
         cache: Value,
@@ -59,7 +59,7 @@ pub(crate) enum Context {
 pub(crate) struct WriteMask {
     /// bool [B, queries, T]; all tokens if absent.
     pub visible: Option<Value>,
-    /// bool [B]; all rows if absent.
+    /// bool `[B]`; all rows if absent.
     pub active: Option<Value>,
 }
 

@@ -290,7 +290,7 @@ impl Session {
     /// Head outputs [B, outputs] for the next observation of every row (logits, or continuous actions). With action tokens
     /// the greedy action is taken as the action; use [`Session::forward`] and [`Session::commit`] to choose another.
     ///
-    /// `returns` [B] are needed by formats with return tokens.
+    /// `returns` `[B]` are needed by formats with return tokens.
     pub fn act(&mut self, observation: Obs<'_>, returns: Option<&[f32]>) -> Result<&[f32]> {
         self.forward(observation, returns)?;
         if self.config.tokens.tokens().contains(&Token::Action) {

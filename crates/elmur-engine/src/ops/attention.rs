@@ -80,7 +80,7 @@ pub struct Attention {
     pub bias: Option<Value>,
     /// Relative positions.
     pub relative: Option<Relative>,
-    /// Position of each row's first query, i32 [B], in 0..=Tk - Tq; zeros if absent. For stepping with a cache.
+    /// Position of each row's first query, i32 `[B]`, in 0..=Tk - Tq; zeros if absent. For stepping with a cache.
     pub start: Option<Value>,
     /// Dropout of the attention weights: probability and generator.
     pub dropout: Option<(f64, Value)>,

@@ -25,7 +25,7 @@ pub struct Conv2d {
 }
 
 impl Graph {
-    /// x [B, C, H, W], weight [O, C, h, w], bias [O] to [B, O, H', W'] with H' = (H + 2 padding - h) / stride + 1.
+    /// x [B, C, H, W], weight [O, C, h, w], bias `[O]` to [B, O, H', W'] with H' = (H + 2 padding - h) / stride + 1.
     pub fn conv2d(
         &mut self,
         x: Value,

@@ -14,7 +14,7 @@ use crate::rng::{Stream, drop_threshold, normals};
 use crate::types::{DType, TensorType};
 
 impl Graph {
-    /// A generator: the state `name`, i64 [2] = (seed, step), whose step advances by one with every run.
+    /// A generator: the state `name`, i64 `[2]` = (seed, step), whose step advances by one with every run.
     pub fn rng(&mut self, name: &str) -> Result<Value> {
         let state = self.state(name, DType::I64, [2])?;
         let one = self.constant(&[0i64, 1], [2])?;

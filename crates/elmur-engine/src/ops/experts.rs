@@ -36,12 +36,12 @@ impl Graph {
         self.push1(Gather, &[x, groups.order, groups.position])
     }
 
-    /// Each expert's linear map on its rows: y[r] = x[r] W[e]ᵀ for x [R, in] in sorted order and W [E, out, in].
+    /// Each expert's linear map on its rows: `y[r] = x[r] W[e]ᵀ` for x [R, in] in sorted order and W [E, out, in].
     pub fn grouped_linear(&mut self, x: Value, weight: Value, groups: ExpertGroups) -> Result<Value> {
         self.push1(GroupedLinear { transpose: true }, &[x, weight, groups.offsets])
     }
 
-    /// Sum over each token's experts of gate times result: out[n] = Σ_s gates[n, s] y[sorted row of (n, s)].
+    /// Sum over each token's experts of gate times result: `out[n] = Σ_s gates[n, s] y[sorted row of (n, s)]`.
     pub fn combine_experts(&mut self, y: Value, gates: Value, groups: ExpertGroups) -> Result<Value> {
         self.push1(Combine, &[y, gates, groups.order, groups.position])
     }

@@ -23,7 +23,7 @@ impl Graph {
         self.push1(RelativeBias, &[table, q_times, k_times])
     }
 
-    /// `cache` [B, L, ...] with `rows` [B, n, ...] written from position `at[b]` (i32 [B], at most L - n) of each batch
+    /// `cache` [B, L, ...] with `rows` [B, n, ...] written from position `at[b]` (i32 `[B]`, at most L - n) of each batch
     /// row on. In place where the cache is a state. Not differentiable: it serves acting, not training.
     pub fn write_rows(&mut self, cache: Value, rows: Value, at: Value) -> Result<Value> {
         self.push1(WriteRows, &[cache, rows, at])

@@ -11,7 +11,7 @@ use crate::ops::activation::{Activation, apply};
 use crate::types::TensorType;
 
 impl Graph {
-    /// y[..., out] = f(x[..., in] Wᵀ + b) with W [out, in] (PyTorch's layout) and b [out].
+    /// y[..., out] = f(x[..., in] Wᵀ + b) with W [out, in] (PyTorch's layout) and b `[out]`.
     pub fn linear(
         &mut self,
         x: Value,

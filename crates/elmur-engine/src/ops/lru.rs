@@ -21,7 +21,7 @@ pub struct Blend {
     pub lambda: f64,
     /// Use `lambda` for empty slots too, instead of replacing them (the published code's behaviour).
     pub empty_slots_too: bool,
-    /// Only batch rows where this bool tensor [B] holds are written; all if there is none.
+    /// Only batch rows where this bool tensor `[B]` holds are written; all if there is none.
     pub active: Option<Value>,
 }
 
@@ -38,7 +38,7 @@ impl Graph {
         self.push1(GatherSlots, &[memory, slots])
     }
 
-    /// Writes `candidates` [B, W, d] into `slots` i32 [B, W], distinct within a row, of memory [B, M, d] at `times` i64 [B].
+    /// Writes `candidates` [B, W, d] into `slots` i32 [B, W], distinct within a row, of memory [B, M, d] at `times` i64 `[B]`.
     /// Returns the new memory and the new anchors (i64 [B, M]).
     pub fn lru_blend(
         &mut self,

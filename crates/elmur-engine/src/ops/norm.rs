@@ -21,7 +21,7 @@ use crate::types::TensorType;
 pub struct Norm {
     /// LayerNorm with this shift, or RMSNorm without.
     pub kind: NormKind,
-    /// Scale, [d].
+    /// Scale, `[d]`.
     pub gamma: Value,
     /// Added to the variance or mean square.
     pub eps: f64,
@@ -30,9 +30,9 @@ pub struct Norm {
 /// Which normalisation.
 #[derive(Debug, Clone, Copy)]
 pub enum NormKind {
-    /// LayerNorm with its shift beta, [d].
+    /// LayerNorm with its shift beta, `[d]`.
     Layer {
-        /// Shift, [d].
+        /// Shift, `[d]`.
         beta: Value,
     },
     /// RMSNorm.
@@ -65,7 +65,7 @@ impl Graph {
     }
 }
 
-/// Inputs x, gamma, [beta], [f]; outputs y, statistics [rows, 2] (mean, 1 / deviation), [x + f].
+/// Inputs x, gamma, [beta], `[f]`; outputs y, statistics [rows, 2] (mean, 1 / deviation), [x + f].
 #[derive(Debug)]
 struct Forward {
     layer: bool,
