@@ -56,7 +56,7 @@ impl Checkpoint {
     pub fn load(path: &Path) -> Result<Self> {
         let config = read_config(&path.join("config.json"))?;
         let file = path.join("model.safetensors");
-        let mut tensors = tensors::read(&file)?;
+        let (mut tensors, note) = tensors::read_with_note(&file, "config")?;
         let graph = parameter_graph(&config, DType::F32)?;
         let problem = |problem: String| Error::file(&file, problem);
         let params = Store::new();
@@ -90,9 +90,7 @@ impl Checkpoint {
             return Err(problem(format!("tensor `{name}` is not part of the model in its config.json")));
         }
         let loaded = Self { config, params };
-        if tensors::read_note(&file, "config")?
-            .is_some_and(|note| Some(note) != loaded.fingerprint(path).ok())
-        {
+        if note.is_some_and(|note| Some(note) != loaded.fingerprint(path).ok()) {
             return Err(problem(
                 "its weights were saved with another config.json than the one beside them".to_owned(),
             ));

@@ -57,6 +57,11 @@ pub type Tensors = BTreeMap<String, HostTensor>;
 
 /// Reads a tensor file. Every size is checked against the file before anything is allocated for it.
 pub fn read(path: &Path) -> Result<Tensors> {
+    Ok(read_with_note(path, "")?.0)
+}
+
+/// [`read`], and the note of this name that [`serialise_with`] left for the reader.
+pub(crate) fn read_with_note(path: &Path, name: &str) -> Result<(Tensors, Option<String>)> {
     let size = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
     if size > MAX_FILE {
         return Err(Error::file(
@@ -65,7 +70,9 @@ pub fn read(path: &Path) -> Result<Tensors> {
         ));
     }
     let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
-    parse(&bytes).map_err(|problem| Error::file(path, problem))
+    let tensors = parse(&bytes).map_err(|problem| Error::file(path, problem))?;
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, e.to_string()))?;
+    Ok((tensors, metadata.metadata().as_ref().and_then(|m| m.get(name).cloned())))
 }
 
 /// Parses the bytes of a tensor file; the error says what is wrong.
@@ -116,13 +123,6 @@ fn half_to_f32(bits: u16) -> f32 {
 /// The bytes of a tensor file.
 pub fn serialise(tensors: &Tensors) -> std::result::Result<Vec<u8>, String> {
     serialise_with(tensors, None)
-}
-
-/// A note for the reader of a tensor file, by name.
-pub(crate) fn read_note(path: &Path, name: &str) -> Result<Option<String>> {
-    let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, e.to_string()))?;
-    Ok(metadata.metadata().as_ref().and_then(|m| m.get(name).cloned()))
 }
 
 /// [`serialise`] with a note for the reader.
