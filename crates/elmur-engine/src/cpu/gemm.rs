@@ -6,6 +6,9 @@
 //! nothing but its row, its column and k. (The `gemm` crate, our peer in `elmur bench`, allocates on every call, chooses its k
 //! blocks by m and n, and runs products with a transposed left side at half speed.)
 //!
+//! Where the machine has a matrix unit, large f32 products run there instead, in blocks of 32 x 32 with both operands packed; see
+//! `gemm/amx.rs`. They too give every element the same bits for any number of threads.
+//!
 //! Products of a few rows with a transposed B (x Wᵀ at batch 1) read B once as it lies, as dot products.
 
 use super::float::Float;
@@ -38,6 +41,10 @@ impl<'a, T: Float> Mat<'a, T> {
     /// The transpose of a row-major matrix with `cols` columns.
     pub(crate) fn transposed(data: &'a [T], cols: usize) -> Self {
         Self { data, rs: 1, cs: cols }
+    }
+
+    fn has_unit_stride(&self) -> bool {
+        self.rs == 1 || self.cs == 1
     }
 
     fn check(&self, rows: usize, cols: usize) {
@@ -85,9 +92,10 @@ unsafe impl<T> Send for Ptr<T> {}
 pub(crate) fn scratch_len<T: Tiles>(m: usize, n: usize, k: usize, threads: usize) -> usize {
     let tiles = T::tiles(Isa::best());
     let (mr, nr) = (tiles.mr, tiles.nr);
+    let blocks = Blocks::of(tiles, m, n, k).map_or(0, |blocks| blocks.scratch_len(threads));
     // Either operand may be the shared one; per thread one block of the other.
     let shared = (m.div_ceil(mr) * mr).max(n.div_ceil(nr) * nr) * k;
-    shared + threads * KC.min(k) * (mr * PANELS).max(nr) + LANES
+    blocks.max(shared + threads * KC.min(k) * (mr * PANELS).max(nr) + LANES)
 }
 
 /// Panels that are packed together, and row panels of one task when B is shared: 8 x 14 x KC floats stay in the second-level
@@ -138,6 +146,12 @@ pub(crate) fn gemm<T: Tiles>(
             epilogue(out);
         });
         return;
+    }
+
+    if let Some(blocks) = Blocks::of(tiles, m, n, k).filter(|_| a.has_unit_stride() && b.has_unit_stride()) {
+        return blocks.run(pool, scratch, (a, b), (c, ldc, accumulate), |row, rows, col, cols| {
+            epilogue(tile(row, rows, col, cols));
+        });
     }
 
     let threads = if 2 * m * n * k < 500_000 { 1 } else { pool.threads() };
@@ -247,6 +261,200 @@ pub(crate) fn gemm<T: Tiles>(
             }
             epilogue(tile(0, m, col, cols));
         }),
+    }
+}
+
+/// Rows, columns and depth of a block of the matrix unit.
+const BLOCK: usize = 32;
+
+/// Elements of a packed block: three numbers of half the size for each.
+const BLOCK_LEN: usize = BLOCK * BLOCK * 3 / 2;
+
+/// Blocks of depth between visits to C: two packed panels stay in the first-level cache.
+const BLOCK_STEPS: usize = 16;
+
+/// An operand seen along the depth: element i at depth k is `data[i * step + k * depth_step]`.
+struct Depths<'a, T> {
+    data: &'a [T],
+    step: usize,
+    depth_step: usize,
+    width: usize,
+    depth: usize,
+}
+
+/// The kernels of a matrix unit; see `gemm/amx.rs`.
+struct MatrixUnit<T> {
+    /// Before the first product on a thread.
+    configure: fn(),
+    /// After the last.
+    release: fn(),
+    /// Packs panels of an operand (`left` or right) into blocks, panel by panel.
+    pack: fn(target: &mut [T], left: bool, panels: usize, source: Depths<'_, T>),
+    /// C[32, 32] (+)= A B over `steps` blocks.
+    multiply: unsafe fn(steps: usize, a: *const T, b: *const T, c: *mut T, ldc: usize, accumulate: bool),
+}
+
+/// A product in blocks of a matrix unit: tasks own panels of the longer side of C and pack their operand on the way; the other operand is
+/// packed once for all.
+struct Blocks<T: 'static> {
+    unit: &'static MatrixUnit<T>,
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+impl<T: Float> Blocks<T> {
+    /// Where the unit exists and the product is worth packing for.
+    fn of(tiles: &TileSet<T>, m: usize, n: usize, k: usize) -> Option<Self> {
+        let unit = tiles.matrix_unit?;
+        (m.min(n).min(k) >= BLOCK && m * n * k >= 1 << 18).then_some(Self { unit, m, n, k })
+    }
+
+    fn steps(&self) -> usize {
+        self.k.div_ceil(BLOCK)
+    }
+
+    /// Panels of (the operand tasks own, the shared operand).
+    fn panels(&self) -> (usize, usize) {
+        let (m, n) = (self.m.div_ceil(BLOCK), self.n.div_ceil(BLOCK));
+        (m.max(n), m.min(n))
+    }
+
+    /// Panels of one task: aim at four tasks per thread.
+    fn per_task(&self, threads: usize) -> usize {
+        self.panels().0.div_ceil(4 * threads).clamp(1, 8)
+    }
+
+    fn scratch_len(&self, threads: usize) -> usize {
+        let private = self.per_task(threads) * self.steps().min(BLOCK_STEPS);
+        (self.panels().1 * self.steps() + threads * private) * BLOCK_LEN + LANES
+    }
+
+    fn run(
+        &self,
+        pool: &Pool,
+        scratch: &mut [T],
+        (a, b): (Mat<'_, T>, Mat<'_, T>),
+        (c, ldc, accumulate): (Ptr<T>, usize, bool),
+        finish: impl Fn(usize, usize, usize, usize) + Sync,
+    ) {
+        let Self { unit, m, n, k } = *self;
+        let own_rows = m >= n;
+        let depths = |left: bool, first: usize, panels: usize, k0: usize, depth: usize| {
+            let (data, step, depth_step, all) =
+                if left { (a.data, a.rs, a.cs, m) } else { (b.data, b.cs, b.rs, n) };
+            let width = (panels * BLOCK).min(all - first * BLOCK);
+            Depths { data: &data[first * BLOCK * step + k0 * depth_step..], step, depth_step, width, depth }
+        };
+        let (own_panels, shared_panels) = self.panels();
+        let (per_task, threads) = (self.per_task(pool.threads()), pool.threads());
+        let private_len = per_task * self.steps().min(BLOCK_STEPS) * BLOCK_LEN;
+        let (private, shared) = scratch.split_at_mut(threads * private_len);
+        let shared_len = shared.len();
+        let (private, shared) = (Ptr(private.as_mut_ptr()), Ptr(shared.as_mut_ptr()));
+        let depth_blocks = || {
+            (0..k).step_by(BLOCK * BLOCK_STEPS).map(|k0| {
+                let depth = (k - k0).min(BLOCK * BLOCK_STEPS);
+                (k0, depth, depth.div_ceil(BLOCK))
+            })
+        };
+        // Panel p of the depth block at k0 begins at (k0 / BLOCK * shared_panels + p * steps) blocks.
+        let offset =
+            |k0: usize, panel: usize, steps: usize| (k0 / BLOCK * shared_panels + panel * steps) * BLOCK_LEN;
+        let count = k.div_ceil(BLOCK * BLOCK_STEPS);
+        let groups = if count >= 2 * threads { 1 } else { (2 * threads).min(shared_panels) };
+        let in_group = shared_panels.div_ceil(groups);
+        pool.run(count * groups, |task, _| {
+            let k0 = task / groups * BLOCK * BLOCK_STEPS;
+            let depth = (k - k0).min(BLOCK * BLOCK_STEPS);
+            let steps = depth.div_ceil(BLOCK);
+            let first = task % groups * in_group;
+            let panels = in_group.min(shared_panels.saturating_sub(first));
+            if panels == 0 {
+                return;
+            }
+            let start = offset(k0, first, steps);
+            assert!(start + panels * steps * BLOCK_LEN <= shared_len);
+            // SAFETY: inside the shared part, as just asserted; tasks own disjoint panels.
+            let target = unsafe {
+                std::slice::from_raw_parts_mut(shared.get().add(start), panels * steps * BLOCK_LEN)
+            };
+            (unit.pack)(target, !own_rows, panels, depths(!own_rows, first, panels, k0, depth));
+        });
+        pool.run(own_panels.div_ceil(per_task), |task, thread| {
+            (unit.configure)();
+            let first = task * per_task;
+            let own = per_task.min(own_panels - first);
+            for (k0, depth, steps) in depth_blocks() {
+                // SAFETY: each thread owns its part of the private scratch.
+                let packed = unsafe {
+                    let start = private.get().add(thread * private_len);
+                    std::slice::from_raw_parts_mut(start, own * steps * BLOCK_LEN)
+                };
+                (unit.pack)(packed, own_rows, own, depths(own_rows, first, own, k0, depth));
+                // One depth block: along the rows of C, which are then written in long runs.
+                let along_rows = own_rows && k <= BLOCK * BLOCK_STEPS;
+                for step in 0..shared_panels * own {
+                    let (panel, i) = if along_rows {
+                        (step % shared_panels, step / shared_panels)
+                    } else {
+                        (step / own, step % own)
+                    };
+                    let mine = packed[i * steps * BLOCK_LEN..].as_ptr();
+                    // SAFETY: packed above.
+                    let other = unsafe { shared.get().add(offset(k0, panel, steps)).cast_const() };
+                    let ((row, left), (col, right)) = if own_rows {
+                        (((first + i) * BLOCK, mine), (panel * BLOCK, other))
+                    } else {
+                        ((panel * BLOCK, other), ((first + i) * BLOCK, mine))
+                    };
+                    let (rows, cols) = (BLOCK.min(m - row), BLOCK.min(n - col));
+                    let add = accumulate || k0 > 0;
+                    // SAFETY: the block lies inside C and belongs to this task; blocks at the edge go through a buffer.
+                    unsafe {
+                        let c = c.get().add(row * ldc + col);
+                        if rows == BLOCK && cols == BLOCK {
+                            (unit.multiply)(steps, left, right, c, ldc, add);
+                        } else {
+                            // The same sums as elsewhere: C's elements go first.
+                            let mut edge = [T::ZERO; BLOCK * BLOCK];
+                            for i in 0..if add { rows } else { 0 } {
+                                edge[i * BLOCK..][..cols]
+                                    .copy_from_slice(std::slice::from_raw_parts(c.add(i * ldc), cols));
+                            }
+                            (unit.multiply)(steps, left, right, edge.as_mut_ptr(), BLOCK, add);
+                            add_edge(&edge, BLOCK, c, ldc, (rows, cols), false);
+                        }
+                    }
+                }
+            }
+            (unit.release)();
+            let (at, side) = (first * BLOCK, own * BLOCK);
+            if own_rows { finish(at, side.min(m - at), 0, n) } else { finish(0, m, at, side.min(n - at)) }
+        });
+    }
+}
+
+/// C[rows, cols] (+)= a finished tile with `width` columns.
+///
+/// # Safety
+/// C must have that part.
+unsafe fn add_edge<T: Float>(
+    edge: &[T],
+    width: usize,
+    c: *mut T,
+    ldc: usize,
+    (rows, cols): (usize, usize),
+    accumulate: bool,
+) {
+    for i in 0..rows {
+        for j in 0..cols {
+            // SAFETY: promised by the caller.
+            unsafe {
+                let c = c.add(i * ldc + j);
+                *c = if accumulate { *c + edge[i * width + j] } else { edge[i * width + j] };
+            }
+        }
     }
 }
 
@@ -472,6 +680,7 @@ pub(crate) struct TileSet<T: 'static> {
     pack: Pack<T>,
     dot_rows: DotRows<T>,
     combine_rows: CombineRows<T>,
+    matrix_unit: Option<&'static MatrixUnit<T>>,
 }
 
 impl<T: Float> TileSet<T> {
@@ -499,15 +708,8 @@ impl<T: Float> TileSet<T> {
         let mut edge = [T::ZERO; MAX_TILE];
         // SAFETY: the buffer is as large as the largest tile.
         unsafe { micro(k, a, lda, b, ldb, edge.as_mut_ptr(), self.nr, false) };
-        for i in 0..rows {
-            for j in 0..cols {
-                // SAFETY: inside C.
-                unsafe {
-                    let c = c.add(i * ldc + j);
-                    *c = if accumulate { *c + edge[i * self.nr + j] } else { edge[i * self.nr + j] };
-                }
-            }
-        }
+        // SAFETY: this part of C exists.
+        unsafe { add_edge(&edge, self.nr, c, ldc, (rows, cols), accumulate) };
     }
 }
 
@@ -688,6 +890,7 @@ macro_rules! portable_tiles {
         micro: micro_table!($T, Portable<$T>, 6, false, [1 2 3 4 5 6]),
         direct: micro_table!($T, Portable<$T>, 6, true, [1 2 3 4 5 6]),
             pack: pack_portable::<$T>,
+            matrix_unit: None,
             // SAFETY: plain Rust.
             dot_rows: |x, w, stride, y, acc| unsafe { dot_rows::<$T, Portable<$T>, 2>(x, w, stride, y, acc) },
             // SAFETY: plain Rust.
@@ -700,14 +903,23 @@ macro_rules! portable_tiles {
 }
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
+/// Whether this machine has a matrix unit that this process may use.
+#[cfg(target_arch = "x86_64")]
+pub(in crate::cpu) fn matrix_unit_available() -> bool {
+    amx::available()
+}
+
 macro_rules! impl_tiles {
-    ($T:ty, $avx512:ident, $avx2:ident) => {
+    ($T:ty, $amx:ident, $avx512:ident, $avx2:ident) => {
         impl Tiles for $T {
             fn tiles(isa: Isa) -> &'static TileSet<Self> {
                 #[cfg(target_arch = "x86_64")]
                 match isa {
+                    Isa::Amx => return &x86::$amx,
                     Isa::Avx512 => return &x86::$avx512,
                     Isa::Avx2 => return &x86::$avx2,
                     Isa::Baseline => {}
@@ -718,8 +930,8 @@ macro_rules! impl_tiles {
         }
     };
 }
-impl_tiles!(f32, F32_AVX512, F32_AVX2);
-impl_tiles!(f64, F64_AVX512, F64_AVX2);
+impl_tiles!(f32, F32_AMX, F32_AVX512, F32_AVX2);
+impl_tiles!(f64, F64_AVX512, F64_AVX512, F64_AVX2);
 
 #[cfg(test)]
 mod tests {
@@ -792,6 +1004,36 @@ mod tests {
         }
     }
 
+    /// Register tiles and matrix units alike: no worse than a few roundings of f32.
+    #[test]
+    fn products_of_f32_are_accurate() {
+        for (m, n, k) in SIZES.into_iter().chain([(64, 64, 64), (200, 96, 1500)]) {
+            let small = |x: Vec<f64>| x.into_iter().map(|v| (v * v * v) as f32).collect::<Vec<_>>();
+            let (a, b) = (small(random(m * k, 0)), small(random(k * n, 1)));
+            let got = product(&Pool::new(2), (m, n, k), (&a, false), (&b, false), None);
+            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let term = |p: usize| f64::from(a[i * k + p]) * f64::from(b[p * n + j]);
+                let (exact, size) =
+                    (0..k).map(term).fold((1.0, 1.0), |(sum, size), t| (sum + t, size + t.abs()));
+                let error = (f64::from(got[i * n + j]) - exact).abs() / size;
+                assert!(error < 3e-7, "{m}x{n}x{k} ({i}, {j}): {error:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn not_a_number_shows_in_every_product_it_enters() {
+        let (m, n, k) = (96, 96, 64);
+        let (mut a, b) = (vec![1f32; m * k], vec![1f32; k * n]);
+        for bad in [f32::NAN, f32::INFINITY] {
+            a[5 * k + 7] = bad;
+            let got = product(&Pool::new(2), (m, n, k), (&a, false), (&b, false), None);
+            for (i, value) in got.iter().enumerate() {
+                assert_eq!(value.is_finite(), i / n != 5, "{bad} at row {}: {value}", i / n);
+            }
+        }
+    }
+
     #[test]
     fn bits_do_not_depend_on_threads_layout_or_position() {
         let f32s = |x: Vec<f64>| x.into_iter().map(|v| v as f32).collect::<Vec<_>>();
@@ -829,8 +1071,9 @@ mod tests {
                     if accumulate { j as f32 + dot } else { dot }
                 });
                 let want: Vec<f32> = want.collect();
-                for isa in
-                    [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| *i <= Isa::detected())
+                for isa in [Isa::Baseline, Isa::Avx2, Isa::Avx512, Isa::Amx]
+                    .into_iter()
+                    .filter(|i| *i <= Isa::detected())
                 {
                     assert_eq!(run(isa), want, "{isa:?} {n}x{k}");
                 }
@@ -858,8 +1101,9 @@ mod tests {
                         (0..count).fold(first, |sum, j| a[3 * j].mul_add(data[row(j) + c], sum))
                     });
                     let want: Vec<f32> = want.collect();
-                    for isa in
-                        [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| *i <= Isa::detected())
+                    for isa in [Isa::Baseline, Isa::Avx2, Isa::Avx512, Isa::Amx]
+                        .into_iter()
+                        .filter(|i| *i <= Isa::detected())
                     {
                         assert_eq!(run(isa), want, "{isa:?} {n} x {count}");
                     }
@@ -886,7 +1130,7 @@ mod tests {
             c
         };
         let baseline = run(Isa::Baseline);
-        for isa in [Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| *isa <= Isa::detected()) {
+        for isa in [Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter().filter(|isa| *isa <= Isa::detected()) {
             assert_eq!(run(isa), baseline, "{isa:?}");
         }
     }

@@ -17,17 +17,20 @@ pub enum Isa {
     Avx2,
     /// AVX-512 (F, BW, DQ, VL).
     Avx512,
+    /// AVX-512 and a matrix unit for products of f32 (AMX with bf16).
+    Amx,
 }
 
 impl Isa {
-    /// The best set this machine has. `ELMUR_ISA=baseline|avx2` lowers it, for comparisons.
+    /// The best set this machine has. `ELMUR_ISA=baseline|avx2|avx512` lowers it, for comparisons.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
             let limit = match std::env::var("ELMUR_ISA").as_deref() {
                 Ok("baseline") => Isa::Baseline,
                 Ok("avx2") => Isa::Avx2,
-                _ => Isa::Avx512,
+                Ok("avx512") => Isa::Avx512,
+                _ => Isa::Amx,
             };
             Self::detected().min(limit)
         })
@@ -41,6 +44,7 @@ impl Isa {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl");
         match (avx2, avx512) {
+            (true, true) if super::gemm::matrix_unit_available() => Isa::Amx,
             (true, true) => Isa::Avx512,
             (true, false) => Isa::Avx2,
             _ => Isa::Baseline,
@@ -75,7 +79,7 @@ macro_rules! simd_fn {
                 fn avx2<$T: $crate::cpu::float::Float>($($arg: $ty),*) $(-> $ret)? { body::<$T>($($arg),*) }
                 match $crate::cpu::simd::Isa::best() {
                     // SAFETY: `Isa::best` never exceeds what the processor reports.
-                    $crate::cpu::simd::Isa::Avx512 => return unsafe { avx512::<$T>($($arg),*) },
+                    $crate::cpu::simd::Isa::Avx512 | $crate::cpu::simd::Isa::Amx => return unsafe { avx512::<$T>($($arg),*) },
                     // SAFETY: as above.
                     $crate::cpu::simd::Isa::Avx2 => return unsafe { avx2::<$T>($($arg),*) },
                     $crate::cpu::simd::Isa::Baseline => {}

@@ -234,16 +234,20 @@ fn train_row(args: &TrainArgs, preset: &Preset, pool: &Pool, work: &str) -> Resu
         }),
     );
     if args.profile {
-        let mut by_op: std::collections::BTreeMap<&str, (usize, f64)> = Default::default();
+        let mut by_op: std::collections::BTreeMap<(&str, String), (usize, f64)> = Default::default();
         for step in programs[1].profile(args.batches)? {
-            let entry = by_op.entry(step.op).or_default();
+            let shape = step.outputs.first().map(ToString::to_string).unwrap_or_default();
+            let entry = by_op.entry((step.op, shape)).or_default();
             entry.0 += 1;
             entry.1 += step.time.as_secs_f64() * 1e3;
         }
         let mut rows: Vec<_> = by_op.into_iter().collect();
         rows.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
-        for (op, (count, ms)) in rows {
-            print(args.json, &json!({"op": op, "count": count, "ms_per_segment": round(ms)}));
+        for ((op, output), (count, ms)) in rows {
+            print(
+                args.json,
+                &json!({"op": op, "output": output, "count": count, "ms_per_segment": round(ms)}),
+            );
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, Micro, Rows, TileSet, Vector, combine_rows, dot_rows, micro, pack_portable};
+use super::{LANES, Micro, Rows, TileSet, Vector, amx, combine_rows, dot_rows, micro, pack_portable};
 
 macro_rules! vector {
     ($V:ident, $T:ty, $width:literal, $splat:ident, $load:ident, $store:ident, $fma:ident, $add:ident) => {
@@ -42,7 +42,9 @@ vector!(__m512d, f64, 8, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm5
 vector!(__m256, f32, 8, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_add_ps);
 vector!(__m256d, f64, 4, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd, _mm256_fmadd_pd, _mm256_add_pd);
 
-pub(super) static F32_AVX512: TileSet<f32> = TileSet {
+pub(super) static F32_AMX: TileSet<f32> = TileSet { matrix_unit: Some(&amx::UNIT), ..F32_VECTORS };
+pub(super) static F32_AVX512: TileSet<f32> = F32_VECTORS;
+const F32_VECTORS: TileSet<f32> = TileSet {
     mr: 14,
     nr: 32,
     micro: micro_table!(f32, __m512, 14, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
@@ -58,6 +60,7 @@ pub(super) static F32_AVX512: TileSet<f32> = TileSet {
     },
     // SAFETY: as above.
     dot_rows: |x, w, stride, y, accumulate| unsafe { dot_rows_16(x, w, stride, y, accumulate) },
+    matrix_unit: None,
     combine_rows: combine_rows_with!(f32, __m512, __m256, "avx512f,avx2,fma"),
 };
 pub(super) static F64_AVX512: TileSet<f64> = TileSet {
@@ -67,6 +70,7 @@ pub(super) static F64_AVX512: TileSet<f64> = TileSet {
     direct: micro_table!(f64, __m512d, 14, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
     pack: pack_portable::<f64>,
     dot_rows: dot_rows_with!(f64, __m512d, 2, "avx512f"),
+    matrix_unit: None,
     combine_rows: combine_rows_with!(f64, __m512d, __m256d, "avx512f,avx2,fma"),
 };
 pub(super) static F32_AVX2: TileSet<f32> = TileSet {
@@ -76,6 +80,7 @@ pub(super) static F32_AVX2: TileSet<f32> = TileSet {
     direct: micro_table!(f32, __m256, 6, true, [1 2 3 4 5 6], "avx2,fma"),
     pack: pack_portable::<f32>,
     dot_rows: dot_rows_with!(f32, __m256, 2, "avx2,fma"),
+    matrix_unit: None,
     combine_rows: combine_rows_with!(f32, __m256, __m256, "avx2,fma"),
 };
 pub(super) static F64_AVX2: TileSet<f64> = TileSet {
@@ -85,6 +90,7 @@ pub(super) static F64_AVX2: TileSet<f64> = TileSet {
     direct: micro_table!(f64, __m256d, 6, true, [1 2 3 4 5 6], "avx2,fma"),
     pack: pack_portable::<f64>,
     dot_rows: dot_rows_with!(f64, __m256d, 4, "avx2,fma"),
+    matrix_unit: None,
     combine_rows: combine_rows_with!(f64, __m256d, __m256d, "avx2,fma"),
 };
 
@@ -224,7 +230,7 @@ fn dot_rows_16(x: &[f32], w: &[f32], stride: usize, y: &mut [f32], accumulate: b
 /// Rows to columns of a 16 x 16 block: within 128-bit lanes first, then whole lanes.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose(r: [__m512; 16]) -> [__m512; 16] {
+pub(super) fn transpose(r: [__m512; 16]) -> [__m512; 16] {
     let mut u = [_mm512_setzero_ps(); 16];
     for g in 0..4 {
         let rows = &r[4 * g..4 * g + 4];

@@ -1,0 +1,312 @@
+//! Products on the matrix unit (AMX) of recent x86 servers, to the accuracy of f32.
+//!
+//! The unit multiplies bf16 and adds in f32. A float is the exact sum of three bf16 (8 + 8 + 8 bits of significand), so a
+//! product of floats is nine products of bf16, of which three lie below the last bit of the result: the other six are
+//! computed, smallest first. Six products of 16 x 16 x 32 still take a third of the time of the same sum by vectors.
+//!
+//! An operand is packed into blocks of 32 rows (or columns) by 32 steps of depth: three planes, each of two tiles of
+//! 1 KB. Infinite operands give NaN where the exact product would be infinite.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use super::x86::transpose;
+use super::{BLOCK, BLOCK_LEN, Depths, MatrixUnit};
+
+/// Rows of tiles by which packing asks for its source ahead.
+const AHEAD: usize = 2;
+
+/// Elements of a tile register.
+const TILE: usize = 256;
+
+pub(super) static UNIT: MatrixUnit<f32> = MatrixUnit {
+    // SAFETY: this table is chosen only where AMX and AVX-512 are present, here and below.
+    configure: || unsafe { configure() },
+    // SAFETY: as above.
+    release: || unsafe { asm!("tilerelease", options(nomem, nostack)) },
+    // SAFETY: as above.
+    pack: |target, left, panels, source| unsafe { pack(target, left, panels, source) },
+    multiply,
+};
+
+/// Asks the kernel for the right to use the tile registers, once per process.
+pub(in crate::cpu) fn available() -> bool {
+    const TILE_AND_BF16: u32 = 1 << 24 | 1 << 22;
+    let features = __cpuid_count(7, 0).edx;
+    features & TILE_AND_BF16 == TILE_AND_BF16 && permitted()
+}
+
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    const SYS_ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const XFEATURE_XTILEDATA: i64 = 18;
+    let result: i64;
+    // SAFETY: a system call that changes nothing but this process's right to the tile registers.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") SYS_ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
+
+/// Eight tiles of 16 rows of 64 bytes.
+///
+/// # Safety
+/// AMX must be present and permitted.
+unsafe fn configure() {
+    #[repr(C, align(64))]
+    struct Config {
+        palette: u8,
+        start_row: u8,
+        reserved: [u8; 14],
+        row_bytes: [u16; 16],
+        rows: [u8; 16],
+    }
+    const fn first<T: Copy>(value: T, zero: T) -> [T; 16] {
+        let mut all = [zero; 16];
+        let mut i = 0;
+        while i < 8 {
+            all[i] = value;
+            i += 1;
+        }
+        all
+    }
+    static CONFIG: Config =
+        Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: first(64, 0), rows: first(16, 0) };
+    // SAFETY: the configuration is valid for palette 1.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(readonly, nostack)) }
+}
+
+/// C (32 x 32, rows `ldc` apart) (+)= A B over `steps` packed blocks of depth.
+///
+/// # Safety
+/// The tiles must be configured on this thread, A and B hold `steps` blocks, C 32 rows of 32 columns.
+unsafe fn multiply(steps: usize, a: *const f32, b: *const f32, c: *mut f32, ldc: usize, accumulate: bool) {
+    // Planes of a block: high at 0, middle at 2048, low at 4096 bytes. Pairs run from the smallest to the largest; consecutive pairs
+    // share an operand where they can.
+    // SAFETY: as promised by the caller; every access is inside the blocks and the 32 x 32 part of C.
+    unsafe {
+        asm!(
+            "test {accumulate}, {accumulate}",
+            "jnz 2f",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "jmp 3f",
+            "2:",
+            "tileloadd tmm0, [{c} + {ldc}*1]",
+            "tileloadd tmm1, [{c} + {ldc}*1 + 64]",
+            "tileloadd tmm2, [{c16} + {ldc}*1]",
+            "tileloadd tmm3, [{c16} + {ldc}*1 + 64]",
+            "3:",
+            // high x low
+            "tileloadd tmm4, [{a} + {row}*1]",
+            "tileloadd tmm6, [{b} + {row}*1 + 4096]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {row}*1 + 5120]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {row}*1 + 1024]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // high x middle
+            "tileloadd tmm6, [{b} + {row}*1 + 2048]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {row}*1 + 3072]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // middle x middle
+            "tileloadd tmm4, [{a} + {row}*1 + 2048]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {row}*1 + 3072]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // middle x high
+            "tileloadd tmm6, [{b} + {row}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {row}*1 + 1024]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // low x high
+            "tileloadd tmm4, [{a} + {row}*1 + 4096]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {row}*1 + 5120]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // high x high
+            "tileloadd tmm4, [{a} + {row}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {row}*1 + 1024]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 6144",
+            "add {b}, 6144",
+            "dec {steps}",
+            "jnz 3b",
+            "tilestored [{c} + {ldc}*1], tmm0",
+            "tilestored [{c} + {ldc}*1 + 64], tmm1",
+            "tilestored [{c16} + {ldc}*1], tmm2",
+            "tilestored [{c16} + {ldc}*1 + 64], tmm3",
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            steps = inout(reg) steps => _,
+            c = in(reg) c,
+            c16 = in(reg) c.add(16 * ldc),
+            ldc = in(reg) ldc * size_of::<f32>(),
+            row = in(reg) 64_usize,
+            accumulate = in(reg) u64::from(accumulate),
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// Packs `panels` panels of 32 into blocks, zeros where the source ends. A left operand has the depth along its tile's rows, a right
+/// operand in pairs down its tile's columns.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pack(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) {
+    let Depths { data, step, depth_step, width, depth } = source;
+    assert!((width - 1) * step + (depth - 1) * depth_step < data.len());
+    let steps = depth.div_ceil(BLOCK);
+    assert!(target.len() == panels * steps * BLOCK_LEN && (step == 1 || depth_step == 1));
+    // The first tile of a block's half; its planes are two tiles apart.
+    let tile = |s: usize, half: usize| ((half / 2) * steps + s) * BLOCK_LEN + half % 2 * TILE;
+    let mut put = |s: usize, half: usize, row: usize, planes: [__m512i; 3]| {
+        let at = &mut target[tile(s, half)..][..5 * TILE];
+        for (plane, words) in planes.into_iter().enumerate() {
+            // SAFETY: sixteen floats of row `row` < 16 of tile `2 * plane`, all inside the slice above.
+            unsafe { _mm512_storeu_si512(at.as_mut_ptr().add(2 * plane * TILE + row * 16).cast(), words) };
+        }
+    };
+    // Sources are read in long runs: tens of short ones far apart would miss the cache each time.
+    if depth_step == 1 {
+        // A row of the source is a row of each tile.
+        for half in 0..2 * panels {
+            for row in 0..16 {
+                let i = half * 16 + row;
+                let at = data.as_ptr().wrapping_add(i * step);
+                for s in 0..steps {
+                    let deep = if i < width { depth - s * BLOCK } else { 0 };
+                    let at = at.wrapping_add(s * BLOCK);
+                    prefetch(at.wrapping_add(AHEAD * step));
+                    prefetch(at.wrapping_add(AHEAD * step + 16));
+                    let x = split(load(at, deep));
+                    let y = split(load(at.wrapping_add(16), deep.saturating_sub(16)));
+                    put(s, half, row, [in_order(x[0], y[0]), in_order(x[1], y[1]), in_order(x[2], y[2])]);
+                }
+            }
+        }
+    } else {
+        // Two depths of sixteen columns of the source are a row of a tile.
+        for s in 0..steps {
+            for row in 0..16 {
+                let k = s * BLOCK + 2 * row;
+                let at = data.as_ptr().wrapping_add(k * depth_step);
+                for half in 0..2 * panels {
+                    let count = |k: usize| if k < depth { width.saturating_sub(half * 16) } else { 0 };
+                    let at = at.wrapping_add(half * 16);
+                    prefetch(at.wrapping_add(2 * AHEAD * depth_step));
+                    prefetch(at.wrapping_add((2 * AHEAD + 1) * depth_step));
+                    let x = split(load(at, count(k)));
+                    let y = split(load(at.wrapping_add(depth_step), count(k + 1)));
+                    put(s, half, row, [in_pairs(x[0], y[0]), in_pairs(x[1], y[1]), in_pairs(x[2], y[2])]);
+                }
+            }
+        }
+    }
+    if (depth_step == 1) != left {
+        target.chunks_exact_mut(TILE).for_each(|tile| turn(tile));
+    }
+}
+
+/// Exchanges rows and columns of a tile of 16 x 16 words.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn turn(tile: &mut [f32]) {
+    assert_eq!(tile.len(), TILE);
+    let mut rows = [_mm512_setzero_ps(); 16];
+    for (i, row) in rows.iter_mut().enumerate() {
+        // SAFETY: the tile has sixteen rows of sixteen.
+        *row = unsafe { _mm512_loadu_ps(tile.as_ptr().add(16 * i)) };
+    }
+    for (i, row) in transpose(rows).into_iter().enumerate() {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_ps(tile.as_mut_ptr().add(16 * i), row) };
+    }
+}
+
+/// Brings the line of an address near, if there is one.
+#[inline]
+fn prefetch(at: *const f32) {
+    // SAFETY: prefetches of any address are harmless.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+}
+
+/// The first `count` floats, then zeros.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load(at: *const f32, count: usize) -> __m512 {
+    // SAFETY: `pack` asks only for elements inside its source; others are masked.
+    unsafe { _mm512_maskz_loadu_ps(lanes(count), at) }
+}
+
+/// A mask of the first `count` lanes.
+#[inline]
+fn lanes(count: usize) -> __mmask16 {
+    ((1u32 << count.min(16)) - 1) as __mmask16
+}
+
+/// x as a sum of three numbers whose upper halves are bf16: the nearest, the nearest to the rest, and what remains.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn split(x: __m512) -> [__m512i; 3] {
+    let nearest = |x: __m512| {
+        let up = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+        _mm512_and_si512(up, _mm512_set1_epi32(0xffff_0000_u32 as i32))
+    };
+    let high = nearest(x);
+    let rest = _mm512_sub_ps(x, _mm512_castsi512_ps(high));
+    let middle = nearest(rest);
+    let low = _mm512_sub_ps(rest, _mm512_castsi512_ps(middle));
+    [high, middle, _mm512_castps_si512(low)]
+}
+
+/// The upper halves of 32 words, in order.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn in_order(a: __m512i, b: __m512i) -> __m512i {
+    #[rustfmt::skip]
+    static ODD: [u16; 32] = [
+        1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+        33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63,
+    ];
+    // SAFETY: 64 bytes.
+    let odd = unsafe { _mm512_loadu_si512(ODD.as_ptr().cast()) };
+    _mm512_permutex2var_epi16(a, odd, b)
+}
+
+/// The upper halves of 32 words, a and b in turn.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn in_pairs(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(a), b)
+}
