@@ -17,9 +17,10 @@ mod op;
 mod ops;
 mod plan;
 mod program;
-pub mod rng;
 mod store;
 mod types;
+
+pub use elmur_rng as rng;
 
 pub use cpu::pool::Pool;
 pub use cpu::simd::Isa;

@@ -54,7 +54,7 @@ impl Stream {
     /// Draws `64 * group .. 64 * group + 64`, sixteen per row. Written so that compilers turn each line into one vector
     /// instruction.
     #[inline(always)]
-    pub(crate) fn group(&self, group: u32) -> [[u32; 16]; 4] {
+    pub fn group(&self, group: u32) -> [[u32; 16]; 4] {
         let mut a: [u32; 16] = std::array::from_fn(|i| (16 * group).wrapping_add(i as u32));
         let mut b = [self.stream; 16];
         let mut c = [self.step[0]; 16];
@@ -98,6 +98,67 @@ impl Stream {
     }
 }
 
+/// Numbers drawn one after the other, for environments and samplers: draws 0, 1, 2, ... of one [`Stream`].
+///
+/// ```
+/// let mut rng = elmur_rng::Rng::new(7, 0);
+/// let die = 1 + rng.below(6);
+/// assert!((1..=6).contains(&die));
+/// assert_eq!(elmur_rng::Rng::new(7, 0).below(6) + 1, die); // same seed, same draws
+/// ```
+#[derive(Debug, Clone)]
+pub struct Rng {
+    stream: Stream,
+    next: u32,
+    left: usize,
+    block: [u32; 4],
+}
+
+impl Rng {
+    /// The generator numbered `stream` under `seed`.
+    pub fn new(seed: u64, stream: u32) -> Self {
+        Self { stream: Stream::new(seed, 0, stream), next: 0, left: 0, block: [0; 4] }
+    }
+
+    /// The next 32 random bits. After 2^34 draws the sequence moves on to the next step of its stream.
+    pub fn bits(&mut self) -> u32 {
+        if self.left == 0 {
+            self.block = self.stream.block(self.next);
+            self.left = 4;
+            self.next = self.next.wrapping_add(1);
+            if self.next == 0 {
+                self.stream.step[0] = self.stream.step[0].wrapping_add(1);
+            }
+        }
+        self.left -= 1;
+        self.block[3 - self.left]
+    }
+
+    /// A whole number below `n`, each equally likely; 0 for `n` = 0.
+    pub fn below(&mut self, n: u32) -> u32 {
+        // Lemire: the high half of bits * n, rejecting the few low halves that would favour some numbers.
+        let threshold = if n == 0 { return 0 } else { n.wrapping_neg() % n };
+        loop {
+            let product = u64::from(self.bits()) * u64::from(n);
+            if product as u32 >= threshold {
+                return (product >> 32) as u32;
+            }
+        }
+    }
+
+    /// A number uniform in `[low, high)`.
+    pub fn uniform(&mut self, low: f64, high: f64) -> f64 {
+        low + (high - low) * unit(self.bits())
+    }
+
+    /// Puts the items in a random order, each equally likely.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i as u32 + 1) as usize);
+        }
+    }
+}
+
 /// A draw as a number in `[0, 1)`.
 #[inline(always)]
 pub fn unit(draw: u32) -> f64 {
@@ -105,7 +166,7 @@ pub fn unit(draw: u32) -> f64 {
 }
 
 /// Four standard normal numbers from one block: pairs (0, 1) and (2, 3) by Box-Muller.
-pub(crate) fn normals(draws: [u32; 4]) -> [f64; 4] {
+pub fn normals(draws: [u32; 4]) -> [f64; 4] {
     let pair = |a: u32, b: u32| {
         let radius = (-2.0 * ((f64::from(a) + 1.0) * (1.0 / 4_294_967_296.0)).ln()).sqrt();
         let (sin, cos) = (std::f64::consts::TAU * unit(b)).sin_cos();
@@ -116,7 +177,7 @@ pub(crate) fn normals(draws: [u32; 4]) -> [f64; 4] {
 }
 
 /// Draws below this are dropped: `p` as a 32-bit threshold.
-pub(crate) fn drop_threshold(p: f64) -> u32 {
+pub fn drop_threshold(p: f64) -> u32 {
     (p * 4_294_967_296.0).round().min(4_294_967_295.0) as u32
 }
 
@@ -148,6 +209,23 @@ mod tests {
         for (i, draw) in wide.as_flattened().iter().enumerate() {
             assert_eq!(stream.draw(6400 + i as u64), *draw);
         }
+    }
+
+    #[test]
+    fn numbers_below_n_are_equally_likely_and_shuffles_keep_all() {
+        let mut rng = Rng::new(5, 1);
+        let mut counts = [0u32; 7];
+        (0..70_000).for_each(|_| counts[rng.below(7) as usize] += 1);
+        // Chi-square with 6 degrees of freedom: 22.5 is passed once in a thousand.
+        let chi: f64 = counts.iter().map(|c| (f64::from(*c) - 1e4).powi(2) / 1e4).sum();
+        assert!(chi < 22.5, "{counts:?}");
+        let mut items: Vec<u32> = (0..100).collect();
+        rng.shuffle(&mut items);
+        assert_ne!(items, (0..100).collect::<Vec<_>>());
+        items.sort_unstable();
+        assert_eq!(items, (0..100).collect::<Vec<_>>());
+        assert_eq!((rng.below(0), rng.below(1)), (0, 0));
+        assert_eq!(Rng::new(5, 1).bits(), Stream::new(5, 0, 1).block(0)[0]);
     }
 
     #[test]

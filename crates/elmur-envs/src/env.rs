@@ -1,0 +1,67 @@
+//! One environment, and one who can play it.
+
+use crate::error::Result;
+use crate::space::{Spaces, Values, ValuesMut};
+
+/// What a step brought, besides an observation.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Step {
+    /// Reward.
+    pub reward: f64,
+    /// The task has ended.
+    pub terminated: bool,
+    /// The episode was cut off, by a time limit for example.
+    pub truncated: bool,
+}
+
+impl Step {
+    /// Whether the episode is over.
+    pub fn done(&self) -> bool {
+        self.terminated || self.truncated
+    }
+}
+
+/// An environment of one episode at a time.
+pub trait Env: Send {
+    /// What it shows and takes.
+    fn spaces(&self) -> &Spaces;
+
+    /// Starts the episode of this seed (the same seed gives the same episode) and writes its first observation.
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>);
+
+    /// Acts and writes the next observation. An action outside the space and a step after the end are errors.
+    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step>;
+
+    /// Whether an episode of this return counts as solved, where the task has such a notion.
+    fn success(&self, episode_return: f64) -> Option<bool> {
+        let _ = episode_return;
+        None
+    }
+}
+
+impl<E: Env + ?Sized> Env for Box<E> {
+    fn spaces(&self) -> &Spaces {
+        (**self).spaces()
+    }
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+        (**self).reset(seed, observation);
+    }
+    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
+        (**self).step(action, observation)
+    }
+    fn success(&self, episode_return: f64) -> Option<bool> {
+        (**self).success(episode_return)
+    }
+}
+
+/// A player to learn from.
+pub trait Expert: Send {
+    /// What it plays.
+    type Env: Env;
+
+    /// Before the first observation of an episode.
+    fn reset(&mut self);
+
+    /// The action for the newest observation, from the observations since `reset` or from the environment's hidden state.
+    fn act(&mut self, env: &Self::Env, observation: Values<'_>, action: ValuesMut<'_>);
+}

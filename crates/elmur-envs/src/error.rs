@@ -1,0 +1,33 @@
+//! The environment crate's error type.
+
+/// Result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong with an environment.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting that makes no environment.
+    #[error("environment `{key}`: expected {expected}, got {got}")]
+    Config {
+        /// Which setting.
+        key: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What it was.
+        got: String,
+    },
+    /// Numbers that do not belong to a space.
+    #[error("{what}: expected {expected}, got {got}")]
+    Space {
+        /// Which numbers.
+        what: &'static str,
+        /// What they may be.
+        expected: String,
+        /// What they were.
+        got: String,
+    },
+    /// A step without a running episode.
+    #[error("step after the end of an episode: call reset first")]
+    Finished,
+}
