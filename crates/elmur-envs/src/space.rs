@@ -157,7 +157,9 @@ impl Space {
                         );
                     }
                     let bounds = (0..low.len().max(high.len())).map(|i| (at(low, i), at(high, i)));
-                    if let Some((low, high)) = bounds.into_iter().find(|(low, high)| !(low <= high)) {
+                    if let Some((low, high)) =
+                        bounds.into_iter().find(|(low, high)| low > high || low.is_nan() || high.is_nan())
+                    {
                         return fail("low <= high", format!("{low} and {high}"));
                     }
                     len

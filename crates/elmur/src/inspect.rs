@@ -1,21 +1,26 @@
-//! `elmur inspect`, `elmur presets` and `elmur import`: what a model is, without running it.
+//! `elmur inspect`, `elmur presets` and `elmur import`: what a model, a run or a dataset is, without running it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use elmur_data::Dataset;
 use elmur_engine::DType;
 use elmur_model::config::{MemoryInit, ModelConfig};
 use elmur_model::segments::parameter_graph;
-use elmur_model::{Checkpoint, Error, Result, checkpoint, presets, published, theory};
-use serde_json::json;
+use elmur_model::{Checkpoint, Error, checkpoint, presets, published, theory};
+use elmur_train::{Result, RunConfig, RunFolder, overrides};
+use serde_json::{Value, json};
 
 use crate::say;
 
 /// Options of `elmur inspect`.
 #[derive(clap::Args)]
 pub struct InspectArgs {
-    /// A preset's name, a checkpoint's folder or a config.json.
+    /// A preset's name, a checkpoint's folder, a config.json, a run's folder, or a dataset (file or folder of .npz).
     what: String,
+    /// List every key that `elmur train PRESET KEY=VALUE` can change, with its value.
+    #[arg(long)]
+    keys: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -41,18 +46,126 @@ fn config_of(what: &str) -> Result<ModelConfig> {
     }
     let path = Path::new(what);
     if checkpoint::is_checkpoint(path) {
-        return checkpoint::read_config(&path.join("config.json"));
+        return Ok(checkpoint::read_config(&path.join("config.json"))?);
     }
     if path.is_file() {
-        return checkpoint::read_config(path);
+        return Ok(checkpoint::read_config(path)?);
     }
     let names: Vec<&str> = presets::all().iter().map(|p| p.name).collect();
-    let expected = format!("a preset ({}), a checkpoint's folder or a config.json", names.join(", "));
-    Err(Error::Input { what: "model", expected, got: what.to_owned() })
+    let hint = overrides::nearest(what, names.iter().copied());
+    let hint = hint.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
+    let expected =
+        format!("a preset ({}){hint}, a checkpoint, a config.json, a run or a dataset", names.join(", "));
+    Err(Error::Input { what: "model", expected, got: what.to_owned() }.into())
+}
+
+/// Whether a path is a dataset: one native file, or a folder of .npz files.
+fn is_dataset(path: &Path) -> bool {
+    let npz = |entry: std::fs::DirEntry| entry.path().extension().is_some_and(|e| e == "npz");
+    path.extension().is_some_and(|e| e == "elmur")
+        || (path.is_dir() && std::fs::read_dir(path).is_ok_and(|mut all| all.any(|e| e.is_ok_and(npz))))
+}
+
+/// What a dataset holds.
+fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
+    let dataset = Dataset::open(path)?;
+    let s = dataset.summary();
+    if as_json {
+        let row = json!({
+            "dataset": path.display().to_string(), "spaces": dataset.spaces(), "metadata": dataset.metadata(),
+            "episodes": s.episodes, "steps": s.steps, "torn_bytes": dataset.torn_bytes(),
+            "return": s.returns, "length": s.lengths, "terminated": s.terminated, "truncated": s.truncated,
+            "counted": s.counted_share,
+        });
+        say(&row.to_string());
+        return Ok(());
+    }
+    say(&format!("{}: {} episodes, {} steps", path.display(), s.episodes, s.steps));
+    say(&format!("  observation  {}", json!(dataset.spaces().observation)));
+    say(&format!("  action       {}", json!(dataset.spaces().action)));
+    say(&format!("  return       {:.3} mean, {:.3} to {:.3}", s.returns.mean, s.returns.min, s.returns.max));
+    say(&format!("  length       {:.1} mean, {} to {}", s.lengths.mean, s.lengths.min, s.lengths.max));
+    say(&format!("  ended        {} terminated, {} truncated", s.terminated, s.truncated));
+    say(&format!("  imitated     {:.1}% of steps", 100.0 * s.counted_share));
+    for (key, value) in dataset.metadata() {
+        say(&format!("  {key:<12} {value}"));
+    }
+    if dataset.torn_bytes() > 0 {
+        say(&format!("  the last record is torn: {} bytes are not read", dataset.torn_bytes()));
+    }
+    Ok(())
+}
+
+/// How far a run has come.
+fn inspect_run(folder: &RunFolder, as_json: bool) -> Result<()> {
+    let config = folder.config()?;
+    let text = std::fs::read_to_string(folder.metrics()).unwrap_or_default();
+    let rows: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let last = rows.iter().rev().find(|row| row["loss"].is_number());
+    let scores = || rows.iter().filter_map(|row| Some((row["batch"].as_u64()?, row["score"].as_f64()?)));
+    let best = scores().max_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+    let number = |name: &str| last.and_then(|row| row[name].as_f64()).unwrap_or(f64::NAN);
+    if as_json {
+        let row = json!({
+            "run": folder.path().display().to_string(), "batches": last.map(|row| row["batch"].clone()), "loss": number("loss"),
+            "accuracy": number("accuracy"), "best_validation": best.map(|(_, score)| score),
+            "best_batch": best.map(|(batch, _)| batch), "config": config,
+        });
+        say(&row.to_string());
+        return Ok(());
+    }
+    let batches = last.and_then(|row| row["batch"].as_u64()).unwrap_or(0);
+    say(&format!("{}: a run of {batches} batches", folder.path().display()));
+    say(&format!("  loss         {:.4}, accuracy {:.1}%", number("loss"), 100.0 * number("accuracy")));
+    if let Some((batch, score)) = best {
+        say(&format!("  validation   best {score:.3} at batch {batch}"));
+    }
+    let count = Checkpoint::parameter_count(&config.model)?;
+    say(&format!(
+        "  model        {count} parameters, {} layers, {} slots",
+        config.model.layers, config.model.memory.slots
+    ));
+    say(&format!("  seed         {}", config.train.seed));
+    for name in ["best", "last"] {
+        let path = folder.checkpoints().join(name);
+        if path.exists() {
+            Checkpoint::load(&path)?;
+            say(&format!("  {name:<12} {}", path.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Every key of a preset's run and its value.
+fn list_keys(preset: &str) -> Result<()> {
+    let config = RunConfig::preset(preset)?;
+    let tree = json!(config);
+    for key in overrides::keys(&config) {
+        let value = key.split('.').fold(&tree, |at, part| match at {
+            Value::Array(items) => {
+                part.parse().ok().and_then(|i: usize| items.get(i)).unwrap_or(&Value::Null)
+            }
+            other => &other[part],
+        });
+        if !value.is_object() && !value.is_array() {
+            say(&format!("{key}={value}"));
+        }
+    }
+    Ok(())
 }
 
 /// Prints a model's size, its parts and what the paper's theory says of its memory.
 pub fn inspect(args: &InspectArgs) -> Result<()> {
+    let path = Path::new(&args.what);
+    if args.keys {
+        return list_keys(&args.what);
+    }
+    if RunFolder::is_run(path) {
+        return inspect_run(&RunFolder::open(path)?, args.json);
+    }
+    if is_dataset(path) {
+        return inspect_dataset(path, args.json);
+    }
     let config = config_of(&args.what)?;
     if checkpoint::is_checkpoint(Path::new(&args.what)) {
         // Loading checks every tensor.

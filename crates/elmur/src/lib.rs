@@ -1,11 +1,17 @@
 //! ELMUR: policies with external layer memory, in Rust.
 //!
-//! This crate is the door: it re-exports the parts and holds the `elmur` command line. The parts so far:
-//! [`engine`], static compute graphs with autodiff that run without allocation, and [`model`], ELMUR itself: model, memory,
-//! sessions and checkpoints.
+//! This crate is the door: it re-exports the parts and holds the `elmur` command line.
+//!
+//! - [`engine`]: static compute graphs with autodiff that run without allocation.
+//! - [`model`]: ELMUR itself: model, memory, sessions and checkpoints.
+//! - [`envs`]: environments and their experts. [`data`]: trajectories, crops and batches, files.
+//! - [`train`]: trainer, runs, evaluation.
 
+pub use elmur_data as data;
 pub use elmur_engine as engine;
+pub use elmur_envs as envs;
 pub use elmur_model as model;
+pub use elmur_train as train;
 
 /// The README's Rust examples are run as tests.
 #[cfg(doctest)]

@@ -1,12 +1,20 @@
 //! The `elmur` command line.
 
 mod bench;
+mod collect;
+mod demo;
+mod draw;
+mod eval;
 mod inspect;
+mod plot;
+mod progress;
+mod train;
 mod verify;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use elmur_train::Stop;
 
 /// Policies with external layer memory: train, run and look at them.
 #[derive(Parser)]
@@ -18,11 +26,41 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Collect T-Maze demonstrations, train a small model on them and watch it act after a million steps.
+    ///
+    /// Example: elmur demo
+    Demo(demo::Args),
+    /// Let an environment's expert play and keep the episodes.
+    ///
+    /// Example: elmur collect tmaze --episodes 1000 --out tmaze.elmur
+    Collect(collect::Args),
+    /// Train a policy by imitation.
+    ///
+    /// Examples:
+    ///   elmur train tmaze-quick
+    ///   elmur train tmaze train.batches=1000 --seed 1 --out out/first
+    ///   elmur train --resume out/first
+    #[command(verbatim_doc_comment)]
+    Train(train::Args),
+    /// Let checkpoints act on test episodes: mean ± standard error.
+    ///
+    /// Examples:
+    ///   elmur eval out/demo --lengths 9,900,9600
+    ///   elmur eval out/tmaze-0 out/tmaze-1 --json
+    #[command(verbatim_doc_comment)]
+    Eval(eval::Args),
+    /// Draw what `elmur eval --json` and runs have measured.
+    #[command(subcommand)]
+    Plot(draw::Plot),
     /// List the models that have a name.
     Presets,
-    /// Show what a preset, checkpoint or config.json is: its parts, parameters and the horizon of its memory.
+    /// Show what a preset, checkpoint, config.json, run or dataset is.
     ///
-    /// Example: elmur inspect tmaze
+    /// Examples:
+    ///   elmur inspect tmaze
+    ///   elmur inspect out/demo
+    ///   elmur inspect out/demo/demonstrations.elmur
+    #[command(verbatim_doc_comment)]
     Inspect(inspect::InspectArgs),
     /// Turn weights of the published Python code into a checkpoint.
     ///
@@ -36,6 +74,13 @@ enum Command {
     Bench {
         #[command(subcommand)]
         what: Bench,
+    },
+    /// Print a script that completes elmur's commands in a shell.
+    ///
+    /// Example: elmur completions bash > ~/.local/share/bash-completion/completions/elmur
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
     },
 }
 
@@ -56,18 +101,47 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let stop = Stop::default();
+    if let Err(error) = listen(&stop) {
+        report(&format!("warning: signals are not heard: {error}"));
+    }
+    match run(Cli::parse().command, &stop) {
         Ok(code) => code,
         Err(error) => {
             report(&format!("error: {error}"));
-            // 2 for what the user can mend, 1 for the rest.
-            ExitCode::from(if matches!(error, elmur_model::Error::Engine(_)) { 1 } else { 2 })
+            ExitCode::from(code_of(&error, &stop))
         }
     }
 }
 
-fn run(command: Command) -> elmur_model::Result<ExitCode> {
+/// 2 for what the user can mend, 128 + n after signal n, 1 for the rest.
+fn code_of(error: &elmur_train::Error, stop: &Stop) -> u8 {
+    use elmur_train::Error;
+    match error {
+        Error::Stopped => 128 + stop.signal() as u8,
+        Error::Diverged { .. } | Error::Model(elmur_model::Error::Engine(_)) => 1,
+        _ => 2,
+    }
+}
+
+/// The first SIGINT or SIGTERM asks to stop, the second ends the program at once.
+fn listen(stop: &Stop) -> std::io::Result<()> {
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        let again = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
+        signal_hook::flag::register(signal, again)?;
+        signal_hook::flag::register_usize(signal, stop.shared(), signal as usize)?;
+    }
+    Ok(())
+}
+
+fn run(command: Command, stop: &Stop) -> elmur_train::Result<ExitCode> {
     match command {
+        Command::Demo(args) => return demo::run(&args, stop),
+        Command::Collect(args) => collect::run(&args)?,
+        Command::Train(args) => return train::run(&args, stop),
+        Command::Eval(args) => eval::run(&args, stop)?,
+        Command::Plot(what) => draw::run(&what)?,
         Command::Presets => inspect::list_presets(),
         Command::Inspect(args) => inspect::inspect(&args)?,
         Command::Import(args) => inspect::import(&args)?,
@@ -77,6 +151,9 @@ fn run(command: Command) -> elmur_model::Result<ExitCode> {
             Bench::Step(args) => bench::policy::step(&args)?,
             Bench::Train(args) => bench::policy::train(&args)?,
         },
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "elmur", &mut std::io::stdout());
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

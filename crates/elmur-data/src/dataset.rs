@@ -1,0 +1,231 @@
+//! Datasets: episodes of the same spaces, in memory or as they lie in a file.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use elmur_envs::Spaces;
+use memmap2::Mmap;
+use serde::Serialize;
+
+use crate::episode::{Episode, EpisodeRef};
+use crate::error::{Error, Result};
+use crate::format::{Aligned, Header, Index, Layout, Shape};
+use crate::native::Writer;
+use crate::npz;
+
+/// Files up to this size are read into memory, larger ones are mapped.
+const READ_UP_TO: u64 = 1 << 30;
+
+/// Episodes of the same spaces: at least one, all of them checked.
+pub struct Dataset {
+    header: Header,
+    episodes: Episodes,
+    torn_bytes: u64,
+}
+
+enum Episodes {
+    Memory(Vec<Episode>),
+    File { bytes: Bytes, layout: Layout, places: Vec<(Range<usize>, Shape)> },
+}
+
+enum Bytes {
+    Read(Aligned),
+    Mapped(Mmap),
+}
+
+impl Dataset {
+    /// Opens an `.elmur` file, or a folder of `.npz` files ([`crate::read_npz`], spaces inferred).
+    ///
+    /// Every checksum and every number is checked once. Files up to 1 GiB are read into memory, larger ones are mapped: see
+    /// [`Dataset::map`] for what that asks of other programs. A torn record at the end is left out and reported by
+    /// [`Dataset::torn_bytes`]; any other damage is an error.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let about = fs::metadata(path).map_err(|e| Error::io(path, e))?;
+        if about.is_dir() {
+            return npz::read_npz(path, None);
+        }
+        if about.len() > READ_UP_TO {
+            return Self::map(path);
+        }
+        let mut file = File::open(path).map_err(|e| Error::io(path, e))?;
+        let bytes = Aligned::read_all(&mut file, about.len() as usize).map_err(|e| Error::io(path, e))?;
+        Self::new(Bytes::Read(bytes), path)
+    }
+
+    /// Opens an `.elmur` file of any size without reading it into memory: the system loads and drops its pages as needed.
+    ///
+    /// While it is open no program may shorten or overwrite the file; that would end this one (SIGBUS) or change numbers
+    /// that were checked. Replacing the file by renaming another, as [`Writer::create`] does, and appending to it are safe.
+    pub fn map(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        // SAFETY: the map is read only, and every byte pattern is a valid u8, i32 and f32, so that even a file that changes
+        // against the contract above shows other numbers; flags, lengths and counts are kept apart.
+        let bytes = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+        Self::new(Bytes::Mapped(bytes), path)
+    }
+
+    /// Reads the bytes of an `.elmur` file.
+    pub fn from_bytes(mut bytes: &[u8]) -> Result<Self> {
+        let (path, len) = (Path::new("bytes"), bytes.len());
+        let bytes = Aligned::read_all(&mut bytes, len).map_err(|e| Error::io(path, e))?;
+        Self::new(Bytes::Read(bytes), path)
+    }
+
+    fn new(bytes: Bytes, path: &Path) -> Result<Self> {
+        let Index { header, layout, episodes: places, torn_bytes } = Index::of(bytes.get(), path)?;
+        if places.is_empty() {
+            return Err(Error::Empty { path: path.to_owned() });
+        }
+        Ok(Self { header, episodes: Episodes::File { bytes, layout, places }, torn_bytes })
+    }
+
+    /// Episodes in memory. A leaf must have one element type throughout.
+    pub fn from_episodes(
+        spaces: Spaces,
+        metadata: BTreeMap<String, String>,
+        episodes: Vec<Episode>,
+    ) -> Result<Self> {
+        Self::from_named(spaces, metadata, episodes, |_| PathBuf::from("memory"))
+    }
+
+    /// [`Self::from_episodes`], with the place each came from.
+    pub(crate) fn from_named(
+        spaces: Spaces,
+        metadata: BTreeMap<String, String>,
+        episodes: Vec<Episode>,
+        path: impl Fn(usize) -> PathBuf,
+    ) -> Result<Self> {
+        let mut header = Header::new(spaces, metadata).map_err(|problem| Error::file(&path(0), problem))?;
+        let Some(first) = episodes.first() else { return Err(Error::Empty { path: path(0) }) };
+        header.set_types(&first.view());
+        for (i, episode) in episodes.iter().enumerate() {
+            header.check(&episode.view()).map_err(|fault| Error::episode(&path(i), i, fault))?;
+        }
+        Ok(Self { header, episodes: Episodes::Memory(episodes), torn_bytes: 0 })
+    }
+
+    /// Writes all episodes to an `.elmur` file, aside at first.
+    pub fn save(&self, path: impl Into<PathBuf>) -> Result<()> {
+        let mut writer = Writer::create(path, self.spaces(), self.metadata().clone())?;
+        self.episodes().try_for_each(|episode| writer.push(episode))?;
+        writer.finish()
+    }
+
+    /// How many episodes.
+    pub fn len(&self) -> usize {
+        match &self.episodes {
+            Episodes::Memory(episodes) => episodes.len(),
+            Episodes::File { places, .. } => places.len(),
+        }
+    }
+
+    /// Never: a dataset has at least one episode.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Episode `i` below [`Dataset::len`], not copied.
+    pub fn episode(&self, i: usize) -> EpisodeRef<'_> {
+        match &self.episodes {
+            Episodes::Memory(episodes) => episodes[i].view(),
+            Episodes::File { bytes, layout, places } => {
+                let (place, shape) = &places[i];
+                shape.view(&bytes.get()[place.clone()], layout)
+            }
+        }
+    }
+
+    /// All episodes in order.
+    pub fn episodes(&self) -> impl ExactSizeIterator<Item = EpisodeRef<'_>> {
+        (0..self.len()).map(|i| self.episode(i))
+    }
+
+    /// What the episodes are made of.
+    pub fn spaces(&self) -> &Spaces {
+        &self.header.spaces
+    }
+
+    /// Notes on the episodes: environment, expert, seed, ...
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.header.metadata
+    }
+
+    /// Bytes of a torn record at the end of the file, left by a writer that was killed.
+    pub fn torn_bytes(&self) -> u64 {
+        self.torn_bytes
+    }
+
+    /// The dataset in a few numbers.
+    pub fn summary(&self) -> Summary {
+        let count = |f: fn(&EpisodeRef<'_>) -> bool| self.episodes().filter(|e| f(e)).count();
+        let steps: usize = self.episodes().map(|e| e.steps()).sum();
+        let counted: usize = self.episodes().map(|e| e.counted_steps()).sum();
+        Summary {
+            episodes: self.len(),
+            steps,
+            returns: Spread::of(self.episodes().map(|e| e.episode_return())),
+            lengths: Spread::of(self.episodes().map(|e| e.steps() as f64)),
+            counted_share: counted as f64 / steps as f64,
+            terminated: count(|e| e.terminated),
+            truncated: count(|e| e.truncated),
+        }
+    }
+}
+
+impl fmt::Debug for Dataset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dataset").field("header", &self.header).field("episodes", &self.len()).finish()
+    }
+}
+
+impl Bytes {
+    fn get(&self) -> &[u8] {
+        match self {
+            Bytes::Read(bytes) => bytes,
+            Bytes::Mapped(bytes) => bytes,
+        }
+    }
+}
+
+/// A dataset in a few numbers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// How many episodes.
+    pub episodes: usize,
+    /// Steps of all episodes.
+    pub steps: usize,
+    /// Returns of episodes.
+    pub returns: Spread,
+    /// Steps of episodes.
+    pub lengths: Spread,
+    /// Share of steps whose action is worth imitating.
+    pub counted_share: f64,
+    /// Episodes whose task had ended.
+    pub terminated: usize,
+    /// Episodes that were cut off.
+    pub truncated: usize,
+}
+
+/// Mean and extremes of some numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// Mean.
+    pub mean: f64,
+    /// Smallest.
+    pub min: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+impl Spread {
+    fn of(numbers: impl ExactSizeIterator<Item = f64>) -> Self {
+        let n = numbers.len() as f64;
+        let start = Spread { mean: 0.0, min: f64::INFINITY, max: f64::NEG_INFINITY };
+        numbers.fold(start, |s, x| Spread { mean: s.mean + x / n, min: s.min.min(x), max: s.max.max(x) })
+    }
+}

@@ -1,0 +1,425 @@
+//! Episodes: what was seen, done and rewarded, as flat columns.
+//!
+//! There is one column per leaf of a space ([`elmur_envs::Space::leaves`]); its rows follow each other: [rows, leaf length].
+
+use elmur_envs::{Leaf, Space, Spaces};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Fault, Result};
+
+/// What a column is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ElementType {
+    /// 32-bit floats, for boxes.
+    F32,
+    /// 32-bit integers, for discrete leaves.
+    I32,
+    /// Bytes, for boxes of pixels: byte `b` is the number b / 255.
+    U8,
+}
+
+impl ElementType {
+    /// Bytes per element.
+    pub fn size(self) -> usize {
+        if self == ElementType::U8 { 1 } else { 4 }
+    }
+
+    /// The name in files and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            ElementType::F32 => "f32",
+            ElementType::I32 => "i32",
+            ElementType::U8 => "u8",
+        }
+    }
+}
+
+/// The numbers of one leaf, [rows, leaf length].
+#[derive(Debug, Clone, PartialEq)]
+pub enum Column {
+    /// Numbers of a box.
+    F32(Vec<f32>),
+    /// Numbers of a discrete leaf.
+    I32(Vec<i32>),
+    /// Numbers of a box as pixels: byte `b` is the number b / 255.
+    U8(Vec<u8>),
+}
+
+/// A borrowed [`Column`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ColumnRef<'a> {
+    /// Numbers of a box.
+    F32(&'a [f32]),
+    /// Numbers of a discrete leaf.
+    I32(&'a [i32]),
+    /// Numbers of a box as pixels: byte `b` is the number b / 255.
+    U8(&'a [u8]),
+}
+
+impl Column {
+    /// The same numbers, borrowed.
+    pub fn view(&self) -> ColumnRef<'_> {
+        match self {
+            Column::F32(x) => ColumnRef::F32(x),
+            Column::I32(x) => ColumnRef::I32(x),
+            Column::U8(x) => ColumnRef::U8(x),
+        }
+    }
+
+    /// How many numbers.
+    pub fn len(&self) -> usize {
+        self.view().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl ColumnRef<'_> {
+    /// How many numbers.
+    pub fn len(&self) -> usize {
+        match self {
+            ColumnRef::F32(x) => x.len(),
+            ColumnRef::I32(x) => x.len(),
+            ColumnRef::U8(x) => x.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What the numbers are.
+    pub fn element_type(&self) -> ElementType {
+        match self {
+            ColumnRef::F32(_) => ElementType::F32,
+            ColumnRef::I32(_) => ElementType::I32,
+            ColumnRef::U8(_) => ElementType::U8,
+        }
+    }
+
+    /// A copy.
+    pub fn to_column(&self) -> Column {
+        match *self {
+            ColumnRef::F32(x) => Column::F32(x.to_vec()),
+            ColumnRef::I32(x) => Column::I32(x.to_vec()),
+            ColumnRef::U8(x) => Column::U8(x.to_vec()),
+        }
+    }
+}
+
+/// One episode of T steps, T >= 1: observation t was seen, action t taken, reward t received.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Episode {
+    /// One column per leaf of the observation space, [T, leaf length], or [T + 1, leaf length] with the observation
+    /// after the last action.
+    pub observations: Vec<Column>,
+    /// One column per leaf of the action space, [T, leaf length].
+    pub actions: Vec<Column>,
+    /// Rewards, `[T]`.
+    pub rewards: Vec<f32>,
+    /// The task had ended.
+    pub terminated: bool,
+    /// The episode was cut off, by a time limit for example.
+    pub truncated: bool,
+    /// Steps whose action is worth imitating, `[T]`; none means all.
+    pub counts: Option<Vec<bool>>,
+}
+
+/// A borrowed [`Episode`]: what datasets hand out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EpisodeRef<'a> {
+    /// As in [`Episode`].
+    pub observations: Vec<ColumnRef<'a>>,
+    /// As in [`Episode`].
+    pub actions: Vec<ColumnRef<'a>>,
+    /// Rewards, `[T]`.
+    pub rewards: &'a [f32],
+    /// The task had ended.
+    pub terminated: bool,
+    /// The episode was cut off.
+    pub truncated: bool,
+    /// Steps whose action is worth imitating, `[T]`; none means all.
+    pub counts: Option<&'a [bool]>,
+}
+
+impl Episode {
+    /// The same episode, borrowed.
+    pub fn view(&self) -> EpisodeRef<'_> {
+        EpisodeRef {
+            observations: self.observations.iter().map(Column::view).collect(),
+            actions: self.actions.iter().map(Column::view).collect(),
+            rewards: &self.rewards,
+            terminated: self.terminated,
+            truncated: self.truncated,
+            counts: self.counts.as_deref(),
+        }
+    }
+
+    /// T, how many actions were taken.
+    pub fn steps(&self) -> usize {
+        self.rewards.len()
+    }
+
+    /// Sum of the rewards.
+    pub fn episode_return(&self) -> f64 {
+        self.view().episode_return()
+    }
+}
+
+impl<'a> From<&'a Episode> for EpisodeRef<'a> {
+    fn from(episode: &'a Episode) -> Self {
+        episode.view()
+    }
+}
+
+impl EpisodeRef<'_> {
+    /// T, how many actions were taken.
+    pub fn steps(&self) -> usize {
+        self.rewards.len()
+    }
+
+    /// Sum of the rewards.
+    pub fn episode_return(&self) -> f64 {
+        self.rewards.iter().map(|r| f64::from(*r)).sum()
+    }
+
+    /// How many steps have an action worth imitating.
+    pub fn counted_steps(&self) -> usize {
+        self.counts.map_or(self.steps(), |counts| counts.iter().filter(|c| **c).count())
+    }
+
+    /// Whether the observation after the last action is there (T + 1 observations instead of T).
+    pub fn has_final_observation(&self, spaces: &Spaces) -> bool {
+        let leaves = spaces.observation.leaves();
+        let sized = leaves.iter().zip(&self.observations).find(|(leaf, _)| !leaf.is_empty());
+        sized.is_some_and(|(leaf, column)| column.len() == (self.steps() + 1).saturating_mul(leaf.len()))
+    }
+
+    /// A copy.
+    pub fn to_episode(&self) -> Episode {
+        Episode {
+            observations: self.observations.iter().map(ColumnRef::to_column).collect(),
+            actions: self.actions.iter().map(ColumnRef::to_column).collect(),
+            rewards: self.rewards.to_vec(),
+            terminated: self.terminated,
+            truncated: self.truncated,
+            counts: self.counts.map(<[bool]>::to_vec),
+        }
+    }
+
+    /// Whether the episode belongs to these spaces: as many numbers of the right kind, observations and integers within
+    /// bounds, everything finite. Continuous actions may leave their bounds, as those of real experts do.
+    pub fn validate(&self, spaces: &Spaces) -> Result<(), Fault> {
+        if let Err(problem) = spaces.validate() {
+            return Fault::new("spaces", "spaces that make sense", problem, "correct the spaces");
+        }
+        self.check(spaces)
+    }
+
+    /// [`Self::validate`] for spaces that are known to make sense.
+    pub(crate) fn check(&self, spaces: &Spaces) -> Result<(), Fault> {
+        let steps = self.steps();
+        if steps == 0 {
+            return Fault::new("rewards", "at least one step", "none", "leave episodes without steps out");
+        }
+        let seen = steps + usize::from(self.has_final_observation(spaces));
+        check_columns("observation", &self.observations, &spaces.observation, seen, true)?;
+        check_columns("action", &self.actions, &spaces.action, steps, false)?;
+        if let Some(step) = self.rewards.iter().position(|r| !r.is_finite()) {
+            let what = format!("reward of step {step}");
+            return Fault::new(what, "a finite number", self.rewards[step], CORRECT);
+        }
+        match self.counts {
+            Some(counts) if counts.len() != steps => {
+                Fault::new("counts", format!("{steps}, one per step"), counts.len(), CORRECT)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+const CORRECT: &str = "correct the recording";
+const KIND: &str = "record discrete leaves as i32, boxes as f32 or u8";
+const RANGE: &str = "correct the recording, or widen the space";
+
+fn check_columns(
+    role: &str,
+    columns: &[ColumnRef<'_>],
+    space: &Space,
+    rows: usize,
+    bounded: bool,
+) -> Result<(), Fault> {
+    let leaves = space.leaves();
+    if columns.len() != leaves.len() {
+        let expected = format!("{} columns, one per leaf of the space", leaves.len());
+        return Fault::new(format!("{role}s"), expected, columns.len(), "are these the right spaces?");
+    }
+    for (number, (leaf, column)) in leaves.iter().zip(columns).enumerate() {
+        let (name, width) = (format!("{role} leaf {number}"), leaf.len());
+        if !fits(leaf, column.element_type()) {
+            let expected = if matches!(leaf, Leaf::Ints(_)) { "i32" } else { "f32 or u8" };
+            return Fault::new(name, expected, column.element_type().name(), KIND);
+        }
+        if column.len() != rows.saturating_mul(width) {
+            let more = if bounded { " (or one row more)" } else { "" };
+            let expected = format!("{rows} rows of {width} numbers{more}");
+            return Fault::new(name, expected, format!("{} numbers", column.len()), CORRECT);
+        }
+        if let Some((step, entry, expected, got)) = misfit(leaf, *column, bounded) {
+            return Fault::new(format!("{name}, step {step}, entry {entry}"), expected, got, RANGE);
+        }
+    }
+    Ok(())
+}
+
+/// Whether numbers of this type can be those of the leaf.
+pub(crate) fn fits(leaf: &Leaf<'_>, element: ElementType) -> bool {
+    matches!(leaf, Leaf::Ints(_)) == (element == ElementType::I32)
+}
+
+/// The first number that does not belong to the leaf: its row, its place there, what was expected and what it is.
+fn misfit(leaf: &Leaf<'_>, column: ColumnRef<'_>, bounded: bool) -> Option<(usize, usize, String, String)> {
+    let width = leaf.len();
+    let bounds = |entry: usize| match leaf {
+        Leaf::Floats { low, high, .. } if bounded => (at(low, entry), at(high, entry)),
+        _ => (f32::MIN, f32::MAX),
+    };
+    let within = |entry: usize, x: f32| {
+        let (low, high) = bounds(entry);
+        x.is_finite() && low <= x && x <= high
+    };
+    let report = |step: usize, entry: usize, x: f32| {
+        let expected = match bounds(entry) {
+            (f32::MIN, f32::MAX) => "a finite number".to_owned(),
+            (low, high) => format!("a finite number from {low} to {high}"),
+        };
+        (step, entry, expected, x.to_string())
+    };
+    match (leaf, column) {
+        (Leaf::Ints(sizes), ColumnRef::I32(x)) => {
+            let inside = |entry: usize, x: i32| usize::try_from(x).is_ok_and(|x| x < sizes[entry]);
+            let (step, entry, x) = first(x, width, inside)?;
+            Some((step, entry, format!("an integer from 0 to {}", sizes[entry] - 1), x.to_string()))
+        }
+        (_, ColumnRef::F32(x)) => first(x, width, within).map(|(step, entry, x)| report(step, entry, x)),
+        (_, ColumnRef::U8(x)) => {
+            if (0..width).all(|entry| within(entry, 0.0) && within(entry, 1.0)) {
+                return None;
+            }
+            let (step, entry, x) = first(x, width, |entry, x| within(entry, pixel(x)))?;
+            Some(report(step, entry, pixel(x)))
+        }
+        (_, ColumnRef::I32(_)) => None,
+    }
+}
+
+/// The number that a byte of a [`Column::U8`] stands for.
+fn pixel(byte: u8) -> f32 {
+    f32::from(byte) / 255.0
+}
+
+/// Row, place and value of the first number that is not `ok`.
+fn first<T: Copy>(x: &[T], width: usize, ok: impl Fn(usize, T) -> bool) -> Option<(usize, usize, T)> {
+    let rows = x.chunks_exact(width.max(1)).enumerate();
+    rows.flat_map(|(row, x)| x.iter().enumerate().map(move |(entry, x)| (row, entry, *x)))
+        .find(|(_, entry, x)| !ok(*entry, *x))
+}
+
+/// A bound that is given once for all or once per number.
+fn at(bound: &[f32], entry: usize) -> f32 {
+    bound[if bound.len() == 1 { 0 } else { entry }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spaces() -> Spaces {
+        let image = Space::between(0.0, 1.0, [1, 2]);
+        Spaces {
+            observation: Space::Tuple { parts: vec![Space::MultiDiscrete { sizes: vec![3, 2] }, image] },
+            action: Space::between(-1.0, 1.0, [1]),
+        }
+    }
+
+    fn episode() -> Episode {
+        Episode {
+            observations: vec![Column::I32(vec![2, 1, 0, 0, 1, 1]), Column::U8(vec![0, 255, 1, 2, 3, 4])],
+            actions: vec![Column::F32(vec![0.5, -7.0])],
+            rewards: vec![1.0, 0.5],
+            terminated: true,
+            truncated: false,
+            counts: Some(vec![true, false]),
+        }
+    }
+
+    fn fault(change: impl FnOnce(&mut Episode)) -> String {
+        let mut episode = episode();
+        change(&mut episode);
+        episode.view().validate(&spaces()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_fitting_episode_passes_and_counts_its_steps() {
+        let episode = episode();
+        episode.view().validate(&spaces()).unwrap();
+        assert_eq!((episode.steps(), episode.episode_return(), episode.view().counted_steps()), (2, 1.5, 1));
+        assert!(episode.view().has_final_observation(&spaces()));
+        assert_eq!(episode.view().to_episode(), episode);
+    }
+
+    #[test]
+    fn a_misfit_is_named_with_step_and_bounds() {
+        let text = fault(|e| e.observations[0] = Column::I32(vec![2, 1, 0, 2, 1, 1]));
+        assert!(
+            text.contains("observation leaf 0, step 1, entry 1: expected an integer from 0 to 1, got 2"),
+            "{text}"
+        );
+        let text = fault(|e| e.observations[1] = Column::F32(vec![0.0, 1.0, 0.5, f32::NAN, 0.0, 0.0]));
+        assert!(
+            text.contains("leaf 1, step 1, entry 1: expected a finite number from 0 to 1, got NaN"),
+            "{text}"
+        );
+        let text = fault(|e| e.observations[1] = Column::F32(vec![0.0, 1.0, 0.5, 1.0, 0.0, 1.5]));
+        assert!(text.contains("step 2, entry 1") && text.contains("got 1.5"), "{text}");
+        let text = fault(|e| e.actions[0] = Column::F32(vec![0.0, f32::INFINITY]));
+        assert!(text.contains("action leaf 0, step 1, entry 0: expected a finite number, got inf"), "{text}");
+        let text = fault(|e| e.rewards[1] = f32::NEG_INFINITY);
+        assert!(text.contains("reward of step 1"), "{text}");
+    }
+
+    #[test]
+    fn wrong_shapes_and_kinds_are_refused() {
+        assert!(fault(|e| e.observations[0] = Column::F32(vec![0.0; 6])).contains("expected i32, got f32"));
+        assert!(fault(|e| e.actions[0] = Column::I32(vec![0; 2])).contains("expected f32 or u8, got i32"));
+        assert!(fault(|e| e.actions[0] = Column::F32(vec![0.0; 3])).contains("2 rows of 1 numbers, got 3"));
+        // The first column decides whether there is a final observation; the others must agree.
+        assert!(fault(|e| e.observations[1] = Column::U8(vec![0; 4])).contains("3 rows of 2 numbers"));
+        assert!(fault(|e| e.observations.truncate(1)).contains("2 columns, one per leaf"));
+        assert!(fault(|e| e.counts = Some(vec![true])).contains("2, one per step, got 1"));
+        assert!(fault(|e| e.rewards.clear()).contains("at least one step"));
+    }
+
+    #[test]
+    fn pixels_stand_for_numbers_from_0_to_1() {
+        let dark = Spaces { observation: Space::between(0.0, 0.5, [2]), action: Space::Discrete { n: 1 } };
+        let mut episode = Episode {
+            observations: vec![Column::U8(vec![127, 0])],
+            actions: vec![Column::I32(vec![0])],
+            rewards: vec![0.0],
+            terminated: false,
+            truncated: false,
+            counts: None,
+        };
+        episode.view().validate(&dark).unwrap();
+        episode.observations[0] = Column::U8(vec![0, 128]);
+        assert!(
+            episode.view().validate(&dark).unwrap_err().to_string().contains("from 0 to 0.5, got 0.50196")
+        );
+    }
+}

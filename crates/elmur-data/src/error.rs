@@ -1,0 +1,107 @@
+//! The data crate's error type.
+
+use std::path::{Path, PathBuf};
+
+/// Result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong with a dataset.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be read or written.
+    #[error("{path}: {cause}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{path}: {problem}", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it and what to do.
+        problem: String,
+    },
+    /// A file is damaged from some episode on.
+    #[error(
+        "{path}: episode {episode} at byte {offset}: {problem}; restore the file from a copy, or cut it to \
+         {offset} bytes to keep the episodes before",
+        path = path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Which episode, from 0.
+        episode: usize,
+        /// Where its record begins.
+        offset: u64,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// An episode that does not fit the spaces.
+    #[error("{path}: episode {episode}: {fault}", path = path.display())]
+    Episode {
+        /// Where it came from or was to go.
+        path: PathBuf,
+        /// Which episode, from 0.
+        episode: usize,
+        /// What does not fit.
+        fault: Fault,
+    },
+    /// The environment that demonstrations were to come from.
+    #[error(transparent)]
+    Env(#[from] elmur_envs::Error),
+    /// A dataset without a whole episode.
+    #[error("{path}: no whole episode; collect at least one", path = path.display())]
+    Empty {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+}
+
+/// What does not fit about an episode.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: expected {expected}, got {got}; {remedy}")]
+pub struct Fault {
+    /// Which column, step and entry.
+    pub what: String,
+    /// What it may be.
+    pub expected: String,
+    /// What it was.
+    pub got: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+impl Fault {
+    /// As a result, to be returned at once.
+    pub(crate) fn new<T>(
+        what: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl ToString,
+        remedy: &'static str,
+    ) -> Result<T, Fault> {
+        Err(Fault { what: what.into(), expected: expected.into(), got: got.to_string(), remedy })
+    }
+}
+
+impl Error {
+    pub(crate) fn io(path: &Path, cause: std::io::Error) -> Self {
+        Error::Io { path: path.to_owned(), cause }
+    }
+
+    pub(crate) fn file(path: &Path, problem: impl Into<String>) -> Self {
+        Error::File { path: path.to_owned(), problem: problem.into() }
+    }
+
+    pub(crate) fn damaged(path: &Path, episode: usize, offset: u64, problem: impl Into<String>) -> Self {
+        Error::Damaged { path: path.to_owned(), episode, offset, problem: problem.into() }
+    }
+
+    pub(crate) fn episode(path: &Path, episode: usize, fault: Fault) -> Self {
+        Error::Episode { path: path.to_owned(), episode, fault }
+    }
+}

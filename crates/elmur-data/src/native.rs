@@ -1,0 +1,197 @@
+//! `.elmur` files one episode at a time: a reader for any stream, and a writer that an interruption cannot harm.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use elmur_envs::Spaces;
+
+use crate::episode::{Episode, EpisodeRef};
+use crate::error::{Error, Result};
+use crate::format::{Aligned, HEAD, Head, Header, Layout, Shape, encode};
+
+/// Reads a file or any other stream of the `.elmur` format, one episode at a time: an iterator of episodes, each checked.
+#[derive(Debug)]
+pub struct Reader<R> {
+    source: R,
+    path: PathBuf,
+    header: Header,
+    layout: Layout,
+    /// Where the next record begins.
+    offset: u64,
+    episodes: usize,
+    torn_bytes: u64,
+    finished: bool,
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads the header. Wrap files in a [`BufReader`].
+    pub fn new(source: R) -> Result<Self> {
+        Self::named(source, Path::new("stream"))
+    }
+
+    fn named(mut source: R, path: &Path) -> Result<Self> {
+        let (header, offset) = Header::read(&mut source, path)?;
+        let (path, layout) = (path.to_owned(), header.layout());
+        Ok(Self { source, path, header, layout, offset, episodes: 0, torn_bytes: 0, finished: false })
+    }
+
+    /// What the episodes are made of.
+    pub fn spaces(&self) -> &Spaces {
+        &self.header.spaces
+    }
+
+    /// Notes on the episodes: environment, expert, seed, ...
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.header.metadata
+    }
+
+    /// After the last episode: bytes of a torn record at the end, left by a writer that was killed.
+    pub fn torn_bytes(&self) -> u64 {
+        self.torn_bytes
+    }
+
+    fn read(&mut self) -> Result<Option<Episode>> {
+        let (path, number, offset) = (&self.path, self.episodes, self.offset);
+        let damaged = |problem: String| Error::damaged(path, number, offset, problem);
+        let head_bytes = Aligned::read(&mut self.source, HEAD as u64).map_err(|e| Error::io(path, e))?;
+        self.torn_bytes = head_bytes.len() as u64;
+        let Some(head) = Head::decode(&head_bytes, number).map_err(damaged)? else { return Ok(None) };
+        let payload = Aligned::read(&mut self.source, head.payload_len).map_err(|e| Error::io(path, e))?;
+        self.torn_bytes += payload.len() as u64;
+        if (payload.len() as u64) < head.payload_len {
+            return Ok(None);
+        }
+        let shape = Shape::decode(&payload, head, &self.layout).map_err(damaged)?;
+        let episode = shape.view(&payload, &self.layout);
+        self.header.check(&episode).map_err(|fault| Error::episode(path, number, fault))?;
+        self.episodes += 1;
+        self.offset += self.torn_bytes;
+        self.torn_bytes = 0;
+        Ok(Some(episode.to_episode()))
+    }
+}
+
+impl<R: Read> Iterator for Reader<R> {
+    type Item = Result<Episode>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.finished {
+            return None;
+        }
+        let episode = self.read().transpose();
+        self.finished = !matches!(episode, Some(Ok(_)));
+        episode
+    }
+}
+
+/// Writes a file of the `.elmur` format, one episode at a time.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    /// Where a new file is written until it is finished; none when an old one grows in place.
+    aside: Option<PathBuf>,
+    file: File,
+    header: Header,
+    /// Where the next record begins; 0 while there is no header either, since the first episode decides what it says.
+    end: u64,
+    episodes: usize,
+}
+
+impl Writer {
+    /// Begins a new file. Episodes go to `<path>.tmp`, which takes the name `path` when [`Writer::finish`] is called; until
+    /// then a file that was there before stays as it is. What an interrupted writer leaves aside opens like any other file,
+    /// until a new writer of the same name begins.
+    pub fn create(
+        path: impl Into<PathBuf>,
+        spaces: &Spaces,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Self> {
+        let path = path.into();
+        let header = Header::new(spaces.clone(), metadata).map_err(|problem| Error::file(&path, problem))?;
+        if path.is_dir() {
+            return Err(Error::file(&path, "a folder; give the name of a file"));
+        }
+        let mut aside = path.clone().into_os_string();
+        aside.push(".tmp");
+        let aside = PathBuf::from(aside);
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&aside);
+        let file = file.map_err(|e| Error::io(&aside, e))?;
+        lock(&file, &aside)?;
+        file.set_len(0).map_err(|e| Error::io(&aside, e))?;
+        Ok(Self { path, aside: Some(aside), file, header, end: 0, episodes: 0 })
+    }
+
+    /// Goes on with a file, in place. All of it is read and checked; a torn record at its end is cut off.
+    pub fn append_to(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|e| Error::io(&path, e))?;
+        lock(&file, &path)?;
+        let mut reader = Reader::named(BufReader::new(&file), &path)?;
+        reader.by_ref().try_for_each(|episode| episode.map(drop))?;
+        let Reader { header, offset: end, episodes, .. } = reader;
+        file.set_len(end).map_err(|e| Error::io(&path, e))?;
+        Ok(Self { path, aside: None, file, header, end, episodes })
+    }
+
+    /// Episodes so far, those that were there before included.
+    pub fn episodes(&self) -> usize {
+        self.episodes
+    }
+
+    /// Checks and writes an episode, an [`Episode`] or [`EpisodeRef`]. After an error the file is as it was before.
+    pub fn push<'a>(&mut self, episode: impl Into<EpisodeRef<'a>>) -> Result<()> {
+        let (episode, mut bytes) = (episode.into(), Vec::new());
+        if self.end == 0 {
+            self.header.set_types(&episode);
+        }
+        self.header.check(&episode).map_err(|fault| Error::episode(&self.path, self.episodes, fault))?;
+        if self.end == 0 {
+            bytes = self.header.encode().map_err(|problem| Error::file(&self.path, problem))?;
+        }
+        let number = u32::try_from(self.episodes)
+            .map_err(|_| Error::file(&self.path, "2^32 episodes are all a file can hold; begin another"))?;
+        bytes.extend(encode(&episode, &self.header.spaces, number));
+        let written = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&bytes));
+        if let Err(cause) = written {
+            let _ = self.file.set_len(self.end);
+            return Err(Error::io(&self.path, cause));
+        }
+        self.end += bytes.len() as u64;
+        self.episodes += 1;
+        Ok(())
+    }
+
+    /// Makes the file durable and, if it is new, gives it its name.
+    pub fn finish(self) -> Result<()> {
+        if self.episodes == 0 {
+            if let Some(aside) = self.aside {
+                let _ = fs::remove_file(aside);
+            }
+            return Err(Error::Empty { path: self.path });
+        }
+        let finish = || -> std::io::Result<()> {
+            self.file.set_len(self.end)?;
+            self.file.sync_all()?;
+            if let Some(aside) = &self.aside {
+                fs::rename(aside, &self.path)?;
+                // The rename itself must survive a crash too, where the system lets a folder be synced.
+                let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty());
+                let _ = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+            }
+            Ok(())
+        };
+        finish().map_err(|cause| Error::io(&self.path, cause))
+    }
+}
+
+/// Two writers of one file would ruin it. Where files cannot be locked, users have to take care.
+fn lock(file: &File, path: &Path) -> Result<()> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::file(path, "another process writes this file; wait for it, or choose another name"))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,93 @@
+//! The training crate's error type.
+
+use std::path::PathBuf;
+
+/// Result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong in training and evaluation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model, its session or its checkpoint.
+    #[error(transparent)]
+    Model(#[from] elmur_model::Error),
+    /// The environment.
+    #[error(transparent)]
+    Env(#[from] elmur_envs::Error),
+    /// The dataset.
+    #[error(transparent)]
+    Data(#[from] elmur_data::Error),
+    /// A setting that makes no run.
+    #[error("config `{key}`: expected {expected}, got {got}")]
+    Config {
+        /// Dotted key.
+        key: String,
+        /// What it may be.
+        expected: String,
+        /// What it was.
+        got: String,
+    },
+    /// A key that does not exist.
+    #[error("config `{key}`: no such key{hint}")]
+    UnknownKey {
+        /// The key as given.
+        key: String,
+        /// The nearest key or the keys there are.
+        hint: String,
+    },
+    /// Model and data do not belong together.
+    #[error("{what}: expected {expected}, got {got}; {remedy}")]
+    Mismatch {
+        /// What was compared.
+        what: &'static str,
+        /// What the model takes.
+        expected: String,
+        /// What the data has.
+        got: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A file or folder of a run.
+    #[error("{path}: {problem}", path = path.display())]
+    File {
+        /// Where.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// The loss is no longer a number, or out of all proportion.
+    #[error(
+        "training diverged at batch {batch}: loss {loss}, gradient norm {gradient_norm}; last good checkpoint: {checkpoint}; \
+         try a lower train.lr or train.clip"
+    )]
+    Diverged {
+        /// Batch.
+        batch: u64,
+        /// Loss of its last optimizer step.
+        loss: f64,
+        /// Norm of that step's gradient before clipping.
+        gradient_norm: f64,
+        /// Folder, or "none".
+        checkpoint: String,
+    },
+    /// Asked to stop in the middle of something that is not kept.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl Error {
+    pub(crate) fn config(key: impl Into<String>, expected: impl Into<String>, got: impl ToString) -> Self {
+        Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
+    }
+
+    pub(crate) fn file(path: &std::path::Path, problem: impl ToString) -> Self {
+        Error::File { path: path.to_owned(), problem: problem.to_string() }
+    }
+}
+
+impl From<elmur_engine::Error> for Error {
+    fn from(error: elmur_engine::Error) -> Self {
+        Error::Model(error.into())
+    }
+}

@@ -1,0 +1,25 @@
+//! Training and evaluation: demonstrations in, checkpoints and numbers out.
+//!
+//! - [`RunConfig`]: everything that decides a run, as one tree with dotted overrides ([`overrides`]).
+//! - [`Trainer`]: one batch after the other, resumable bit for bit.
+//! - [`train`]: a whole run in a folder: metrics, evaluation, best and last checkpoints, early stop.
+//! - [`evaluate`]: the paper's protocol; [`timeline()`]: what the memory did in one episode.
+//! - [`tensorboard`]: event files.
+
+mod config;
+mod error;
+mod evaluate;
+pub mod overrides;
+mod run;
+mod schedule;
+pub mod tensorboard;
+mod timeline;
+mod trainer;
+
+pub use config::{DataConfig, EvalConfig, RunConfig, TrainConfig, check_spaces};
+pub use error::{Error, Result};
+pub use evaluate::{EpisodeResult, Evaluation, Outcome, Seeds, Statistic, evaluate};
+pub use run::{Ended, Event, RunFolder, Stop, train};
+pub use schedule::{Decay, Schedule, Unit};
+pub use timeline::{SlotHistory, SlotTimeline, timeline};
+pub use trainer::{BatchReport, Trainer};

@@ -1,0 +1,138 @@
+//! Dotted overrides: `train.lr=1e-3 model.memory.gradient='{"through":3}'`.
+//!
+//! A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is answered with the
+//! nearest.
+
+use serde_json::Value;
+
+use crate::config::RunConfig;
+use crate::error::{Error, Result};
+
+/// The config with every `key=value` applied in order, checked.
+pub fn apply(config: &RunConfig, overrides: &[String]) -> Result<RunConfig> {
+    let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
+    for text in overrides {
+        let Some((key, value)) = text.split_once('=') else {
+            return Err(Error::config(text.as_str(), "KEY=VALUE, such as train.lr=1e-3", text));
+        };
+        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        *entry(&mut tree, key)? = value;
+        // After each, so that the message names the override that does not fit.
+        if let Err(error) = serde_json::from_value::<RunConfig>(tree.clone()) {
+            return Err(Error::config(key, error.to_string(), text));
+        }
+    }
+    let config: RunConfig =
+        serde_json::from_value(tree).map_err(|e| Error::config("config", "a run's config", e))?;
+    config.validate()?;
+    Ok(config)
+}
+
+fn entry<'a>(tree: &'a mut Value, key: &str) -> Result<&'a mut Value> {
+    let mut all = Vec::new();
+    paths(tree, "", &mut all);
+    let mut place = tree;
+    for part in key.split('.') {
+        let next = match place {
+            Value::Object(map) => map.get_mut(part),
+            Value::Array(items) => part.parse().ok().and_then(|i: usize| items.get_mut(i)),
+            _ => None,
+        };
+        place = next.ok_or_else(|| {
+            let hint = nearest(key, all.iter().map(String::as_str));
+            let hint = hint.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            Error::UnknownKey { key: key.to_owned(), hint }
+        })?;
+    }
+    Ok(place)
+}
+
+/// Every key of the tree, with dots.
+pub fn keys(config: &RunConfig) -> Vec<String> {
+    let mut all = Vec::new();
+    if let Ok(tree) = serde_json::to_value(config) {
+        paths(&tree, "", &mut all);
+    }
+    all
+}
+
+fn paths(tree: &Value, prefix: &str, all: &mut Vec<String>) {
+    let mut visit = |name: &str, value: &Value| {
+        let path = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+        paths(value, &path, all);
+        all.push(path);
+    };
+    match tree {
+        Value::Object(map) => map.iter().for_each(|(name, value)| visit(name, value)),
+        Value::Array(items) => items.iter().enumerate().for_each(|(i, value)| visit(&i.to_string(), value)),
+        _ => {}
+    }
+}
+
+/// The candidate with the fewest edits from `word`, if it is near enough to be meant. A key may also be meant by its last part.
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let last = |path: &'a str| path.rsplit('.').next().unwrap_or(path);
+    let scored = candidates.map(|c| (distance(word, c).min(distance(word, last(c)) + 1), c));
+    let (edits, best) = scored.min_by_key(|(edits, c)| (*edits, c.len()))?;
+    (edits <= 1 + word.len() / 4).then_some(best)
+}
+
+/// Levenshtein distance.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let change = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use elmur_model::config::MemoryGradient;
+
+    fn change(overrides: &[&str]) -> Result<RunConfig> {
+        let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
+        apply(&RunConfig::preset("tmaze-quick").unwrap(), &overrides)
+    }
+
+    #[test]
+    fn values_are_set_by_dotted_key() {
+        let config = change(&[
+            "train.lr=0.5",
+            "model.layers=3",
+            "model.memory.gradient={\"through\":3}",
+            "train.schedule.decay=linear",
+            "env.length=90",
+            "train.betas.1=0.9",
+        ])
+        .unwrap();
+        assert_eq!((config.train.lr, config.model.layers, config.env.unwrap().length), (0.5, 3, 90));
+        assert_eq!(config.model.memory.gradient, MemoryGradient::Through(3));
+        assert_eq!(config.train.betas.1, 0.9);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_a_remedy() {
+        let message = |o: &str| change(&[o]).unwrap_err().to_string();
+        assert!(message("train.lrr=1").contains("did you mean `train.lr`"), "{}", message("train.lrr=1"));
+        assert!(message("model.layer=1").contains("did you mean `model.layers`"));
+        assert!(
+            message("lambda=0.1").contains("did you mean `model.memory.lambda`"),
+            "{}",
+            message("lambda=0.1")
+        );
+        assert!(message("zzzzzz.qqqq=1").ends_with("no such key"));
+        assert!(message("train.lr").contains("KEY=VALUE"));
+        assert!(message("train.lr=fast").contains("train.lr"), "{}", message("train.lr=fast"));
+        assert!(message("model.heads=3").contains("model"), "{}", message("model.heads=3"));
+        assert!(message("env.length=2").contains("at least 3"), "{}", message("env.length=2"));
+        assert!(message("train.segments=0").contains("train.segments"));
+    }
+}

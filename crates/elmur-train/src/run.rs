@@ -1,0 +1,472 @@
+//! A whole run in a folder.
+//!
+//! ```text
+//! config.json              everything that decided the run
+//! metrics.jsonl            a row per batch and per evaluation
+//! tensorboard/             the same as event files
+//! checkpoints/00000100/    model.safetensors, config.json, state.safetensors, progress.json
+//! checkpoints/last, best   links to two of them
+//! ```
+//!
+//! A checkpoint is written into a folder of another name, made durable and renamed; only then `last` is turned to it. A crash or a
+//! full disk leaves the checkpoints that were there.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Instant, SystemTime};
+
+use elmur_data::Dataset;
+use elmur_engine::Pool;
+use elmur_model::tensors::write_atomic;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::config::RunConfig;
+use crate::error::{Error, Result};
+use crate::evaluate::{Evaluation, Seeds, Statistic, evaluate};
+use crate::tensorboard::EventWriter;
+use crate::trainer::{BatchReport, Trainer};
+
+/// A request to stop, shared with signal handlers: the number of the signal, 0 for none.
+#[derive(Debug, Clone, Default)]
+pub struct Stop(Arc<AtomicUsize>);
+
+impl Stop {
+    /// Asks to stop because of this signal.
+    pub fn request(&self, signal: usize) {
+        self.0.store(signal, Ordering::Relaxed);
+    }
+
+    /// Whether someone asked.
+    pub fn requested(&self) -> bool {
+        self.signal() != 0
+    }
+
+    /// The signal, or 0.
+    pub fn signal(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The number itself, for a signal handler.
+    pub fn shared(&self) -> Arc<AtomicUsize> {
+        self.0.clone()
+    }
+}
+
+/// What happens in a run, for whoever watches it.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// Training begins, or goes on after the given number of batches.
+    Started {
+        /// Batches behind.
+        done: u64,
+        /// Batches in all.
+        planned: u64,
+    },
+    /// A batch is done.
+    Batch(&'a BatchReport),
+    /// An evaluation begins.
+    Evaluating {
+        /// After this many batches.
+        batch: u64,
+    },
+    /// An evaluation is done.
+    Evaluated {
+        /// After this many batches.
+        batch: u64,
+        /// Its score.
+        score: Statistic,
+    },
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Ended {
+    /// All batches are done.
+    Finished,
+    /// The target was reached.
+    Target,
+    /// Someone asked, with this signal.
+    Stopped(usize),
+}
+
+/// The folder of a run.
+#[derive(Debug, Clone)]
+pub struct RunFolder(PathBuf);
+
+/// Kept with each checkpoint so that a resumed run chooses as the whole one would.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Progress {
+    /// Best score so far, and its batch.
+    best: Option<(f64, u64)>,
+    /// Evaluations running that reached the target.
+    reached: u32,
+    /// Sum and number of losses since the last checkpoint.
+    losses: (f64, u64),
+    /// The run was stopped before this batch's evaluation was done.
+    evaluation_due: bool,
+}
+
+impl Progress {
+    /// Takes note of a score. Among equals the latest is the best: it has learnt most.
+    fn improves(&mut self, score: f64, batch: u64) -> bool {
+        let best = self.best.is_none_or(|(best, _)| score >= best);
+        if best {
+            self.best = Some((score, batch));
+        }
+        best
+    }
+}
+
+impl RunFolder {
+    /// A new run. A folder that already holds one is refused.
+    pub fn create(path: &Path, config: &RunConfig) -> Result<Self> {
+        let folder = Self(path.to_owned());
+        if folder.config_path().exists() {
+            return Err(Error::file(
+                path,
+                "holds a run already; resume it with --resume, or choose another --out",
+            ));
+        }
+        fs::create_dir_all(folder.checkpoints())
+            .map_err(|e| Error::file(path, format!("{e}; choose another --out")))?;
+        folder.save_config(config)?;
+        Ok(folder)
+    }
+
+    /// The run in this folder.
+    pub fn open(path: &Path) -> Result<Self> {
+        let folder = Self(path.to_owned());
+        folder.config()?;
+        Ok(folder)
+    }
+
+    /// Whether a folder holds a run.
+    pub fn is_run(path: &Path) -> bool {
+        let folder = Self(path.to_owned());
+        folder.config_path().is_file() && folder.checkpoints().is_dir()
+    }
+
+    /// Where.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn config_path(&self) -> PathBuf {
+        self.0.join("config.json")
+    }
+
+    /// Its checkpoints' folder.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.0.join("checkpoints")
+    }
+
+    /// The best checkpoint, else the last.
+    pub fn best(&self) -> PathBuf {
+        let best = self.checkpoints().join("best");
+        if best.exists() { best } else { self.checkpoints().join("last") }
+    }
+
+    /// The last checkpoint.
+    pub fn last(&self) -> PathBuf {
+        self.checkpoints().join("last")
+    }
+
+    /// The metrics.
+    pub fn metrics(&self) -> PathBuf {
+        self.0.join("metrics.jsonl")
+    }
+
+    /// What decided the run.
+    pub fn config(&self) -> Result<RunConfig> {
+        let path = self.config_path();
+        let size = fs::metadata(&path)
+            .map_err(|e| Error::file(&path, format!("{e}; not the folder of a run")))?
+            .len();
+        if size > 1 << 20 {
+            return Err(Error::file(&path, "larger than any run's config"));
+        }
+        let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+        serde_json::from_str(&text).map_err(|e| Error::file(&path, format!("not a run's config: {e}")))
+    }
+
+    fn save_config(&self, config: &RunConfig) -> Result<()> {
+        let text = serde_json::to_vec_pretty(config).map_err(|e| Error::file(&self.0, e))?;
+        Ok(write_atomic(&self.config_path(), &text)?)
+    }
+
+    /// Saves a checkpoint and turns `last` to it.
+    fn save(&self, trainer: &Trainer<'_>, progress: &Progress) -> Result<PathBuf> {
+        let name = format!("{:08}", trainer.batches());
+        let (aside, target) =
+            (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(&name));
+        let _ = fs::remove_dir_all(&aside);
+        let write = || -> Result<()> {
+            trainer.save(&aside)?;
+            let text = serde_json::to_vec(progress).map_err(|e| Error::file(&aside, e))?;
+            write_atomic(&aside.join("progress.json"), &text)?;
+            if target.exists() {
+                fs::remove_dir_all(&target).map_err(|e| Error::file(&target, e))?;
+            }
+            fs::rename(&aside, &target).map_err(|e| Error::file(&target, e))?;
+            self.link("last", &name)
+        };
+        write().inspect_err(|_| {
+            let _ = fs::remove_dir_all(&aside);
+        })?;
+        Ok(target)
+    }
+
+    /// Turns a link to a checkpoint, in one step.
+    #[cfg(unix)]
+    fn link(&self, name: &str, target: &str) -> Result<()> {
+        let (aside, link) = (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(name));
+        let _ = fs::remove_file(&aside);
+        let turn = || {
+            std::os::unix::fs::symlink(target, &aside)?;
+            fs::rename(&aside, &link)
+        };
+        turn().map_err(|e| Error::file(&link, e))
+    }
+
+    /// Without symbolic links: a copy.
+    #[cfg(not(unix))]
+    fn link(&self, name: &str, target: &str) -> Result<()> {
+        let (aside, link) = (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(name));
+        let turn = || {
+            let _ = fs::remove_dir_all(&aside);
+            fs::create_dir_all(&aside)?;
+            for file in fs::read_dir(self.checkpoints().join(target))? {
+                let file = file?;
+                fs::copy(file.path(), aside.join(file.file_name()))?;
+            }
+            let _ = fs::remove_dir_all(&link);
+            fs::rename(&aside, &link)
+        };
+        turn().map_err(|e| Error::file(&link, e))
+    }
+
+    /// Removes checkpoints that are neither the best nor among the two newest.
+    fn prune(&self, progress: &Progress) -> Result<()> {
+        let folder = self.checkpoints();
+        let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
+        let numbered = |entry: fs::DirEntry| entry.file_name().to_str().and_then(|n| n.parse::<u64>().ok());
+        let mut numbers: Vec<u64> = entries.filter_map(|e| e.ok().and_then(numbered)).collect();
+        numbers.sort_unstable();
+        let best = progress.best.map(|(_, batch)| batch);
+        let old = &numbers[..numbers.len().saturating_sub(2)];
+        for number in old.iter().filter(|n| Some(**n) != best) {
+            let path = folder.join(format!("{number:08}"));
+            fs::remove_dir_all(&path).map_err(|e| Error::file(&path, e))?;
+        }
+        Ok(())
+    }
+
+    /// Where to resume: the trainer set to the last checkpoint, and what was known then.
+    fn resume(&self, trainer: &mut Trainer<'_>) -> Result<Progress> {
+        let last = self.last();
+        trainer.load(&last)?;
+        let path = last.join("progress.json");
+        let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+        let progress = serde_json::from_str(&text).map_err(|e| Error::file(&path, e))?;
+        self.forget_metrics_after(trainer.batches())?;
+        Ok(progress)
+    }
+
+    /// Drops rows of batches that will be done again.
+    fn forget_metrics_after(&self, batch: u64) -> Result<()> {
+        let path = self.metrics();
+        let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
+        let keep = |line: &&str| {
+            let row = serde_json::from_str::<Value>(line);
+            row.is_ok_and(|row| row["batch"].as_u64().is_some_and(|b| b <= batch))
+        };
+        let kept: String = text.lines().filter(keep).flat_map(|line| [line, "\n"]).collect();
+        Ok(write_atomic(&path, kept.as_bytes())?)
+    }
+}
+
+/// Metrics as lines and as event files.
+struct Metrics {
+    path: PathBuf,
+    file: fs::File,
+    events: EventWriter,
+}
+
+impl Metrics {
+    fn open(folder: &RunFolder) -> Result<Self> {
+        let path = folder.metrics();
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|e| Error::file(&path, e))?;
+        let tensorboard = folder.path().join("tensorboard");
+        let events = EventWriter::create(&tensorboard, now()).map_err(|e| Error::file(&tensorboard, e))?;
+        Ok(Self { path, file, events })
+    }
+
+    fn row(&mut self, group: &str, batch: u64, row: &Value) -> Result<()> {
+        let mut write = || -> std::io::Result<()> {
+            writeln!(self.file, "{row}")?;
+            for (name, value) in row.as_object().into_iter().flatten() {
+                if let Some(value) = value.as_f64().filter(|_| name != "batch") {
+                    self.events.scalar(&format!("{group}/{name}"), batch, value as f32, now())?;
+                }
+            }
+            self.events.flush()
+        };
+        write().map_err(|e| Error::file(&self.path, e))
+    }
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64())
+}
+
+/// Trains until the plan is done, the target is reached or someone asks to stop; with `resume`, from the last checkpoint on.
+///
+/// A checkpoint is saved every `train.checkpoint_every` batches, at every evaluation and at the end, however it comes.
+pub fn train(
+    folder: &RunFolder,
+    config: &RunConfig,
+    dataset: &Dataset,
+    resume: bool,
+    stop: &Stop,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> Result<Ended> {
+    let pool = Pool::new(config.train.threads);
+    let mut trainer = Trainer::new(config, dataset, &pool)?;
+    let mut progress = Progress::default();
+    if resume {
+        progress = folder.resume(&mut trainer)?;
+        folder.save_config(config)?;
+    }
+    let metrics = Metrics::open(folder)?;
+    let planned = trainer.planned_batches();
+    observe(Event::Started { done: trainer.batches(), planned });
+    let mut run =
+        Run { folder, config, stop, last_saved: resume.then_some(trainer.batches()), progress, metrics };
+    loop {
+        if run.progress.evaluation_due && !run.validate(&trainer, observe)? {
+            run.save(&trainer)?;
+            return Ok(Ended::Stopped(stop.signal()));
+        }
+        if reached_target(config, &run.progress) {
+            return Ok(Ended::Target);
+        }
+        if trainer.batches() >= planned {
+            return Ok(Ended::Finished);
+        }
+        if stop.requested() {
+            run.save(&trainer)?;
+            return Ok(Ended::Stopped(stop.signal()));
+        }
+        let start = Instant::now();
+        let report = trainer.step().map_err(|error| diverged_with(error, folder, run.last_saved))?;
+        let seconds = start.elapsed().as_secs_f64();
+        run.metrics.row("train", report.batch, &batch_row(&report, seconds))?;
+        run.progress.losses.0 += report.loss;
+        run.progress.losses.1 += 1;
+        observe(Event::Batch(&report));
+        let last = report.batch == planned;
+        let due = |every: u64| every > 0 && report.batch.is_multiple_of(every);
+        if config.env.is_some() && (last || due(config.eval.every)) {
+            run.progress.evaluation_due = true;
+        } else if last || due(config.train.checkpoint_every) {
+            // Nothing to act in: the lowest mean loss since the last checkpoint is the best there is.
+            let (sum, count) = std::mem::take(&mut run.progress.losses);
+            let best = config.env.is_none() && run.progress.improves(-sum / count as f64, report.batch);
+            run.save(&trainer)?;
+            run.settle(report.batch, best)?;
+        }
+    }
+}
+
+/// A run in progress.
+struct Run<'a> {
+    folder: &'a RunFolder,
+    config: &'a RunConfig,
+    stop: &'a Stop,
+    last_saved: Option<u64>,
+    progress: Progress,
+    metrics: Metrics,
+}
+
+impl Run<'_> {
+    /// Saves a checkpoint.
+    fn save(&mut self, trainer: &Trainer<'_>) -> Result<()> {
+        self.folder.save(trainer, &self.progress)?;
+        self.last_saved = Some(trainer.batches());
+        Ok(())
+    }
+
+    /// After a checkpoint: turns `best` to it if it is, and removes what is no longer needed.
+    fn settle(&self, batch: u64, best: bool) -> Result<()> {
+        if best {
+            self.folder.link("best", &format!("{batch:08}"))?;
+        }
+        self.folder.prune(&self.progress)
+    }
+
+    /// Evaluates on validation episodes and saves; false if asked to stop meanwhile.
+    fn validate(&mut self, trainer: &Trainer<'_>, observe: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
+        let (config, batch) = (self.config, trainer.batches());
+        if let Some(env) = config.validation_env() {
+            let evaluation = Evaluation {
+                model: &config.model,
+                params: trainer.store(),
+                env,
+                episodes: config.eval.episodes,
+                seeds: Seeds::Validation,
+                sample: config.eval.sample,
+                desired_return: 1.0,
+                threads: config.train.threads,
+            };
+            observe(Event::Evaluating { batch });
+            let score = match evaluate(&evaluation, self.stop, &|_| {}) {
+                Ok(outcome) => outcome.score(),
+                Err(Error::Stopped) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            self.metrics.row(
+                "validation",
+                batch,
+                &json!({"batch": batch, "score": score.mean, "sem": score.sem}),
+            )?;
+            observe(Event::Evaluated { batch, score });
+            let reached = config.eval.target.is_some_and(|target| score.mean >= target);
+            self.progress.reached = if reached { self.progress.reached + 1 } else { 0 };
+            self.progress.evaluation_due = false;
+            let best = self.progress.improves(score.mean, batch);
+            self.save(trainer)?;
+            self.settle(batch, best)?;
+        }
+        Ok(true)
+    }
+}
+
+fn reached_target(config: &RunConfig, progress: &Progress) -> bool {
+    config.eval.target.is_some() && progress.reached >= 2
+}
+
+fn batch_row(report: &BatchReport, seconds: f64) -> Value {
+    json!({
+        "batch": report.batch, "epoch": report.epoch, "loss": report.loss, "action_loss": report.action_loss,
+        "accuracy": report.accuracy, "gradient_norm": report.gradient_norm, "lr": report.lr, "seconds": seconds,
+    })
+}
+
+fn diverged_with(error: Error, folder: &RunFolder, last_saved: Option<u64>) -> Error {
+    match (error, last_saved) {
+        (Error::Diverged { batch, loss, gradient_norm, .. }, Some(number)) => {
+            let checkpoint = folder.checkpoints().join(format!("{number:08}")).display().to_string();
+            Error::Diverged { batch, loss, gradient_norm, checkpoint }
+        }
+        (error, _) => error,
+    }
+}

@@ -1,0 +1,352 @@
+//! One batch after the other. What a trainer is lies in its store and three counters, so saving and resuming are exact.
+
+use std::path::Path;
+
+use elmur_data::{Dataset, Sampler, Window};
+use elmur_engine::{AdamW, DType, Pool, Program, Store};
+use elmur_model::config::{Action, Observation, Token};
+use elmur_model::segments::{IGNORED, SegmentClock, Start, TrainSettings, training_graph};
+use elmur_model::tensors::{self, HostTensor, Numbers, Tensors};
+use elmur_model::{Checkpoint, init};
+
+use crate::config::{RunConfig, check_spaces, has_token};
+use crate::error::{Error, Result};
+use crate::schedule::Unit;
+
+/// What a batch brought; means over its optimizer steps.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BatchReport {
+    /// Batches so far, this one included.
+    pub batch: u64,
+    /// Epochs so far, as a fraction.
+    pub epoch: f64,
+    /// Loss with load balancing.
+    pub loss: f64,
+    /// Loss of the actions alone.
+    pub action_loss: f64,
+    /// Share of imitated discrete actions that were the likeliest.
+    pub accuracy: f64,
+    /// Norm of the gradient before clipping.
+    pub gradient_norm: f64,
+    /// Learning rate of the last step.
+    pub lr: f64,
+    /// Imitated actions of this batch.
+    pub tokens: u64,
+}
+
+/// Trains one model on one dataset.
+#[derive(Debug)]
+pub struct Trainer<'a> {
+    config: RunConfig,
+    dataset: &'a Dataset,
+    store: Store,
+    /// The first run of a crop, and the others.
+    programs: [Program; 2],
+    sampler: Sampler,
+    batches: u64,
+    steps: u64,
+    tokens: u64,
+}
+
+/// Names of what a checkpoint's state holds besides the store's.
+const COUNTERS: &str = "trainer.counters";
+
+impl<'a> Trainer<'a> {
+    /// A model with fresh weights.
+    pub fn new(config: &RunConfig, dataset: &'a Dataset, pool: &Pool) -> Result<Self> {
+        config.validate()?;
+        check_spaces(&config.model, dataset.spaces(), "dataset")?;
+        let t = &config.train;
+        let settings = TrainSettings {
+            batch: t.batch,
+            label_smoothing: t.label_smoothing,
+            optimizer: AdamW { betas: t.betas, weight_decay: t.weight_decay, ..AdamW::default() },
+            clip: t.clip,
+            dtype: DType::F32,
+            export_gradients: false,
+        };
+        let store = init::parameters(&config.model, t.seed)?;
+        let program = |start: Start| -> Result<Program> {
+            let graph = training_graph(&config.model, &settings, start)?;
+            store.declare(&graph)?;
+            Ok(Program::new(&graph, pool, &[&store])?)
+        };
+        let programs = [program(Start::Fresh)?, program(Start::Continue)?];
+        store.set("rng", &[t.seed as i64, 0])?;
+        let sampler = Sampler::new(dataset, config.crop(), t.seed);
+        Ok(Self {
+            config: config.clone(),
+            dataset,
+            store,
+            programs,
+            sampler,
+            batches: 0,
+            steps: 0,
+            tokens: 0,
+        })
+    }
+
+    /// The run's config.
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
+    /// Batches so far.
+    pub fn batches(&self) -> u64 {
+        self.batches
+    }
+
+    /// Batches of the whole training.
+    pub fn planned_batches(&self) -> u64 {
+        let t = &self.config.train;
+        let whole = (t.epochs * self.sampler.epoch_len() as u64).div_ceil(t.batch as u64);
+        match (t.epochs, t.batches) {
+            (0, limit) => limit,
+            (_, 0) => whole,
+            (_, limit) => whole.min(limit),
+        }
+    }
+
+    /// Parameters and states; parameters are shared with whoever holds the store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// A checkpoint of the parameters as they are.
+    pub fn checkpoint(&self) -> Checkpoint {
+        Checkpoint { config: self.config.model.clone(), params: self.store.clone() }
+    }
+
+    /// One batch: all segments of one crop per row, one optimizer step per `model.memory.gradient` segments.
+    ///
+    /// Where the loss is not a finite number below `train.max_loss` the error says so; the parameters are spoilt then.
+    pub fn step(&mut self) -> Result<BatchReport> {
+        let config = self.config.clone();
+        let (model, t) = (&config.model, &config.train);
+        let through = model.memory.gradient.segments();
+        let crops = self.sampler.next_crops(t.batch);
+        let runs = t.segments / through;
+        let mut report = BatchReport::default();
+        let mut right = 0;
+        for run in 0..runs {
+            let program = &mut self.programs[usize::from(run > 0)];
+            let mut counted = 0;
+            for k in 0..through {
+                let offset = (run * through + k) * model.segment_length;
+                let window =
+                    Window { dataset: self.dataset, crops: &crops, offset, length: model.segment_length };
+                counted += fill(program, model, window, k, through)?;
+            }
+            SegmentClock::set(model, program, (run * through) as u64)?;
+            self.tokens += counted;
+            self.steps += 1;
+            let lr = t.lr * self.factor(runs as u64);
+            let program = &mut self.programs[usize::from(run > 0)];
+            program.set("lr", &[lr as f32])?;
+            program.run()?;
+            let number = |name: &str| -> Result<f64> { Ok(f64::from(program.get::<f32>(name)?[0])) };
+            let (loss, norm) = (number("loss")?, number("gradient_norm")?);
+            if !(loss.is_finite() && norm.is_finite() && loss < t.max_loss) {
+                return Err(Error::Diverged {
+                    batch: self.batches + 1,
+                    loss,
+                    gradient_norm: norm,
+                    checkpoint: "none".to_owned(),
+                });
+            }
+            report.loss += loss / runs as f64;
+            report.action_loss += number("action_loss")? / runs as f64;
+            report.gradient_norm += norm / runs as f64;
+            report.lr = lr;
+            report.tokens += counted;
+            right += right_answers(program, &model.action)?;
+        }
+        self.batches += 1;
+        report.batch = self.batches;
+        report.epoch = self.sampler.position() as f64 / self.sampler.epoch_len() as f64;
+        let answers = report.tokens as usize * model.action.dim();
+        report.accuracy =
+            if model.action.is_discrete() && answers > 0 { right as f64 / answers as f64 } else { 0.0 };
+        Ok(report)
+    }
+
+    fn factor(&self, steps_per_batch: u64) -> f64 {
+        let schedule = &self.config.train.schedule;
+        let planned = self.planned_batches();
+        match schedule.unit {
+            Unit::Steps => schedule.factor(self.steps, planned * steps_per_batch),
+            // Tokens to come are guessed from those that came.
+            Unit::Tokens => {
+                let per_batch = self.tokens as f64 / (self.steps as f64 / steps_per_batch as f64);
+                schedule.factor(self.tokens, (per_batch * planned as f64) as u64)
+            }
+        }
+    }
+
+    /// Writes model and state into the folder.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        self.checkpoint().save(folder)?;
+        let counters = [self.batches, self.steps, self.tokens, self.sampler.position()];
+        let mut tensors = Tensors::new();
+        let counters = Numbers::I64(counters.iter().map(|n| *n as i64).collect());
+        tensors.insert(COUNTERS.to_owned(), HostTensor { shape: vec![4], numbers: counters });
+        for name in self.state_names()? {
+            let ty = self.store.ty(&name)?;
+            let numbers = match ty.dtype {
+                DType::I64 => Numbers::I64(self.store.get(&name)?),
+                _ => Numbers::F32(self.store.get(&name)?),
+            };
+            tensors.insert(name, HostTensor { shape: ty.shape, numbers });
+        }
+        let path = folder.join(STATE_FILE);
+        let bytes = tensors::serialise(&tensors).map_err(|e| Error::file(&path, e))?;
+        Ok(tensors::write_atomic(&path, &bytes)?)
+    }
+
+    /// States that must survive: optimizer and generator. Memories start anew with every crop.
+    fn state_names(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        let graph = elmur_model::segments::parameter_graph(&self.config.model, DType::F32)?;
+        let params: std::collections::BTreeSet<&str> = graph.params().map(|(name, _)| name).collect();
+        for name in self.store.names() {
+            let passing = name.starts_with("memory.") || name.starts_with("anchors.");
+            if !params.contains(name.as_str()) && !passing {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Goes on from a checkpoint of the same config.
+    pub fn load(&mut self, folder: &Path) -> Result<()> {
+        let saved = Checkpoint::load(folder)?;
+        let path = folder.join(STATE_FILE);
+        if saved.config != self.config.model {
+            return Err(Error::file(
+                folder,
+                "this checkpoint's model is not the run's; resume with the run's own config",
+            ));
+        }
+        let mut tensors = tensors::read(&path)?;
+        let missing = |name: &str| {
+            Error::file(&path, format!("no `{name}` of the expected type and shape: not a state of this run"))
+        };
+        let mut states = Vec::new();
+        for name in self.state_names()? {
+            let tensor =
+                tensors.remove(&name).filter(|t| self.store.ty(&name).is_ok_and(|ty| ty.shape == t.shape));
+            states.push((tensor.ok_or_else(|| missing(&name))?, name));
+        }
+        let counters = match tensors.remove(COUNTERS).map(|t| t.numbers) {
+            Some(Numbers::I64(counters)) if counters.len() == 4 && counters.iter().all(|n| *n >= 0) => {
+                counters
+            }
+            _ => return Err(missing(COUNTERS)),
+        };
+        // Everything has been checked; from here on nothing fails half-way.
+        let graph = elmur_model::segments::parameter_graph(&self.config.model, DType::F32)?;
+        for (name, _) in graph.params() {
+            self.store.set(name, &saved.params.get::<f32>(name)?)?;
+        }
+        for (tensor, name) in states {
+            match tensor.numbers {
+                Numbers::F32(data) => self.store.set(&name, &data)?,
+                Numbers::I64(data) => self.store.set(&name, &data)?,
+                Numbers::F64(_) => return Err(missing(&name)),
+            }
+        }
+        [self.batches, self.steps, self.tokens] = [0, 1, 2].map(|i| counters[i] as u64);
+        self.sampler.seek(counters[3] as u64);
+        Ok(())
+    }
+}
+
+/// Name of the file beside the model that holds optimizer, generator and counters.
+pub(crate) const STATE_FILE: &str = "state.safetensors";
+
+/// Fills entry `k` of `count` of the program's inputs from a window of the data; returns the number of steps that count.
+fn fill(
+    program: &mut Program,
+    model: &elmur_model::ModelConfig,
+    window: Window<'_>,
+    k: usize,
+    count: usize,
+) -> Result<u64> {
+    /// Entry k of an input whose first axis has `count` entries.
+    fn part<'p, T: elmur_engine::Element>(
+        program: &'p mut Program,
+        name: &str,
+        k: usize,
+        count: usize,
+    ) -> Result<&'p mut [T]> {
+        let data = program.input_mut::<T>(name)?;
+        let each = data.len() / count;
+        Ok(&mut data[k * each..(k + 1) * each])
+    }
+    let parts = match &model.observation {
+        Observation::Parts(parts) => {
+            parts.iter().enumerate().map(|(i, part)| (format!("observation.{i}"), part)).collect()
+        }
+        one => vec![("observation".to_owned(), one)],
+    };
+    for (leaf, (name, observation)) in parts.into_iter().enumerate() {
+        match observation {
+            Observation::Categorical { .. } => {
+                window.observation_ints(leaf, part::<i32>(program, &name, k, count)?);
+            }
+            _ => window.observation_floats(leaf, part::<f32>(program, &name, k, count)?),
+        }
+    }
+    let steps = window.crops.len() * window.length;
+    let mut counted = vec![false; steps];
+    window.counted(&mut counted);
+    match &model.action {
+        Action::Continuous { .. } => {
+            window.action_floats(part::<f32>(program, "targets", k, count)?);
+            part::<bool>(program, "mask", k, count)?.copy_from_slice(&counted);
+        }
+        _ => window.action_ints(true, part::<i64>(program, "targets", k, count)?, |_| IGNORED),
+    }
+    if has_token(model, Token::Action) {
+        match &model.action {
+            Action::Continuous { .. } => window.action_floats(part::<f32>(program, "action", k, count)?),
+            action => {
+                let sizes = match action {
+                    Action::MultiCategorical { sizes } => sizes.clone(),
+                    other => vec![other.outputs()],
+                };
+                let mut actions = vec![0i64; steps * sizes.len()];
+                // One past the last action stands for none.
+                window.action_ints(false, &mut actions, |i| sizes[i] as i64);
+                let target = part::<i32>(program, "action", k, count)?;
+                target.iter_mut().zip(actions).for_each(|(t, a)| *t = a as i32);
+            }
+        }
+    }
+    if has_token(model, Token::Return) {
+        window.returns_to_go(part::<f32>(program, "returns", k, count)?);
+    }
+    Ok(counted.iter().filter(|c| **c).count() as u64)
+}
+
+/// Imitated actions that the last run's logits put first.
+fn right_answers(program: &Program, action: &Action) -> Result<usize> {
+    let sizes = match action {
+        Action::Categorical { count } => vec![*count],
+        Action::MultiCategorical { sizes } => sizes.clone(),
+        Action::Continuous { .. } => return Ok(0),
+    };
+    let (logits, targets) = (program.get::<f32>("logits")?, program.input_data::<i64>("targets")?);
+    let width: usize = sizes.iter().sum();
+    let mut right = 0;
+    for (row, targets) in logits.chunks_exact(width).zip(targets.chunks_exact(sizes.len())) {
+        let mut rest = row;
+        for (size, target) in sizes.iter().zip(targets) {
+            let (part, after) = rest.split_at(*size);
+            rest = after;
+            let Some(score) = usize::try_from(*target).ok().and_then(|t| part.get(t)) else { continue };
+            right += usize::from(part.iter().all(|other| other <= score));
+        }
+    }
+    Ok(right)
+}

@@ -1,0 +1,362 @@
+//! Whole runs: learning, resuming to the byte, stopping, diverging.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use elmur_data::{Column, Dataset, Episode};
+use elmur_engine::Pool;
+use elmur_envs::{EnvConfig, Space, Spaces};
+use elmur_model::Checkpoint;
+use elmur_model::config::{Action, CategoricalEncoding, MemoryGradient, Observation, TokenFormat};
+use elmur_train::{
+    Ended, Error, Evaluation, Event, RunConfig, RunFolder, Seeds, Stop, Trainer, evaluate, overrides,
+    timeline, train,
+};
+
+/// A folder that is removed when the test ends well.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("elmur-train-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// A tiny T-Maze run with dropout, 12 batches.
+fn tiny(changes: &[&str]) -> RunConfig {
+    let mut all = vec![
+        "model.d_model=16",
+        "model.ffn={\"swi_glu\":{\"d_ff\":16}}",
+        "model.segment_length=3",
+        "env.length=9",
+        "data.episodes=60",
+        "train.batch=8",
+        "train.epochs=0",
+        "train.batches=12",
+        "train.checkpoint_every=5",
+        "eval.every=4",
+        "eval.episodes=10",
+        "eval.length=9",
+    ];
+    all.extend(changes);
+    let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
+    overrides::apply(&RunConfig::preset("tmaze-quick").unwrap(), &all).unwrap()
+}
+
+fn run(path: &Path, config: &RunConfig, resume: bool, stop_at: Option<u64>) -> Result<Ended, Error> {
+    let folder = if resume { RunFolder::open(path)? } else { RunFolder::create(path, config)? };
+    let dataset = config.dataset()?;
+    let stop = Stop::default();
+    train(&folder, config, &dataset, resume, &stop, &mut |event| {
+        if let Event::Batch(report) = event
+            && Some(report.batch) == stop_at
+        {
+            stop.request(2);
+        }
+    })
+}
+
+fn bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap());
+    files.map(|f| (f.file_name().into_string().unwrap(), std::fs::read(f.path()).unwrap())).collect()
+}
+
+#[test]
+fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
+    for changes in [&[][..], &["model.memory.gradient={\"through\":3}", "train.schedule.decay=linear"]] {
+        let folder = Folder::new(&format!("resume-{}", changes.len()));
+        let config = tiny(changes);
+        let (whole, parts) = (folder.join("whole"), folder.join("parts"));
+        assert_eq!(run(&whole, &config, false, None).unwrap(), Ended::Finished);
+        // Stopped between checkpoints, at one, and just before an evaluation; with another number of threads.
+        assert_eq!(run(&parts, &config, false, Some(3)).unwrap(), Ended::Stopped(2));
+        let mut other = config.clone();
+        other.train.threads = 1;
+        assert_eq!(run(&parts, &other, true, Some(5)).unwrap(), Ended::Stopped(2));
+        assert_eq!(run(&parts, &config, true, Some(8)).unwrap(), Ended::Stopped(2));
+        assert_eq!(run(&parts, &config, true, None).unwrap(), Ended::Finished);
+        for name in ["last", "best"] {
+            let (a, b) = (whole.join("checkpoints").join(name), parts.join("checkpoints").join(name));
+            assert_eq!(std::fs::read_link(&a).unwrap(), std::fs::read_link(&b).unwrap(), "{name}");
+            let (a, b) = (bytes(&a), bytes(&b));
+            assert_eq!(
+                a.keys().collect::<Vec<_>>(),
+                ["config.json", "model.safetensors", "progress.json", "state.safetensors"]
+            );
+            assert!(a == b, "checkpoint `{name}` differs");
+        }
+        // The same rows of metrics, but for the seconds.
+        let rows = |path: &Path| -> Vec<serde_json::Value> {
+            let text = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap();
+            text.lines()
+                .map(|line| {
+                    let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
+                    row.as_object_mut().unwrap().remove("seconds");
+                    row
+                })
+                .collect()
+        };
+        assert_eq!(rows(&whole), rows(&parts));
+        assert_eq!(rows(&whole).len(), 12 + 3);
+    }
+}
+
+#[test]
+fn other_seeds_give_other_weights() {
+    let dataset = tiny(&[]).dataset().unwrap();
+    let loss = |seed: &str| {
+        let config = tiny(&[seed]);
+        let mut trainer = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
+        trainer.step().unwrap().loss
+    };
+    assert_eq!(loss("train.seed=1"), loss("train.seed=1"));
+    assert_ne!(loss("train.seed=1"), loss("train.seed=2"));
+}
+
+#[test]
+fn old_checkpoints_go_and_the_best_stays() {
+    let folder = Folder::new("prune");
+    let path = folder.join("run");
+    run(&path, &tiny(&["train.checkpoint_every=1", "eval.every=0"]), false, None).unwrap();
+    let mut names: Vec<String> = bytes_names(&path.join("checkpoints"));
+    names.sort();
+    assert_eq!(names, ["00000011", "00000012", "best", "last"]);
+    assert_eq!(std::fs::read_link(path.join("checkpoints/best")).unwrap(), Path::new("00000012"));
+}
+
+fn bytes_names(folder: &Path) -> Vec<String> {
+    std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_diverging_run_says_where_and_keeps_its_last_good_checkpoint() {
+    let folder = Folder::new("diverge");
+    let path = folder.join("run");
+    let config = tiny(&["train.batches=30", "train.checkpoint_every=2", "eval.every=0", "train.max_loss=4"]);
+    run(&path, &config, false, Some(4)).unwrap();
+    let saved = bytes(&path.join("checkpoints/last"));
+    let mut wild = config.clone();
+    wild.train.lr = 1e6;
+    let error = run(&path, &wild, true, None).unwrap_err();
+    let message = error.to_string();
+    let Error::Diverged { batch, loss, .. } = error else { panic!("{message}") };
+    assert!(batch > 4 && (loss.is_nan() || loss >= 4.0), "{message}");
+    assert!(message.contains("checkpoints/0000000") && message.contains("gradient norm"), "{message}");
+    // Checkpoints before are whole.
+    let last = bytes(&path.join("checkpoints/last"));
+    assert!(Checkpoint::load(&path.join("checkpoints/last")).is_ok());
+    assert_eq!(last.len(), saved.len());
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_written_leaves_the_last_one() {
+    let folder = Folder::new("full");
+    let path = folder.join("run");
+    let config = tiny(&["train.checkpoint_every=2", "eval.every=0"]);
+    run(&path, &config, false, Some(2)).unwrap();
+    let before = bytes(&path.join("checkpoints/last"));
+    // A file where the next checkpoint's folder is to be made: the write fails as on a full disk.
+    std::fs::write(path.join("checkpoints/.00000004.tmp"), b"in the way").unwrap();
+    let error = run(&path, &config, true, None).unwrap_err().to_string();
+    assert!(error.contains(".00000004.tmp"), "{error}");
+    assert_eq!(bytes(&path.join("checkpoints/last")), before);
+    std::fs::remove_file(path.join("checkpoints/.00000004.tmp")).unwrap();
+    assert_eq!(run(&path, &config, true, None).unwrap(), Ended::Finished);
+}
+
+#[test]
+fn damaged_or_foreign_states_are_refused() {
+    let folder = Folder::new("foreign");
+    let (a, b) = (folder.join("a"), folder.join("b"));
+    run(&a, &tiny(&[]), false, Some(2)).unwrap();
+    run(&b, &tiny(&["model.layers=1"]), false, Some(2)).unwrap();
+    let dataset = tiny(&[]).dataset().unwrap();
+    let mut trainer = Trainer::new(&tiny(&[]), &dataset, &Pool::new(1)).unwrap();
+    let error = trainer.load(&b.join("checkpoints/last")).unwrap_err().to_string();
+    assert!(error.contains("not the run's"), "{error}");
+    // A state cut short at any of many places is an error.
+    let state = a.join("checkpoints/last/state.safetensors");
+    let whole = std::fs::read(&state).unwrap();
+    for len in (0..whole.len()).step_by(whole.len() / 50 + 1) {
+        std::fs::write(&state, &whole[..len]).unwrap();
+        assert!(trainer.load(&a.join("checkpoints/last")).is_err(), "{len} bytes");
+    }
+    std::fs::write(&state, &whole).unwrap();
+    trainer.load(&a.join("checkpoints/last")).unwrap();
+    // A second run in the same folder is refused.
+    let error = RunFolder::create(&a, &tiny(&[])).unwrap_err().to_string();
+    assert!(error.contains("holds a run already"), "{error}");
+}
+
+#[test]
+fn the_target_ends_a_run_early() {
+    let folder = Folder::new("target");
+    let ended = run(&folder.join("run"), &tiny(&["eval.target=0", "eval.every=2"]), false, None).unwrap();
+    assert_eq!(ended, Ended::Target);
+    let last = std::fs::read_link(folder.join("run/checkpoints/last")).unwrap();
+    assert_eq!(last, Path::new("00000004"), "after two evaluations");
+}
+
+/// The paper's point in small: a few hundred batches of episodes of at most 9 steps, then 90 steps.
+#[test]
+fn a_small_model_learns_to_remember_beyond_its_training() {
+    let config = tiny(&[
+        "model.d_model=32",
+        "data.episodes=600",
+        "train.batch=32",
+        "train.batches=400",
+        "train.lr=3e-3",
+    ]);
+    let dataset = config.dataset().unwrap();
+    let mut trainer = Trainer::new(&config, &dataset, &Pool::new(2)).unwrap();
+    let mut last = None;
+    for _ in 0..400 {
+        last = Some(trainer.step().unwrap());
+    }
+    assert!(last.unwrap().accuracy > 0.97, "{last:?}");
+    let what = Evaluation {
+        model: &config.model,
+        params: trainer.store(),
+        env: EnvConfig::tmaze(90),
+        episodes: 60,
+        seeds: Seeds::Test(0),
+        sample: false,
+        desired_return: 1.0,
+        threads: 2,
+    };
+    let outcome = evaluate(&what, &Stop::default(), &|_| {}).unwrap();
+    assert!(outcome.score().mean > 0.95, "{:?}", outcome.score());
+    // The same on one thread, and the steps of an optimal walk.
+    let one = evaluate(&Evaluation { threads: 1, ..what.clone() }, &Stop::default(), &|_| {}).unwrap();
+    assert_eq!(outcome, one);
+    assert!(outcome.episodes.iter().filter(|e| e.steps == 89).count() > 55);
+    // And what its memory did: each segment writes one slot per layer, slots in turn.
+    let history = timeline(&config.model, trainer.store(), &EnvConfig::tmaze(30), 5, 100).unwrap();
+    assert_eq!((history.layers.len(), history.layers[0].len()), (2, 2));
+    for layer in &history.layers {
+        let written: Vec<(bool, bool)> =
+            layer[0].written.iter().copied().zip(layer[1].written.iter().copied()).collect();
+        assert_eq!(written[..4], [(true, false), (false, true), (true, false), (false, true)]);
+        for segment in 0..written.len() {
+            let sum = layer[0].read[segment] + layer[1].read[segment];
+            assert!((sum - 1.0).abs() < 1e-4, "attention sums to one: {sum}");
+        }
+    }
+}
+
+/// Every kind of token, observation and action goes through the trainer: the loss falls on data that can be learnt.
+#[test]
+fn every_kind_of_data_can_be_learnt() {
+    type Change = Box<dyn Fn(&mut RunConfig)>;
+    let ints = Space::MultiDiscrete { sizes: vec![3, 4] };
+    let cases: Vec<(&str, Space, Space, Change)> = vec![
+        (
+            "categorical, action tokens",
+            ints.clone(),
+            Space::Discrete { n: 3 },
+            Box::new(|c| {
+                let (sizes, encoding) = (vec![3, 4], CategoricalEncoding::Embedding);
+                c.model.observation = Observation::Categorical { sizes, encoding };
+                c.model.action = Action::Categorical { count: 3 };
+                c.model.tokens = TokenFormat::ObservationAction;
+            }),
+        ),
+        (
+            "parts, several choices, returns",
+            Space::Tuple { parts: vec![Space::unbounded([2]), Space::Discrete { n: 4 }] },
+            Space::MultiDiscrete { sizes: vec![2, 4] },
+            Box::new(|c| {
+                let (sizes, encoding) = (vec![4], CategoricalEncoding::OneHot);
+                let parts =
+                    vec![Observation::Vector { dim: 2 }, Observation::Categorical { sizes, encoding }];
+                c.model.observation = Observation::Parts(parts);
+                c.model.action = Action::MultiCategorical { sizes: vec![2, 4] };
+                c.model.tokens = TokenFormat::ReturnObservationAction;
+                c.model.memory.gradient = MemoryGradient::Through(3);
+            }),
+        ),
+        (
+            "continuous",
+            Space::unbounded([2]),
+            Space::between(-1.0, 1.0, [2]),
+            Box::new(|c| {
+                c.model.observation = Observation::Vector { dim: 2 };
+                c.model.action = Action::Continuous { dim: 2, tanh: true };
+            }),
+        ),
+    ];
+    for (name, observation, action, change) in cases {
+        let spaces = Spaces { observation, action };
+        let dataset = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), episodes(&spaces)).unwrap();
+        let mut config = tiny(&[
+            "model.dropout=0",
+            "model.attention_dropout=0",
+            "train.lr=1e-2",
+            "train.label_smoothing=0",
+        ]);
+        config.env = None;
+        config.data.file = Some("given".into());
+        change(&mut config);
+        let mut trainer = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
+        let losses: Vec<f64> = (0..90).map(|_| trainer.step().unwrap().action_loss).collect();
+        let (first, last) = (losses[0], losses[80..].iter().sum::<f64>() / 10.0);
+        assert!(last < 0.5 * first, "{name}: {first} to {last}");
+        // The wrong spaces are named.
+        let mut wrong = config.clone();
+        wrong.model.action = Action::Categorical { count: 17 };
+        let error = Trainer::new(&wrong, &dataset, &Pool::new(1)).unwrap_err().to_string();
+        assert!(error.contains("dataset: expected actions"), "{error}");
+    }
+}
+
+/// Episodes of 5 to 12 steps whose actions follow from the observation; every fourth step is not to be imitated, and wrong.
+fn episodes(spaces: &Spaces) -> Vec<Episode> {
+    let column = |space: &Space, steps: usize, value: &dyn Fn(usize, usize) -> usize| -> Vec<Column> {
+        let leaves = space.leaves();
+        leaves
+            .iter()
+            .map(|leaf| match leaf {
+                elmur_envs::Leaf::Ints(sizes) => Column::I32(
+                    (0..steps).flat_map(|t| sizes.iter().map(move |n| (value(t, *n) % n) as i32)).collect(),
+                ),
+                elmur_envs::Leaf::Floats { .. } => Column::F32(
+                    (0..steps * leaf.len())
+                        .map(|i| (value(i / leaf.len(), 4) % 4) as f32 / 4.0 - 0.4)
+                        .collect(),
+                ),
+            })
+            .collect()
+    };
+    (0..40)
+        .map(|i| {
+            let steps = 5 + i % 8;
+            let seen = move |t: usize, _: usize| (t * t + i) / 2;
+            let done = move |t: usize, n: usize| if t % 4 == 3 { t + 1 } else { seen(t, n) };
+            Episode {
+                observations: column(&spaces.observation, steps, &seen),
+                actions: column(&spaces.action, steps, &done),
+                rewards: vec![0.5; steps],
+                terminated: true,
+                truncated: false,
+                counts: Some((0..steps).map(|t| t % 4 != 3).collect()),
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,150 @@
+//! `elmur eval`: how well checkpoints act, on episodes that no choice has seen.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use elmur_envs::EnvConfig;
+use elmur_model::Checkpoint;
+use elmur_train::{Error, Evaluation, Outcome, Result, Seeds, Statistic, Stop, evaluate};
+use serde_json::json;
+
+use crate::collect::env_kind;
+use crate::plot;
+use crate::progress::Bar;
+use crate::say;
+use crate::train::checkpoint_of;
+
+/// Options of `elmur eval`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Runs or checkpoints. Several count as runs of one experiment: mean and standard error are taken across them.
+    #[arg(required = true)]
+    checkpoints: Vec<PathBuf>,
+    /// Environment; default: that of the run.
+    #[arg(long)]
+    env: Option<String>,
+    /// T-Maze: episode lengths, such as 9,30,900; default: that of the run's evaluation.
+    #[arg(long, value_delimiter = ',')]
+    lengths: Vec<u64>,
+    /// Episodes per run.
+    #[arg(long, default_value_t = 100)]
+    episodes: usize,
+    /// Draw actions from the policy's probabilities instead of taking the likeliest.
+    #[arg(long)]
+    sample: bool,
+    /// Threads; 0: one per core. Results do not depend on it.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Print one JSON object per checkpoint and length, and one per length for all.
+    #[arg(long)]
+    json: bool,
+    /// Draw success by length: writes PATH.svg and PATH.png.
+    #[arg(long, value_name = "PATH")]
+    plot: Option<PathBuf>,
+}
+
+/// Runs `elmur eval`.
+pub fn run(args: &Args, stop: &Stop) -> Result<()> {
+    let mut policies = Vec::new();
+    for path in &args.checkpoints {
+        let (path, run) = checkpoint_of(path);
+        let checkpoint = Checkpoint::load(&path)?;
+        let config = run.and_then(|run| run.config().ok());
+        let env = match (&args.env, config.as_ref().and_then(|c| c.validation_env())) {
+            (Some(name), of_run) => {
+                let length = of_run.map_or(30, |env| env.length);
+                EnvConfig { name: env_kind(name)?, length }
+            }
+            (None, Some(env)) => env,
+            (None, None) => {
+                let expected = "--env: this checkpoint does not lie in a run with an environment".to_owned();
+                return Err(Error::Config { key: "env".to_owned(), expected, got: "none".to_owned() });
+            }
+        };
+        let trained = config.and_then(|c| c.env).map(|env| env.length);
+        policies.push((path, checkpoint, env, trained));
+    }
+    let lengths = if args.lengths.is_empty() { vec![policies[0].2.length] } else { args.lengths.clone() };
+    for length in &lengths {
+        EnvConfig { length: *length, ..policies[0].2 }.evaluation()?;
+    }
+    let mut points = Vec::new();
+    for length in lengths {
+        let mut scores = Vec::new();
+        let mut single = None;
+        for (run, (path, checkpoint, env, trained)) in policies.iter().enumerate() {
+            let what = Evaluation {
+                model: &checkpoint.config,
+                params: &checkpoint.params,
+                env: EnvConfig { length, ..*env },
+                episodes: args.episodes,
+                seeds: Seeds::Test(run as u32),
+                sample: args.sample,
+                desired_return: 1.0,
+                threads: args.threads,
+            };
+            let outcome = with_bar(&format!("T = {length}"), &what, stop)?;
+            let (score, returns) = (outcome.score(), outcome.returns());
+            if args.json {
+                let row = json!({
+                    "checkpoint": path.display().to_string(), "env": env.name.name(), "train_length": trained,
+                    "length": length, "episodes": score.count, "score": score.mean, "sem": score.sem, "return": returns.mean,
+                });
+                say(&row.to_string());
+            }
+            scores.push(score.mean);
+            single = Some(score);
+        }
+        let score = match single {
+            // Of a single run the spread between episodes is all there is.
+            Some(score) if scores.len() == 1 => score,
+            _ => Statistic::of(&scores),
+        };
+        let over = if scores.len() > 1 { "runs" } else { "episodes" };
+        if args.json {
+            let row = json!({
+                "env": policies[0].2.name.name(), "length": length, "runs": scores.len(), "episodes": args.episodes,
+                "score": score.mean, "sem": score.sem, "sem_over": over,
+            });
+            say(&row.to_string());
+        } else {
+            say(&format!(
+                "{} T = {length}: {:.3} ± {:.3} ({} run{} x {} episodes, ± over {over})",
+                policies[0].2.name.name(),
+                score.mean,
+                score.sem,
+                scores.len(),
+                if scores.len() == 1 { "" } else { "s" },
+                args.episodes
+            ));
+        }
+        points.push((length, score.mean, score.sem));
+    }
+    if let Some(path) = &args.plot {
+        let curve = plot::Curve { name: "elmur".to_owned(), points };
+        plot::success_by_length(path, "Success by episode length", &[curve], &[])
+            .map_err(|e| plot_error(path, e))?;
+    }
+    Ok(())
+}
+
+/// A drawing's error as one of ours.
+pub fn plot_error(path: &std::path::Path, error: impl ToString) -> Error {
+    Error::File { path: path.to_owned(), problem: error.to_string() }
+}
+
+/// Evaluates with a progress bar.
+pub fn with_bar(label: &str, what: &Evaluation<'_>, stop: &Stop) -> Result<Outcome> {
+    const PARTS: f64 = 1e4;
+    let steps = what.env.length.max(1) as f64 * what.episodes as f64;
+    let bar = Mutex::new(Bar::new(label, 0, steps as u64));
+    let outcome = evaluate(what, stop, &|part| {
+        if let Ok(mut bar) = bar.lock() {
+            bar.update(((part * PARTS).round() / PARTS * steps) as u64, "steps", "");
+        }
+    });
+    if let Ok(bar) = bar.lock() {
+        bar.finish();
+    }
+    outcome
+}

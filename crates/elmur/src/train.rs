@@ -1,0 +1,124 @@
+//! `elmur train`: a run in a folder, watched.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use elmur_data::Dataset;
+use elmur_train::{Ended, Error, Event, Result, RunConfig, RunFolder, Stop, overrides};
+
+use crate::progress::Bar;
+use crate::{report, say};
+
+/// Options of `elmur train`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Preset (see `elmur presets`); not with --resume.
+    preset: Option<String>,
+    /// Changes to the preset's config: KEY=VALUE, such as train.lr=1e-3 (see `elmur inspect PRESET --keys`).
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Folder of the run; default: out/PRESET-SEED.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Go on with the run in this folder, from its last checkpoint.
+    #[arg(long, value_name = "RUN", conflicts_with = "out")]
+    resume: Option<PathBuf>,
+    /// Dataset to learn from (as data.file=FILE).
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Seed (as train.seed=N).
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// Runs `elmur train`; 130 or 143 after a signal.
+pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
+    let mut changes = args.overrides.clone();
+    changes.extend(args.seed.map(|seed| format!("train.seed={seed}")));
+    if let Some(data) = &args.data {
+        changes.push(format!("data.file={}", serde_json::Value::from(data.to_string_lossy().into_owned())));
+    }
+    let (folder, config, dataset) = match (&args.resume, &args.preset) {
+        (Some(path), preset) => {
+            // With --resume there is no preset: a word there is one more override.
+            let changes: Vec<String> = preset.iter().cloned().chain(changes).collect();
+            let folder = RunFolder::open(path)?;
+            let config = overrides::apply(&folder.config()?, &changes)?;
+            let dataset = config.dataset()?;
+            (folder, config, dataset)
+        }
+        (None, Some(preset)) => {
+            let config = overrides::apply(&RunConfig::preset(preset)?, &changes)?;
+            // Everything that can be wrong is found before anything is written.
+            let dataset = config.dataset()?;
+            elmur_train::check_spaces(&config.model, dataset.spaces(), "dataset")?;
+            let path = args
+                .out
+                .clone()
+                .unwrap_or_else(|| PathBuf::from("out").join(format!("{preset}-{}", config.train.seed)));
+            (RunFolder::create(&path, &config)?, config, dataset)
+        }
+        (None, None) => {
+            let expected = "a preset (see `elmur presets`), or --resume RUN".to_owned();
+            return Err(Error::Config { key: "train".to_owned(), expected, got: "neither".to_owned() });
+        }
+    };
+    let ended = watch(&folder, &config, &dataset, args.resume.is_some(), stop)?;
+    conclude(&folder, ended)
+}
+
+/// Trains with a progress bar.
+pub fn watch(
+    folder: &RunFolder,
+    config: &RunConfig,
+    dataset: &Dataset,
+    resume: bool,
+    stop: &Stop,
+) -> Result<Ended> {
+    let mut bar = Bar::new("training", 0, 0);
+    let mut smooth: Option<f64> = None;
+    let mut score = String::new();
+    let ended = elmur_train::train(folder, config, dataset, resume, stop, &mut |event| match event {
+        Event::Started { done, planned } => bar = Bar::new("training", done, planned),
+        Event::Batch(batch) => {
+            let loss = smooth.map_or(batch.loss, |old| 0.9 * old + 0.1 * batch.loss);
+            smooth = Some(loss);
+            let note = format!("loss {loss:.4}  accuracy {:.1}%{score}", 100.0 * batch.accuracy);
+            bar.update(batch.batch, "batches", &note);
+        }
+        Event::Evaluating { .. } => {}
+        Event::Evaluated { batch, score: found } => {
+            bar.finish();
+            score = format!("  validation {:.3}", found.mean);
+            report(&format!("batch {batch}: validation score {:.3} ± {:.3}", found.mean, found.sem));
+        }
+    });
+    bar.finish();
+    ended
+}
+
+fn conclude(folder: &RunFolder, ended: Ended) -> Result<ExitCode> {
+    let path = folder.path().display();
+    match ended {
+        Ended::Finished => say(&format!("done: {path}")),
+        Ended::Target => say(&format!("target reached: {path}")),
+        Ended::Stopped(signal) => {
+            say(&format!("stopped and saved: {path}; go on with: elmur train --resume {path}"));
+            return Ok(ExitCode::from(128 + signal as u8));
+        }
+    }
+    say(&format!("try it: elmur eval {path}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The checkpoint that a user means by a path, and the run it belongs to: a run's best, or the checkpoint itself.
+pub fn checkpoint_of(path: &Path) -> (PathBuf, Option<RunFolder>) {
+    if RunFolder::is_run(path)
+        && let Ok(folder) = RunFolder::open(path)
+    {
+        return (folder.best(), Some(folder));
+    }
+    // A checkpoint lies two folders below its run.
+    let run = path.parent().and_then(Path::parent).filter(|run| RunFolder::is_run(run));
+    (path.to_owned(), run.and_then(|run| RunFolder::open(run).ok()))
+}

@@ -1,0 +1,39 @@
+//! Every command of the README is run, in the order of the README. (Its Rust examples are doctests of this crate.)
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn every_command_of_the_readme_works() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let folder = std::env::temp_dir().join(format!("elmur-readme-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(folder.join("crates")).unwrap();
+    let golden = root.join("crates/elmur-model/tests/golden");
+    let blocks = readme.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
+    let mut count = 0;
+    for line in blocks.flat_map(str::lines) {
+        let command = line.split('#').next().unwrap().trim();
+        let Some(args) = command.strip_prefix("cargo run --release -- ") else {
+            assert_eq!(command, "cargo test --workspace", "a command this test does not know");
+            continue;
+        };
+        let mut args: Vec<String> = args.split_whitespace().map(str::to_owned).collect();
+        // The shell would expand this; and a debug build need not walk a million steps: the release build does that in CI.
+        if let Some(at) = args.iter().position(|a| a.contains('*')) {
+            args[at] = golden.join("tmaze-small.safetensors").to_str().unwrap().to_owned();
+        }
+        if args == ["demo"] {
+            args.extend(["--longest", "900"].map(str::to_owned));
+        }
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_elmur")).args(&args).current_dir(&folder).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        count += 1;
+    }
+    assert!(count >= 8, "{count} commands");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
