@@ -23,7 +23,7 @@ for lambda in 0.05 0.79; do
         rm -rf "$run"
         # shellcheck disable=SC2046
         $ELMUR train "$PRESET" model.memory.lambda=$lambda $([ $dropout = without ] && echo "$none") \
-          train.batches="$BATCHES" eval.every=0 eval.length=30 --seed "$seed" --out "$run"
+          train.batches="$BATCHES" eval.every=0 eval.length=30 eval.target=null --seed "$seed" --out "$run"
       fi
       runs+=("$run")
     done

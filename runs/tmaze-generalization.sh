@@ -23,7 +23,7 @@ for length in $TRAIN_LENGTHS; do
       rm -rf "$run"
       # Validation on the training length: a run that never saw longer episodes is not chosen by them.
       $ELMUR train "$PRESET" env.length="$length" model.segment_length=$((length / 3)) train.batches="$BATCHES" \
-        train.batch="${BATCH:-128}" eval.length="$length" eval.every=0 --seed "$seed" --out "$run"
+        train.batch="${BATCH:-128}" eval.length="$length" eval.every=0 eval.target=null --seed "$seed" --out "$run"
     fi
     $ELMUR eval "$run" --lengths "$LENGTHS" --episodes "${EPISODES:-100}" --json | grep '"checkpoint"' >> "$OUT/rows.tmp"
   done

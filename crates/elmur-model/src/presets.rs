@@ -135,9 +135,9 @@ fn tmaze_quick() -> Preset {
     let mut preset = tmaze();
     preset.name = "tmaze-quick";
     preset.summary = "T-Maze with a small model, for first steps on a laptop (ours)";
-    preset.model.d_model = 64;
-    preset.model.ffn = Ffn::SwiGlu { d_ff: 128 };
-    preset.train.epochs = 20;
+    preset.model.d_model = 32;
+    preset.model.ffn = Ffn::SwiGlu { d_ff: 64 };
+    preset.train.epochs = 54;
     preset.train.lr = 1e-3;
     preset
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use elmur_data::Dataset;
-use elmur_envs::{EnvConfig, Leaf, Space};
+use elmur_envs::{EnvConfig, EnvKind, Leaf, Space};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
 use elmur_model::presets::{self, Preset};
@@ -132,15 +132,12 @@ impl RunConfig {
                 max_loss: 1e4,
                 threads: 0,
             },
+            // Retention far beyond the crop comes and goes while the loss stands still, so it is looked at often.
             eval: EvalConfig {
-                every: if quick { 0 } else { 250 },
-                episodes: 100,
-                length: match name {
-                    "tmaze" => 9600,
-                    "tmaze-quick" => 900,
-                    _ => 0,
-                },
-                target: None,
+                every: if quick { 100 } else { 50 },
+                episodes: 20,
+                length: if env.is_some_and(|env| env.name == EnvKind::TMaze) { 9600 } else { 0 },
+                target: quick.then_some(1.0),
                 sample: false,
             },
             model,

@@ -54,10 +54,10 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
         file.display()
     ));
 
-    let planned = config.train.epochs * dataset.len() as u64 / config.train.batch as u64;
     say(&format!(
-        "2. A model of {} parameters imitates it, {planned} batches.",
-        Checkpoint::parameter_count(&config.model)?
+        "2. A model of {} parameters imitates it until it holds the cue for {} steps on validation episodes.",
+        Checkpoint::parameter_count(&config.model)?,
+        grouped(config.eval.length)
     ));
     if let Ended::Stopped(signal) = train::watch(&folder, &config, &dataset, false, stop)? {
         say(&format!("stopped and saved; go on with: elmur train --resume {}", args.out.display()));
