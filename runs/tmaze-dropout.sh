@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What dropout does for retention: the paper's model with and without it, for two lambdas.
 #
-# SEEDS, BATCHES, LENGTHS, EPISODES and OUT change it.
+# PRESET (default tmaze), SEEDS, BATCHES, LENGTHS, EPISODES and OUT change it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-out/tmaze-dropout}
@@ -12,6 +12,7 @@ LENGTHS=${LENGTHS:-"9,30,90,300,900,2400,9600,30000,100000"}
 cargo build --release --quiet
 ELMUR=target/release/elmur
 mkdir -p "$OUT"
+rm -f "$OUT"/*.jsonl
 none="model.dropout=0 model.attention_dropout=0 model.memory.dropout=0"
 [ "$PRESET" = tmaze ] && none="$none model.ffn.moe.dropout=0"
 for lambda in 0.05 0.79; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The paper's generalization grid (RQ2): trained on one length, evaluated on all others. Segments are a third of the training length.
 #
-# PRESET (default tmaze), TRAIN_LENGTHS, LENGTHS, SEEDS, BATCHES (a number, or one per training length), BATCH, EPISODES and OUT change it.
+# PRESET (default tmaze), TRAIN_LENGTHS, LENGTHS, SEEDS, BATCHES, BATCH, EPISODES and OUT change it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PRESET=${PRESET:-tmaze}

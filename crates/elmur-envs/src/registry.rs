@@ -64,7 +64,7 @@ impl EnvConfig {
         let cells = self.corridor()?;
         let longest = u32::try_from(cells).map_err(|_| Error::Config {
             key: "length",
-            expected: "at most 2^32 for training".to_owned(),
+            expected: "at most 2^32 + 1 for training".to_owned(),
             got: self.length.to_string(),
         })?;
         TMaze::new(Corridor::UpTo(longest))
@@ -76,6 +76,19 @@ impl EnvConfig {
             EnvKind::TMaze => Box::new(TMaze::new(Corridor::Fixed(self.corridor()?))?),
             EnvKind::CartPole => Box::new(CartPole::new()),
         })
+    }
+
+    /// The return of a perfect episode, which return-conditioned policies are asked for.
+    pub fn best_return(&self) -> f64 {
+        match self.name {
+            EnvKind::TMaze => 1.0,
+            EnvKind::CartPole => 500.0,
+        }
+    }
+
+    /// Whether `length` means anything here.
+    pub fn has_length(&self) -> bool {
+        self.name == EnvKind::TMaze
     }
 
     fn corridor(&self) -> Result<u64> {

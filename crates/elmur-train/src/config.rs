@@ -10,6 +10,7 @@ use elmur_model::presets::{self, Preset};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::evaluate::MAX_EPISODES;
 use crate::schedule::{Decay, Schedule, Unit};
 
 /// A whole run.
@@ -152,8 +153,17 @@ impl RunConfig {
             if ok { Ok(()) } else { Err(Error::config(key, expected, got)) }
         };
         let through = self.model.memory.gradient.segments();
-        check(t.batch > 0, "train.batch", "at least 1", t.batch.to_string())?;
-        check(t.segments > 0, "train.segments", "at least 1", t.segments.to_string())?;
+        let counts = [
+            ("train.batch", t.batch, 1 << 20),
+            ("train.segments", t.segments, 1 << 16),
+            ("eval.episodes", self.eval.episodes, MAX_EPISODES),
+        ];
+        for (key, count, most) in counts {
+            check((1..=most).contains(&count), key, &format!("1 to {most}"), count.to_string())?;
+        }
+        check(t.threads <= 1024, "train.threads", "at most 1024", t.threads.to_string())?;
+        let end = t.schedule.end_factor;
+        check((0.0..=1.0).contains(&end), "train.schedule.end_factor", "in 0..=1", end.to_string())?;
         check(
             t.segments.is_multiple_of(through),
             "train.segments",
@@ -177,7 +187,6 @@ impl RunConfig {
         check(t.checkpoint_every > 0, "train.checkpoint_every", "at least 1", "0".to_owned())?;
         check(t.max_loss > 0.0, "train.max_loss", "a positive number", t.max_loss.to_string())?;
         check(self.data.seed < 1 << 30, "data.seed", "below 2^30", self.data.seed.to_string())?;
-        check(self.eval.episodes > 0, "eval.episodes", "at least 1", "0".to_owned())?;
         check(
             self.env.is_some() || self.data.file.is_some(),
             "data.file",
@@ -185,7 +194,9 @@ impl RunConfig {
             "null".to_owned(),
         )?;
         if let (Some(env), None) = (&self.env, &self.data.file) {
-            check(self.data.episodes > 0, "data.episodes", "at least 1", "0".to_owned())?;
+            let most = 1 << 28;
+            let count = self.data.episodes;
+            check((1..=most).contains(&count), "data.episodes", &format!("1 to {most}"), count.to_string())?;
             elmur_data::collect::spaces(env)?;
         }
         if let Some(env) = self.validation_env() {

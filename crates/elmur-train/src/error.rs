@@ -28,6 +28,16 @@ pub enum Error {
         /// What it was.
         got: String,
     },
+    /// A `key=value` whose value does not fit.
+    #[error("config `{key}`: {problem} (given: {text})")]
+    Override {
+        /// Dotted key.
+        key: String,
+        /// What is wrong with the value.
+        problem: String,
+        /// The override.
+        text: String,
+    },
     /// A key that does not exist.
     #[error("config `{key}`: no such key{hint}")]
     UnknownKey {

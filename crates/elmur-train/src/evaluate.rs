@@ -11,11 +11,14 @@ use elmur_envs::{Env, EnvConfig, Values, VecEnv};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
 use elmur_model::session::{Actions, Obs, Session};
-use elmur_rng::Rng;
+use elmur_rng::{Rng, Stream};
 
 use crate::config::{check_spaces, has_token};
 use crate::error::{Error, Result};
 use crate::run::Stop;
+
+/// Most episodes of one evaluation: the seeds of the next run begin there.
+pub(crate) const MAX_EPISODES: usize = 1 << 24;
 
 /// Which episodes. Training, validation and test draw from ranges that never meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +54,6 @@ pub struct Evaluation<'a> {
     pub seeds: Seeds,
     /// Draw actions instead of taking the likeliest.
     pub sample: bool,
-    /// The return that return-conditioned policies are asked for.
-    pub desired_return: f32,
     /// Threads; 0: one per core.
     pub threads: usize,
 }
@@ -115,6 +116,9 @@ pub fn evaluate(what: &Evaluation<'_>, stop: &Stop, progress: &(dyn Fn(f64) + Sy
     if what.episodes == 0 {
         return Err(Error::config("episodes", "at least 1", 0));
     }
+    if what.episodes > MAX_EPISODES {
+        return Err(Error::config("episodes", format!("at most {MAX_EPISODES}"), what.episodes));
+    }
     check_spaces(what.model, what.env.evaluation()?.spaces(), "environment")?;
     let seeds: Vec<u64> = (0..what.episodes).map(|i| what.seeds.episode(i)).collect();
     let group = (what.episodes / 4).clamp(10, 50).min(what.episodes);
@@ -157,6 +161,12 @@ pub fn evaluate(what: &Evaluation<'_>, stop: &Stop, progress: &(dyn Fn(f64) + Sy
     Ok(Outcome { episodes })
 }
 
+/// The seed of an episode's initial memory. Not the episode's own: the noise would be made of the numbers that hide the goal.
+pub(crate) fn memory_seed(episode: u64) -> u64 {
+    let draw = Stream::new(episode, u64::MAX, u32::MAX).block(0);
+    u64::from(draw[0]) << 32 | u64::from(draw[1])
+}
+
 /// Steps between two words of progress, and between two looks at `stop`.
 const TICK: usize = 64;
 
@@ -167,11 +177,11 @@ fn act_out(what: &Evaluation<'_>, seeds: &[u64], stop: &Stop, tick: &dyn Fn()) -
     let mut env = VecEnv::new(envs)?;
     env.reset(seeds)?;
     let mut session = Session::new(what.model, what.params, rows, &Pool::new(1))?;
-    session.reset(&seeds.iter().copied().enumerate().collect::<Vec<_>>())?;
-    let mut rngs: Vec<Rng> = seeds.iter().map(|seed| Rng::new(*seed, 7)).collect();
+    session.reset(&seeds.iter().map(|seed| memory_seed(*seed)).enumerate().collect::<Vec<_>>())?;
+    let mut rngs: Vec<Rng> = seeds.iter().map(|seed| Rng::new(memory_seed(*seed), u32::MAX)).collect();
     let mut results = vec![EpisodeResult::default(); rows];
     let mut running = vec![true; rows];
-    let mut returns = vec![what.desired_return; rows];
+    let mut returns = vec![what.env.best_return() as f32; rows];
     let (returned, acting) = (has_token(what.model, Token::Return), has_token(what.model, Token::Action));
     let mut ints = Vec::new();
     let mut floats = Vec::new();
@@ -321,6 +331,22 @@ mod tests {
         let s = Statistic::of(&[1.0, 2.0, 3.0, 4.0]);
         assert!((s.mean - 2.5).abs() < 1e-15 && (s.sem - (5.0f64 / 3.0 / 4.0).sqrt()).abs() < 1e-15);
         assert_eq!(Statistic::of(&[3.0]), Statistic { mean: 3.0, sem: 0.0, count: 1 });
+    }
+
+    /// Were they drawn from one stream, the first number of the memory would tell the goal.
+    #[test]
+    fn the_initial_memory_tells_nothing_about_the_goal() {
+        let mut maze = elmur_envs::TMaze::new(elmur_envs::Corridor::Fixed(5)).unwrap();
+        let mut agree = 0;
+        for i in 0..2000 {
+            let seed = Seeds::Test(0).episode(i);
+            maze.reset(seed, elmur_envs::ValuesMut { floats: &mut [0.0; 4], ints: &mut [] });
+            let mut noise = [0.0; 2];
+            Stream::new(memory_seed(seed), 0, 0).fill_normal(&mut noise, 1.0);
+            let small = noise[0] * noise[0] + noise[1] * noise[1] < 2.0 * 2f64.ln();
+            agree += usize::from(small == (maze.goal() > 0));
+        }
+        assert!((900..1100).contains(&agree), "{agree} of 2000");
     }
 
     #[test]

@@ -19,13 +19,32 @@ pub fn apply(config: &RunConfig, overrides: &[String]) -> Result<RunConfig> {
         *entry(&mut tree, key)? = value;
         // After each, so that the message names the override that does not fit.
         if let Err(error) = serde_json::from_value::<RunConfig>(tree.clone()) {
-            return Err(Error::config(key, error.to_string(), text));
+            return Err(Error::Override {
+                key: key.to_owned(),
+                problem: plain(&error.to_string()),
+                text: text.clone(),
+            });
         }
     }
     let config: RunConfig =
         serde_json::from_value(tree).map_err(|e| Error::config("config", "a run's config", e))?;
     config.validate()?;
     Ok(config)
+}
+
+/// What serde says, in words for those who do not write Rust.
+fn plain(problem: &str) -> String {
+    let words = [
+        ("usize", "a whole number"),
+        ("u64", "a whole number"),
+        ("u32", "a whole number"),
+        ("f64", "a number"),
+    ];
+    let mut text = problem.to_owned();
+    for (name, word) in words {
+        text = text.replace(&format!("expected {name}"), &format!("expected {word}"));
+    }
+    text
 }
 
 fn entry<'a>(tree: &'a mut Value, key: &str) -> Result<&'a mut Value> {

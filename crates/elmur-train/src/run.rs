@@ -28,7 +28,7 @@ use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, Seeds, Statistic, evaluate};
 use crate::tensorboard::EventWriter;
-use crate::trainer::{BatchReport, Trainer};
+use crate::trainer::{BatchReport, STATE_FILE, Trainer};
 
 /// A request to stop, shared with signal handlers: the number of the signal, 0 for none.
 #[derive(Debug, Clone, Default)]
@@ -126,10 +126,16 @@ impl RunFolder {
     /// A new run. A folder that already holds one is refused.
     pub fn create(path: &Path, config: &RunConfig) -> Result<Self> {
         let folder = Self(path.to_owned());
-        if folder.config_path().exists() {
+        if folder.config_path().exists() || folder.metrics().exists() {
             return Err(Error::file(
                 path,
                 "holds a run already; resume it with --resume, or choose another --out",
+            ));
+        }
+        if fs::read_dir(folder.checkpoints()).is_ok_and(|mut all| all.next().is_some()) {
+            return Err(Error::file(
+                path,
+                "has a folder `checkpoints` with something in it; choose another --out",
             ));
         }
         fs::create_dir_all(folder.checkpoints())
@@ -209,10 +215,15 @@ impl RunFolder {
             trainer.save(&aside)?;
             let text = serde_json::to_vec(progress).map_err(|e| Error::file(&aside, e))?;
             write_atomic(&aside.join("progress.json"), &text)?;
+            // A checkpoint of this batch is there when a run was stopped before its evaluation; it goes only when the new one has its
+            // name, and `resume` knows where to look if we die in between.
+            let old = self.checkpoints().join(format!(".{name}.old"));
             if target.exists() {
-                fs::remove_dir_all(&target).map_err(|e| Error::file(&target, e))?;
+                fs::rename(&target, &old).map_err(|e| Error::file(&target, e))?;
             }
             fs::rename(&aside, &target).map_err(|e| Error::file(&target, e))?;
+            let _ = fs::remove_dir_all(&old);
+            let _ = fs::File::open(self.checkpoints()).and_then(|folder| folder.sync_all());
             self.link("last", &name)
         };
         write().inspect_err(|_| {
@@ -254,9 +265,7 @@ impl RunFolder {
     fn prune(&self, progress: &Progress) -> Result<()> {
         let folder = self.checkpoints();
         let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
-        let numbered = |entry: fs::DirEntry| entry.file_name().to_str().and_then(|n| n.parse::<u64>().ok());
-        let mut numbers: Vec<u64> = entries.filter_map(|e| e.ok().and_then(numbered)).collect();
-        numbers.sort_unstable();
+        let numbers = numbered(entries);
         let best = progress.best.map(|(_, batch)| batch);
         let old = &numbers[..numbers.len().saturating_sub(2)];
         for number in old.iter().filter(|n| Some(**n) != best) {
@@ -266,13 +275,29 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Where to resume: the trainer set to the last checkpoint, and what was known then.
+    /// Where to resume: the trainer set to the last checkpoint, and what was known then. A run that died before its first checkpoint
+    /// starts over.
     fn resume(&self, trainer: &mut Trainer<'_>) -> Result<Progress> {
-        let last = self.last();
+        let folder = self.checkpoints();
+        let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
+        let Some(newest) = numbered(entries).pop() else {
+            self.forget_metrics_after(0)?;
+            return Ok(Progress::default());
+        };
+        // A process that died before it could turn `last` has left a whole checkpoint all the same.
+        let name = format!("{newest:08}");
+        self.link("last", &name)?;
+        let last = folder.join(&name);
         trainer.load(&last)?;
         let path = last.join("progress.json");
         let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
-        let progress = serde_json::from_str(&text).map_err(|e| Error::file(&path, e))?;
+        let progress: Progress = serde_json::from_str(&text).map_err(|e| Error::file(&path, e))?;
+        if let Some((_, batch)) = progress.best {
+            let best = format!("{batch:08}");
+            if folder.join(&best).exists() {
+                self.link("best", &best)?;
+            }
+        }
         self.forget_metrics_after(trainer.batches())?;
         Ok(progress)
     }
@@ -288,6 +313,18 @@ impl RunFolder {
         let kept: String = text.lines().filter(keep).flat_map(|line| [line, "\n"]).collect();
         Ok(write_atomic(&path, kept.as_bytes())?)
     }
+}
+
+/// Numbers of the checkpoints among a folder's entries, in order.
+fn numbered(entries: fs::ReadDir) -> Vec<u64> {
+    let number = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        let number: u64 = name.parse().ok()?;
+        (name == format!("{number:08}") && entry.path().join(STATE_FILE).is_file()).then_some(number)
+    };
+    let mut numbers: Vec<u64> = entries.filter_map(|e| e.ok().and_then(number)).collect();
+    numbers.sort_unstable();
+    numbers
 }
 
 /// Metrics as lines and as event files.
@@ -343,14 +380,16 @@ pub fn train(
     let mut trainer = Trainer::new(config, dataset, &pool)?;
     let mut progress = Progress::default();
     if resume {
+        same_course(&folder.config()?, config)?;
         progress = folder.resume(&mut trainer)?;
         folder.save_config(config)?;
     }
     let metrics = Metrics::open(folder)?;
     let planned = trainer.planned_batches();
     observe(Event::Started { done: trainer.batches(), planned });
-    let mut run =
-        Run { folder, config, stop, last_saved: resume.then_some(trainer.batches()), progress, metrics };
+    let good = (trainer.batches() > 0).then_some(trainer.batches());
+    let saved = good.map(|batch| (batch, progress.clone()));
+    let mut run = Run { folder, config, stop, saved, good, progress, metrics };
     loop {
         if run.progress.evaluation_due && !run.validate(&trainer, observe)? {
             run.save(&trainer)?;
@@ -367,7 +406,9 @@ pub fn train(
             return Ok(Ended::Stopped(stop.signal()));
         }
         let start = Instant::now();
-        let report = trainer.step().map_err(|error| diverged_with(error, folder, run.last_saved))?;
+        let report = trainer.step().map_err(|error| diverged_with(error, folder, run.good))?;
+        // What was saved before has now proved able to go on.
+        run.good = run.saved.as_ref().map(|(batch, _)| *batch);
         let seconds = start.elapsed().as_secs_f64();
         run.metrics.row("train", report.batch, &batch_row(&report, seconds))?;
         run.progress.losses.0 += report.loss;
@@ -392,7 +433,10 @@ struct Run<'a> {
     folder: &'a RunFolder,
     config: &'a RunConfig,
     stop: &'a Stop,
-    last_saved: Option<u64>,
+    /// The batch and the progress of the last checkpoint.
+    saved: Option<(u64, Progress)>,
+    /// The batch of the last checkpoint from which a batch has succeeded.
+    good: Option<u64>,
     progress: Progress,
     metrics: Metrics,
 }
@@ -400,8 +444,11 @@ struct Run<'a> {
 impl Run<'_> {
     /// Saves a checkpoint.
     fn save(&mut self, trainer: &Trainer<'_>) -> Result<()> {
-        self.folder.save(trainer, &self.progress)?;
-        self.last_saved = Some(trainer.batches());
+        let now = (trainer.batches(), self.progress.clone());
+        if self.saved.as_ref() != Some(&now) {
+            self.folder.save(trainer, &self.progress)?;
+            self.saved = Some(now);
+        }
         Ok(())
     }
 
@@ -424,7 +471,6 @@ impl Run<'_> {
                 episodes: config.eval.episodes,
                 seeds: Seeds::Validation,
                 sample: config.eval.sample,
-                desired_return: 1.0,
                 threads: config.train.threads,
             };
             observe(Event::Evaluating { batch });
@@ -450,6 +496,26 @@ impl Run<'_> {
     }
 }
 
+/// Refuses to go on with what would make the rest of a run another run.
+fn same_course(old: &RunConfig, new: &RunConfig) -> Result<()> {
+    let (t, u) = (&old.train, &new.train);
+    let fixed = [
+        ("train.seed", t.seed == u.seed),
+        ("train.batch", t.batch == u.batch),
+        ("train.segments", t.segments == u.segments),
+        ("data", old.data == new.data),
+        ("env.length", old.env == new.env),
+    ];
+    match fixed.iter().find(|(_, same)| !same) {
+        Some((key, _)) => Err(Error::config(
+            *key,
+            "what the run began with; begin another run to change it",
+            "another value",
+        )),
+        None => Ok(()),
+    }
+}
+
 fn reached_target(config: &RunConfig, progress: &Progress) -> bool {
     config.eval.target.is_some() && progress.reached >= 2
 }
@@ -461,8 +527,8 @@ fn batch_row(report: &BatchReport, seconds: f64) -> Value {
     })
 }
 
-fn diverged_with(error: Error, folder: &RunFolder, last_saved: Option<u64>) -> Error {
-    match (error, last_saved) {
+fn diverged_with(error: Error, folder: &RunFolder, good: Option<u64>) -> Error {
+    match (error, good) {
         (Error::Diverged { batch, loss, gradient_norm, .. }, Some(number)) => {
             let checkpoint = folder.checkpoints().join(format!("{number:08}")).display().to_string();
             Error::Diverged { batch, loss, gradient_norm, checkpoint }

@@ -8,6 +8,7 @@ use elmur_model::session::{Obs, Session};
 
 use crate::config::check_spaces;
 use crate::error::{Error, Result};
+use crate::evaluate::memory_seed;
 
 /// One episode, segment by segment.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,7 +49,7 @@ pub fn timeline(
     }
     env.reset(&[seed])?;
     let mut session = Session::recording(model, params, 1, &Pool::new(1))?;
-    session.reset(&[(0, seed)])?;
+    session.reset(&[(0, memory_seed(seed))])?;
     let slots = model.memory.slots;
     let mut layers = vec![vec![SlotHistory::default(); slots]; model.layers];
     let mut result = SlotTimeline { layers: Vec::new(), steps: 0, success: None };

@@ -99,7 +99,7 @@ impl<'a> Trainer<'a> {
     /// Batches of the whole training.
     pub fn planned_batches(&self) -> u64 {
         let t = &self.config.train;
-        let whole = (t.epochs * self.sampler.epoch_len() as u64).div_ceil(t.batch as u64);
+        let whole = t.epochs.saturating_mul(self.sampler.epoch_len() as u64).div_ceil(t.batch as u64);
         match (t.epochs, t.batches) {
             (0, limit) => limit,
             (_, 0) => whole,
@@ -174,7 +174,7 @@ impl<'a> Trainer<'a> {
         let schedule = &self.config.train.schedule;
         let planned = self.planned_batches();
         match schedule.unit {
-            Unit::Steps => schedule.factor(self.steps, planned * steps_per_batch),
+            Unit::Steps => schedule.factor(self.steps, planned.saturating_mul(steps_per_batch)),
             // Tokens to come are guessed from those that came.
             Unit::Tokens => {
                 let per_batch = self.tokens as f64 / (self.steps as f64 / steps_per_batch as f64);

@@ -206,6 +206,42 @@ fn damaged_or_foreign_states_are_refused() {
 }
 
 #[test]
+fn a_run_that_died_at_a_bad_moment_goes_on() {
+    let folder = Folder::new("died");
+    let config = tiny(&["train.checkpoint_every=2", "eval.every=0"]);
+    let (whole, parts) = (folder.join("whole"), folder.join("parts"));
+    run(&whole, &config, false, None).unwrap();
+    // Before the first checkpoint: it starts over.
+    RunFolder::create(&parts, &config).unwrap();
+    std::fs::write(parts.join("metrics.jsonl"), "{\"batch\":1,\"loss\":1.0}\n{\"bat").unwrap();
+    assert_eq!(run(&parts, &config, true, Some(4)).unwrap(), Ended::Stopped(2));
+    // After a checkpoint was named but before `last` was turned to it, with something half-written beside it.
+    std::fs::remove_file(parts.join("checkpoints/last")).unwrap();
+    std::fs::create_dir_all(parts.join("checkpoints/.00000006.tmp")).unwrap();
+    assert_eq!(run(&parts, &config, true, None).unwrap(), Ended::Finished);
+    assert!(bytes(&whole.join("checkpoints/last")) == bytes(&parts.join("checkpoints/last")));
+    let rows = |path: &Path| std::fs::read_to_string(path.join("metrics.jsonl")).unwrap().lines().count();
+    assert_eq!(rows(&whole), rows(&parts));
+    // What would make another run of it is refused.
+    for change in ["train.seed=5", "data.seed=5", "train.batch=4"] {
+        let changed = overrides::apply(&config, &[change.to_owned()]).unwrap();
+        let error = run(&parts, &changed, true, None).unwrap_err().to_string();
+        assert!(error.contains("what the run began with"), "{error}");
+    }
+}
+
+#[test]
+fn folders_that_hold_something_else_are_left_alone() {
+    let folder = Folder::new("precious");
+    let path = folder.join("run");
+    std::fs::create_dir_all(path.join("checkpoints/00000001")).unwrap();
+    std::fs::write(path.join("checkpoints/00000001/precious"), "x").unwrap();
+    let error = RunFolder::create(&path, &tiny(&[])).unwrap_err().to_string();
+    assert!(error.contains("choose another --out"), "{error}");
+    assert!(path.join("checkpoints/00000001/precious").exists() && !path.join("config.json").exists());
+}
+
+#[test]
 fn the_target_ends_a_run_early() {
     let folder = Folder::new("target");
     let ended = run(&folder.join("run"), &tiny(&["eval.target=0", "eval.every=2"]), false, None).unwrap();
@@ -238,7 +274,6 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
         episodes: 60,
         seeds: Seeds::Test(0),
         sample: false,
-        desired_return: 1.0,
         threads: 2,
     };
     let outcome = evaluate(&what, &Stop::default(), &|_| {}).unwrap();

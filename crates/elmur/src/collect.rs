@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use elmur_data::{Dataset, Writer, collect as demonstrations, write_npz};
 use elmur_envs::{EnvConfig, EnvKind};
-use elmur_train::{Error, Result};
+use elmur_train::{Error, Result, Stop};
 
 use crate::progress::Bar;
 use crate::say;
@@ -43,7 +43,7 @@ pub fn env_kind(name: &str) -> Result<EnvKind> {
 }
 
 /// Runs `elmur collect`.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, stop: &Stop) -> Result<()> {
     if args.episodes == 0 || args.seed >= 1 << 30 {
         let (key, expected) =
             if args.episodes == 0 { ("episodes", "at least 1") } else { ("seed", "below 2^30") };
@@ -51,32 +51,43 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), got });
     }
     let env = EnvConfig { name: env_kind(&args.env)?, length: args.length };
+    if !args.npz && args.out.exists() && Dataset::open(&args.out).is_err() {
+        let problem = "exists and is not a dataset; choose another --out".to_owned();
+        return Err(Error::File { path: args.out.clone(), problem });
+    }
     let (spaces, metadata) = (demonstrations::spaces(&env)?, demonstrations::metadata(&env, args.seed));
     let mut bar = Bar::new("collecting", 0, args.episodes as u64);
     let mut done = 0;
     let mut tick = || {
         done += 1;
         bar.update(done, "episodes", "");
+        if stop.requested() { Err(interrupted()) } else { Ok(()) }
     };
-    let summary = if args.npz {
+    let collected = if args.npz {
         let mut episodes = Vec::new();
         demonstrations::collect(&env, args.episodes, args.seed, |episode| {
-            tick();
             episodes.push(episode);
-            Ok(())
-        })?;
-        let dataset = Dataset::from_episodes(spaces, metadata, episodes)?;
-        write_npz(&args.out, &dataset)?;
-        dataset.summary()
+            tick()
+        })
+        .and_then(|()| Dataset::from_episodes(spaces, metadata, episodes))
+        .and_then(|dataset| write_npz(&args.out, &dataset).map(|()| dataset.summary()))
     } else {
         let mut writer = Writer::create(&args.out, &spaces, metadata)?;
         demonstrations::collect(&env, args.episodes, args.seed, |episode| {
-            tick();
-            writer.push(&episode)
-        })?;
-        writer.finish()?;
-        Dataset::open(&args.out)?.summary()
+            writer.push(&episode)?;
+            tick()
+        })
+        .and_then(|()| writer.finish())
+        .and_then(|()| Ok(Dataset::open(&args.out)?.summary()))
     };
+    if stop.requested() {
+        // What was written aside is of no use; the file that was there before is untouched.
+        let mut aside = args.out.clone().into_os_string();
+        aside.push(".tmp");
+        let _ = std::fs::remove_file(aside);
+        return Err(Error::Stopped);
+    }
+    let summary = collected?;
     bar.finish();
     say(&format!(
         "{}: {} episodes, {} steps, mean return {:.2}",
@@ -86,4 +97,10 @@ pub fn run(args: &Args) -> Result<()> {
         summary.returns.mean
     ));
     Ok(())
+}
+
+/// Ends a collection from within; the caller knows why.
+fn interrupted() -> elmur_data::Error {
+    let cause = std::io::Error::from(std::io::ErrorKind::Interrupted);
+    elmur_data::Error::Io { path: PathBuf::new(), cause }
 }

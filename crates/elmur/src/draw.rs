@@ -21,7 +21,7 @@ pub enum Plot {
     ///
     /// Example: elmur plot heat-map rows.jsonl --out docs/generalization
     HeatMap(Rows),
-    /// Loss, accuracy and validation score of runs.
+    /// Accuracy and validation score of runs.
     ///
     /// Example: elmur plot run out/tmaze-0 out/tmaze-1 --out docs/learning
     Run(Rows),

@@ -47,6 +47,11 @@ pub struct Args {
 pub fn run(args: &Args, stop: &Stop) -> Result<()> {
     let mut policies = Vec::new();
     for path in &args.checkpoints {
+        if !path.exists() {
+            let problem =
+                "no such run or checkpoint; train one with `elmur train`, or see `elmur demo`".to_owned();
+            return Err(Error::File { path: path.clone(), problem });
+        }
         let (path, run) = checkpoint_of(path);
         let checkpoint = Checkpoint::load(&path)?;
         let config = run.and_then(|run| run.config().ok());
@@ -64,9 +69,24 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         let trained = config.and_then(|c| c.env).map(|env| env.length);
         policies.push((path, checkpoint, env, trained));
     }
-    let lengths = if args.lengths.is_empty() { vec![policies[0].2.length] } else { args.lengths.clone() };
+    let first = policies[0].2;
+    let config =
+        |key: &str, expected: String, got: String| Err(Error::Config { key: key.to_owned(), expected, got });
+    if let Some((path, _, env, _)) = policies.iter().find(|(_, _, env, _)| env.name != first.name) {
+        let got = format!("{} of {}", env.name.name(), path.display());
+        return config(
+            "env",
+            format!("one environment for all, here {}; evaluate others apart", first.name.name()),
+            got,
+        );
+    }
+    if !first.has_length() && (!args.lengths.is_empty() || args.plot.is_some()) {
+        let got = first.name.name().to_owned();
+        return config("lengths", "T-Maze for --lengths and --plot".to_owned(), got);
+    }
+    let lengths = if args.lengths.is_empty() { vec![first.length] } else { args.lengths.clone() };
     for length in &lengths {
-        EnvConfig { length: *length, ..policies[0].2 }.evaluation()?;
+        EnvConfig { length: *length, ..first }.evaluation()?;
     }
     let mut points = Vec::new();
     for length in lengths {
@@ -80,10 +100,9 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
                 episodes: args.episodes,
                 seeds: Seeds::Test(run as u32),
                 sample: args.sample,
-                desired_return: 1.0,
                 threads: args.threads,
             };
-            let outcome = with_bar(&format!("T = {length}"), &what, stop)?;
+            let outcome = with_bar(&label(&what.env), &what, stop)?;
             let (score, returns) = (outcome.score(), outcome.returns());
             if args.json {
                 let row = json!({
@@ -109,8 +128,8 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
             say(&row.to_string());
         } else {
             say(&format!(
-                "{} T = {length}: {:.3} ± {:.3} ({} run{} x {} episodes, ± over {over})",
-                policies[0].2.name.name(),
+                "{}: {:.3} ± {:.3} ({} run{} x {} episodes, ± over {over})",
+                label(&EnvConfig { length, ..first }),
                 score.mean,
                 score.sem,
                 scores.len(),
@@ -126,6 +145,12 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
             .map_err(|e| plot_error(path, e))?;
     }
     Ok(())
+}
+
+/// An environment in a few words.
+fn label(env: &EnvConfig) -> String {
+    let name = env.name.name();
+    if env.has_length() { format!("{name} T = {}", env.length) } else { name.to_owned() }
 }
 
 /// A drawing's error as one of ours.

@@ -116,7 +116,9 @@ fn inspect_run(folder: &RunFolder, as_json: bool) -> Result<()> {
     }
     let batches = last.and_then(|row| row["batch"].as_u64()).unwrap_or(0);
     say(&format!("{}: a run of {batches} batches", folder.path().display()));
-    say(&format!("  loss         {:.4}, accuracy {:.1}%", number("loss"), 100.0 * number("accuracy")));
+    if last.is_some() {
+        say(&format!("  loss         {:.4}, accuracy {:.1}%", number("loss"), 100.0 * number("accuracy")));
+    }
     if let Some((batch, score)) = best {
         say(&format!("  validation   best {score:.3} at batch {batch}"));
     }

@@ -124,13 +124,23 @@ fn code_of(error: &elmur_train::Error, stop: &Stop) -> u8 {
     }
 }
 
-/// The first SIGINT or SIGTERM asks to stop, the second ends the program at once.
+/// The first SIGINT or SIGTERM asks to stop; another, a second or more later, ends the program at once. (Some supervisors signal a
+/// process and its group, which is one wish told twice.)
 fn listen(stop: &Stop) -> std::io::Result<()> {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    let first = std::sync::Arc::new(AtomicU64::new(0));
+    let start = std::time::Instant::now();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        let again = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
-        signal_hook::flag::register(signal, again)?;
-        signal_hook::flag::register_usize(signal, stop.shared(), signal as usize)?;
+        let (first, stop) = (first.clone(), stop.clone());
+        let hear = move || {
+            let now = start.elapsed().as_millis() as u64 + 1;
+            match first.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed) {
+                Err(first) if now >= first + 1000 => signal_hook::low_level::exit(128 + signal),
+                _ => stop.request(signal as usize),
+            }
+        };
+        // SAFETY: the handler reads a clock, writes atomics and exits without unwinding: all allowed in a signal handler.
+        unsafe { signal_hook::low_level::register(signal, hear)? };
     }
     Ok(())
 }
@@ -138,7 +148,7 @@ fn listen(stop: &Stop) -> std::io::Result<()> {
 fn run(command: Command, stop: &Stop) -> elmur_train::Result<ExitCode> {
     match command {
         Command::Demo(args) => return demo::run(&args, stop),
-        Command::Collect(args) => collect::run(&args)?,
+        Command::Collect(args) => collect::run(&args, stop)?,
         Command::Train(args) => return train::run(&args, stop),
         Command::Eval(args) => eval::run(&args, stop)?,
         Command::Plot(what) => draw::run(&what)?,
@@ -152,7 +162,9 @@ fn run(command: Command, stop: &Stop) -> elmur_train::Result<ExitCode> {
             Bench::Train(args) => bench::policy::train(&args)?,
         },
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "elmur", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "elmur", &mut script);
+            say(String::from_utf8_lossy(&script).trim_end());
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -161,13 +173,17 @@ fn run(command: Command, stop: &Stop) -> elmur_train::Result<ExitCode> {
 /// The one place that writes to standard output. A reader that went away (`| head`) ends the program quietly.
 fn say(line: &str) {
     use std::io::Write;
-    if writeln!(std::io::stdout(), "{line}").is_err() {
-        std::process::exit(0);
+    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        report(&format!("error: standard output: {error}"));
+        std::process::exit(1);
     }
 }
 
-/// The one place that writes to standard error.
-#[allow(clippy::print_stderr)]
+/// The one place that writes to standard error. Where nobody listens, the work goes on.
 fn report(line: &str) {
-    eprintln!("{line}");
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{line}");
 }

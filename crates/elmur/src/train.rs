@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use elmur_data::Dataset;
-use elmur_train::{Ended, Error, Event, Result, RunConfig, RunFolder, Stop, overrides};
+use elmur_engine::Pool;
+use elmur_train::{Ended, Error, Event, Result, RunConfig, RunFolder, Stop, Trainer, overrides};
 
 use crate::progress::Bar;
 use crate::{report, say};
@@ -36,6 +37,8 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
     let mut changes = args.overrides.clone();
     changes.extend(args.seed.map(|seed| format!("train.seed={seed}")));
     if let Some(data) = &args.data {
+        // The run is found again from anywhere, so its data must be too.
+        let data = std::path::absolute(data).unwrap_or_else(|_| data.clone());
         changes.push(format!("data.file={}", serde_json::Value::from(data.to_string_lossy().into_owned())));
     }
     let (folder, config, dataset) = match (&args.resume, &args.preset) {
@@ -51,7 +54,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
             let config = overrides::apply(&RunConfig::preset(preset)?, &changes)?;
             // Everything that can be wrong is found before anything is written.
             let dataset = config.dataset()?;
-            elmur_train::check_spaces(&config.model, dataset.spaces(), "dataset")?;
+            drop(Trainer::new(&config, &dataset, &Pool::new(1))?);
             let path = args
                 .out
                 .clone()

@@ -243,6 +243,17 @@ fn mistakes_are_named_and_nothing_is_written() {
     mistake(&["collect", "tmaze", "--episodes", "0", "--out", &out], "at least 1");
     mistake(&["eval", "/nonexistent"], "/nonexistent");
     mistake(&["inspect", "tmase"], "did you mean `tmaze`");
+    for huge in [
+        "train.batch=1000000000000",
+        "train.segments=9223372036854775807",
+        "eval.episodes=18446744073709551615",
+        "train.threads=1000000",
+        "data.episodes=1000000000000",
+        "train.schedule.end_factor=-50",
+        "train.lr=NaN",
+    ] {
+        mistake(&["train", "tmaze", huge, "--out", &out], huge.split('=').next().unwrap());
+    }
     assert!(!Path::new(&out).exists());
 
     // Data of other spaces; empty and damaged data; a place that cannot be written.
@@ -260,6 +271,8 @@ fn mistakes_are_named_and_nothing_is_written() {
     }
     let file = folder.path("file");
     std::fs::write(&file, "in the way").unwrap();
+    mistake(&["collect", "tmaze", "--episodes", "1", "--out", &file], "not a dataset");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "in the way");
     mistake(&["train", "tmaze", "--out", &format!("{file}/run")], "file/run");
     mistake(&["collect", "tmaze", "--episodes", "1", "--out", &format!("{file}/x.elmur")], "file/x.elmur");
     assert!(!Path::new(&out).exists());
@@ -269,6 +282,7 @@ fn mistakes_are_named_and_nothing_is_written() {
     fine(&strs(&train(&run, &[])));
     mistake(&["eval", &run, "--env", "cartpole"], "expected actions");
     mistake(&["eval", &run, "--lengths", "2"], "at least 3");
+    mistake(&["eval", &run, "--episodes", "18446744073709551615"], "episodes");
     mistake(&["train", "--resume", &run, "model.layers=1", "train.batches=9"], "not the run's");
     mistake(&strs(&train(&run, &[])), "--resume");
     let model = format!("{run}/checkpoints/best/model.safetensors");
