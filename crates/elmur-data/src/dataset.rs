@@ -44,7 +44,12 @@ impl Dataset {
     /// [`Dataset::torn_bytes`]; any other damage is an error.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let about = fs::metadata(path).map_err(|e| Error::io(path, e))?;
+        let about = fs::metadata(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::file(path, "no such dataset; collect one with `elmur collect`, or correct the path")
+            }
+            _ => Error::io(path, e),
+        })?;
         if about.is_dir() {
             return npz::read_npz(path, None);
         }

@@ -70,16 +70,16 @@ fn damage_is_named() {
         })
     };
     let error = change(&|all| drop(all.remove("u")));
-    assert!(error.ends_with("no tensor `u`; its config.json asks for one of shape [2, 32]"), "{error}");
+    assert!(error.ends_with("no tensor `u`; its config.json asks for one of shape [2, 16]"), "{error}");
     let error = change(&|all| {
         let u = all.remove("u").unwrap();
         all.insert("w".into(), u.clone());
         all.insert("u".into(), u);
     });
     assert!(error.ends_with("tensor `w` is not part of the model in its config.json"), "{error}");
-    let error = change(&|all| all.get_mut("u").unwrap().shape = vec![32, 2]);
-    assert!(error.ends_with("`u` has shape [32, 2], its config.json asks for [2, 32]"), "{error}");
-    let error = change(&|all| all.get_mut("u").unwrap().numbers = Numbers::F64(vec![0.0; 64]));
+    let error = change(&|all| all.get_mut("u").unwrap().shape = vec![16, 2]);
+    assert!(error.ends_with("`u` has shape [16, 2], its config.json asks for [2, 16]"), "{error}");
+    let error = change(&|all| all.get_mut("u").unwrap().numbers = Numbers::F64(vec![0.0; 32]));
     assert!(error.ends_with("`u` does not hold 32-bit floats"), "{error}");
     let error = change(&|all| {
         if let Numbers::F32(x) = &mut all.get_mut("u").unwrap().numbers {
@@ -103,17 +103,17 @@ fn damage_is_named() {
         })
     };
     let error = edit("\"heads\": 2", "\"heads\": 3");
-    assert!(error.ends_with("config `heads`: expected a divisor of d_model = 64, got 3"), "{error}");
+    assert!(error.ends_with("config `heads`: expected a divisor of d_model = 32, got 3"), "{error}");
     let error = edit("\"heads\"", "\"haeds\"");
     assert!(error.contains("unknown field `haeds`"), "{error}");
     let error = edit("\"layers\": 2", "\"layers\": 900000000000");
     assert!(error.contains("expected 1 to 1024"), "{error}");
     // Sizes far beyond the weights are found before anything is allocated for them.
-    let error = edit("\"d_model\": 64", "\"d_model\": 1048576");
+    let error = edit("\"d_model\": 32", "\"d_model\": 1048576");
     assert!(error.contains("1099511627776 bytes"), "{error}");
     let error = edit("\"segment_length\": 10", "\"segment_length\": 1048577");
     assert!(error.contains("config `segment_length`"), "{error}");
-    let error = edit("\"d_model\": 64", "\"d_model\": 131072");
+    let error = edit("\"d_model\": 32", "\"d_model\": 131072");
     assert!(error.contains("its config.json asks for"), "{error}");
 }
 
