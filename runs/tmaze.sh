@@ -2,7 +2,7 @@
 # The paper's T-Maze (RQ1): the paper's model, 4 seeds, trained on episodes of at most 29 steps, evaluated up to a million.
 #
 # BATCHES (default 1000; the paper's 1,000 epochs are 37500), SEEDS, LENGTHS, EPISODES, LONG_EPISODES (beyond 9,600) and OUT change it.
-# A run that was interrupted is resumed. Two cores: about 3 minutes per seed to train and 25 to act a million steps.
+# A run that was interrupted is resumed. Two cores: about 5 minutes per seed to train; a million steps take tens of minutes per seed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-out/tmaze}

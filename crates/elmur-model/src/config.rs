@@ -115,6 +115,15 @@ impl Action {
         }
     }
 
+    /// Choices of each component of a discrete action; none for continuous ones.
+    pub fn sizes(&self) -> &[usize] {
+        match self {
+            Action::Categorical { count } => std::slice::from_ref(count),
+            Action::MultiCategorical { sizes } => sizes,
+            Action::Continuous { .. } => &[],
+        }
+    }
+
     /// Numbers per action.
     pub fn dim(&self) -> usize {
         match self {

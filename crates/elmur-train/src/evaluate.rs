@@ -300,14 +300,11 @@ impl Observed {
 
 /// Draws an action per row and component from the probabilities that the logits mean.
 fn sample(action: &Action, logits: &[f32], rngs: &mut [Rng], actions: &mut Vec<i32>) {
-    let sizes = match action {
-        Action::MultiCategorical { sizes } => sizes.clone(),
-        other => vec![other.outputs()],
-    };
+    let sizes = action.sizes();
     let width: usize = sizes.iter().sum();
     for (row, rng) in logits.chunks_exact(width).zip(rngs) {
         let mut rest = row;
-        for size in &sizes {
+        for size in sizes {
             let (part, after) = rest.split_at(*size);
             rest = after;
             let top = part.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -49,11 +49,6 @@ impl Stop {
     pub fn signal(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
-
-    /// The number itself, for a signal handler.
-    pub fn shared(&self) -> Arc<AtomicUsize> {
-        self.0.clone()
-    }
 }
 
 /// What happens in a run, for whoever watches it.
@@ -206,7 +201,7 @@ impl RunFolder {
     }
 
     /// Saves a checkpoint and turns `last` to it.
-    fn save(&self, trainer: &Trainer<'_>, progress: &Progress) -> Result<PathBuf> {
+    fn save(&self, trainer: &Trainer<'_>, progress: &Progress) -> Result<()> {
         let name = format!("{:08}", trainer.batches());
         let (aside, target) =
             (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(&name));
@@ -216,7 +211,7 @@ impl RunFolder {
             let text = serde_json::to_vec(progress).map_err(|e| Error::file(&aside, e))?;
             write_atomic(&aside.join("progress.json"), &text)?;
             // A checkpoint of this batch is there when a run was stopped before its evaluation; it goes only when the new one has its
-            // name, and `resume` knows where to look if we die in between.
+            // name, and `resume` gives it back if we die in between.
             let old = self.checkpoints().join(format!(".{name}.old"));
             if target.exists() {
                 fs::rename(&target, &old).map_err(|e| Error::file(&target, e))?;
@@ -228,8 +223,7 @@ impl RunFolder {
         };
         write().inspect_err(|_| {
             let _ = fs::remove_dir_all(&aside);
-        })?;
-        Ok(target)
+        })
     }
 
     /// Turns a link to a checkpoint, in one step.
@@ -279,6 +273,14 @@ impl RunFolder {
     /// starts over.
     fn resume(&self, trainer: &mut Trainer<'_>) -> Result<Progress> {
         let folder = self.checkpoints();
+        let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
+        for entry in entries.filter_map(|e| e.ok()) {
+            let name = entry.file_name().into_string().unwrap_or_default();
+            let name = name.strip_prefix('.').and_then(|name| name.strip_suffix(".old"));
+            if let Some(target) = name.map(|name| folder.join(name)).filter(|target| !target.exists()) {
+                fs::rename(entry.path(), &target).map_err(|e| Error::file(&target, e))?;
+            }
+        }
         let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
         let Some(newest) = numbered(entries).pop() else {
             self.forget_metrics_after(0)?;

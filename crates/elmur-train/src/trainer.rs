@@ -121,8 +121,7 @@ impl<'a> Trainer<'a> {
     ///
     /// Where the loss is not a finite number below `train.max_loss` the error says so; the parameters are spoilt then.
     pub fn step(&mut self) -> Result<BatchReport> {
-        let config = self.config.clone();
-        let (model, t) = (&config.model, &config.train);
+        let (model, t) = (&self.config.model, &self.config.train);
         let through = model.memory.gradient.segments();
         let crops = self.sampler.next_crops(t.batch);
         let runs = t.segments / through;
@@ -233,8 +232,16 @@ impl<'a> Trainer<'a> {
         };
         let mut states = Vec::new();
         for name in self.state_names()? {
-            let tensor =
-                tensors.remove(&name).filter(|t| self.store.ty(&name).is_ok_and(|ty| ty.shape == t.shape));
+            let ty = self.store.ty(&name)?;
+            let fits = |t: &HostTensor| {
+                let same = match t.numbers {
+                    Numbers::F32(_) => ty.dtype == DType::F32,
+                    Numbers::I64(_) => ty.dtype == DType::I64,
+                    Numbers::F64(_) => false,
+                };
+                same && ty.shape == t.shape
+            };
+            let tensor = tensors.remove(&name).filter(fits);
             states.push((tensor.ok_or_else(|| missing(&name))?, name));
         }
         let counters = match tensors.remove(COUNTERS).map(|t| t.numbers) {
@@ -311,10 +318,7 @@ fn fill(
         match &model.action {
             Action::Continuous { .. } => window.action_floats(part::<f32>(program, "action", k, count)?),
             action => {
-                let sizes = match action {
-                    Action::MultiCategorical { sizes } => sizes.clone(),
-                    other => vec![other.outputs()],
-                };
+                let sizes = action.sizes();
                 let mut actions = vec![0i64; steps * sizes.len()];
                 // One past the last action stands for none.
                 window.action_ints(false, &mut actions, |i| sizes[i] as i64);
@@ -331,11 +335,10 @@ fn fill(
 
 /// Imitated actions that the last run's logits put first.
 fn right_answers(program: &Program, action: &Action) -> Result<usize> {
-    let sizes = match action {
-        Action::Categorical { count } => vec![*count],
-        Action::MultiCategorical { sizes } => sizes.clone(),
-        Action::Continuous { .. } => return Ok(0),
-    };
+    let sizes = action.sizes();
+    if sizes.is_empty() {
+        return Ok(0);
+    }
     let (logits, targets) = (program.get::<f32>("logits")?, program.input_data::<i64>("targets")?);
     let width: usize = sizes.iter().sum();
     let mut right = 0;

@@ -218,6 +218,11 @@ fn a_run_that_died_at_a_bad_moment_goes_on() {
     // After a checkpoint was named but before `last` was turned to it, with something half-written beside it.
     std::fs::remove_file(parts.join("checkpoints/last")).unwrap();
     std::fs::create_dir_all(parts.join("checkpoints/.00000006.tmp")).unwrap();
+    // And while a checkpoint was being replaced by another of the same batch.
+    let old = parts.join("checkpoints/.00000004.old");
+    std::fs::rename(parts.join("checkpoints/00000004"), &old).unwrap();
+    assert_eq!(run(&parts, &config, true, Some(5)).unwrap(), Ended::Stopped(2), "one batch after the fourth");
+    assert!(!old.exists() && parts.join("checkpoints/00000004").exists());
     assert_eq!(run(&parts, &config, true, None).unwrap(), Ended::Finished);
     assert!(bytes(&whole.join("checkpoints/last")) == bytes(&parts.join("checkpoints/last")));
     let rows = |path: &Path| std::fs::read_to_string(path.join("metrics.jsonl")).unwrap().lines().count();

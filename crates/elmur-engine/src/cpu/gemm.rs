@@ -270,7 +270,7 @@ const BLOCK: usize = 32;
 /// Elements of a packed block: three numbers of half the size for each.
 const BLOCK_LEN: usize = BLOCK * BLOCK * 3 / 2;
 
-/// Blocks of depth between visits to C: two packed panels stay in the first-level cache.
+/// Blocks of depth between visits to C: the packed panels of a task stay in the second-level cache.
 const BLOCK_STEPS: usize = 16;
 
 /// An operand seen along the depth: element i at depth k is `data[i * step + k * depth_step]`.

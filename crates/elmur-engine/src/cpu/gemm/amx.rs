@@ -10,7 +10,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::x86::transpose;
+use super::x86::{lanes, transpose};
 use super::{BLOCK, BLOCK_LEN, Depths, MatrixUnit};
 
 /// Rows of tiles by which packing asks for its source ahead.
@@ -267,12 +267,6 @@ fn prefetch(at: *const f32) {
 fn load(at: *const f32, count: usize) -> __m512 {
     // SAFETY: `pack` asks only for elements inside its source; others are masked.
     unsafe { _mm512_maskz_loadu_ps(lanes(count), at) }
-}
-
-/// A mask of the first `count` lanes.
-#[inline]
-fn lanes(count: usize) -> __mmask16 {
-    ((1u32 << count.min(16)) - 1) as __mmask16
 }
 
 /// x as a sum of three numbers whose upper halves are bf16: the nearest, the nearest to the rest, and what remains.

@@ -126,7 +126,7 @@ fn transpose_pack(target: &mut [f32], width: usize, kb: usize, source: &[f32], s
 
 /// A mask of the first `count` lanes.
 #[inline]
-fn lanes(count: usize) -> __mmask16 {
+pub(super) fn lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(16)) - 1) as __mmask16
 }
 
