@@ -89,6 +89,20 @@ pub enum Error {
         /// What it was for.
         what: &'static str,
     },
+    /// A call of CUDA failed.
+    #[error("CUDA: {call}: {cause}")]
+    Cuda {
+        /// The library's function.
+        call: &'static str,
+        /// What it said.
+        cause: String,
+    },
+    /// A library that a device needs is not on this machine.
+    #[error("this device needs {library}, which could not be loaded; install it or use device cpu")]
+    MissingLibrary {
+        /// Its name.
+        library: &'static str,
+    },
     /// Integer data pointed outside a table (a class, row or position out of range).
     #[error("{op}: {what} {got} is outside 0..{limit}")]
     IndexOutOfRange {

@@ -5,11 +5,14 @@
 //!   here, with the op's name, what it expected and what it got.
 //! - [`Graph::gradients`] appends the backward pass; [`Graph::adamw`] the update.
 //! - [`Store`] holds parameters and state; several programs share one without copying.
-//! - [`Program`] is a graph compiled for the CPU. Results have the same bits for any number of threads.
+//! - [`Program`] is a graph compiled for a [`Device`]. On the CPU results have the same bits for any number of threads.
 //! - [`gradcheck`] compares gradients with finite differences, for whoever builds models on this.
 
 mod autodiff;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod device;
 mod error;
 pub mod gradcheck;
 mod graph;
@@ -24,6 +27,9 @@ pub use elmur_rng as rng;
 
 pub use cpu::pool::Pool;
 pub use cpu::simd::Isa;
+#[cfg(feature = "cuda")]
+pub use cuda::Gpu;
+pub use device::{Device, Precision};
 pub use error::{Error, Result};
 pub use graph::{Graph, Value};
 pub use ops::activation::Activation;

@@ -64,6 +64,10 @@ pub(crate) trait Op: Debug + Send + Sync {
 
     /// Computes the outputs.
     fn cpu(&self, io: &Io<'_>) -> Result<()>;
+
+    /// Queues the work that computes the outputs on a GPU.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut crate::cuda::launch::Launch<'_>) -> Result<()>;
 }
 
 /// Every element of input `input` must lie in `0..limit` or equal `ignored`.

@@ -56,12 +56,14 @@ struct Planner<'g> {
     last: Vec<usize>,
 }
 
-pub(crate) fn plan(graph: &Graph) -> Plan {
+/// `roomy` bytes may be spent on giving every value memory of its own, which lets independent ops run side by side; where that
+/// is not enough, values that are never alive together share.
+pub(crate) fn plan(graph: &Graph, roomy: usize) -> Plan {
     let steps = live_nodes(graph);
     let mut planner = Planner::new(graph, steps);
     let copies = planner.place_updates();
     planner.place_in_place();
-    planner.assign(copies)
+    planner.assign(copies, roomy)
 }
 
 /// Nodes that outputs and updates depend on, in graph order.
@@ -228,7 +230,7 @@ impl<'g> Planner<'g> {
         }
     }
 
-    fn assign(self, copies: Vec<(Value, Value)>) -> Plan {
+    fn assign(self, copies: Vec<(Value, Value)>, roomy: usize) -> Plan {
         let graph = self.graph;
         let mut touched = vec![false; graph.values.len()];
         for &node in &self.steps {
@@ -264,7 +266,8 @@ impl<'g> Planner<'g> {
             };
             blocks.push(Block { id, bytes: info.ty.bytes().next_multiple_of(ALIGN), lifetime, offset: 0 });
         }
-        let arena_bytes = pack(&mut blocks);
+        let apart: usize = blocks.iter().map(|b| b.bytes).sum();
+        let arena_bytes = if apart <= roomy { lay_out(&mut blocks) } else { pack(&mut blocks) };
         let mut offsets = vec![None; graph.values.len()];
         blocks.iter().for_each(|b| offsets[b.id] = Some(b.offset));
 
@@ -303,6 +306,16 @@ struct Block {
     /// outputs of step n + 1, never of step n).
     lifetime: (usize, usize),
     offset: usize,
+}
+
+/// Puts blocks one after the other; returns the bytes needed.
+fn lay_out(blocks: &mut [Block]) -> usize {
+    let mut total = 0;
+    for block in blocks {
+        block.offset = total;
+        total += block.bytes;
+    }
+    total
 }
 
 /// Assigns offsets; returns the bytes needed.

@@ -5,17 +5,18 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cpu::pool::Pool;
+use crate::device::Device;
 use crate::error::{Error, Result, nearest};
 use crate::graph::{Graph, Origin, Value};
 use crate::op::{IndexBound, Io, Op, Operand};
 use crate::plan::{Home, plan};
-use crate::store::{Buffer, Gate, Store};
+use crate::store::{Buffer, Gate, Memory, Store};
 use crate::types::{DType, Element, TensorType};
 
-struct Step {
-    op: Arc<dyn Op>,
-    inputs: Box<[Operand]>,
-    outputs: Box<[Operand]>,
+pub(crate) struct Step {
+    pub op: Arc<dyn Op>,
+    pub inputs: Box<[Operand]>,
+    pub outputs: Box<[Operand]>,
 }
 
 /// An input whose elements index something.
@@ -37,22 +38,41 @@ enum Guard<'a> {
     Write { _guard: std::sync::RwLockWriteGuard<'a, ()> },
 }
 
-/// A graph compiled for the CPU and bound to its stores. See [`Graph`] for an example.
+/// A graph compiled for a device and bound to its stores. See [`Graph`] for an example.
 ///
-/// Running allocates nothing after the first call. The bits of every result are the same for any number of threads.
+/// On the CPU running allocates nothing after the first call, and the bits of every result are the same for any number of
+/// threads. On a GPU [`Program::run`] returns at once; reading an output or a store waits for the work it depends on.
 pub struct Program {
+    // Dropped first: work in flight uses what follows.
+    executor: Executor,
     steps: Vec<Step>,
     checks: Vec<Check>,
-    copies: Vec<(Operand, Operand)>,
-    inputs: BTreeMap<String, Operand>,
-    outputs: BTreeMap<String, Operand>,
+    /// As the caller sees them, in the host's memory.
+    inputs: BTreeMap<String, Port>,
+    outputs: BTreeMap<String, Port>,
     uses: Vec<Use>,
-    pool: Pool,
-    arena: Buffer,
     arena_bytes: usize,
-    scratch_offset: usize,
     /// Keeps stored tensors and constants alive.
-    _storage: Vec<Arc<Buffer>>,
+    _storage: Vec<Arc<Memory>>,
+}
+
+/// An input or output.
+struct Port {
+    /// Its number among its kind.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    index: usize,
+    operand: Operand,
+}
+
+enum Executor {
+    Cpu {
+        pool: Pool,
+        arena: Buffer,
+        scratch_offset: usize,
+        copies: Vec<(Operand, Operand)>,
+    },
+    #[cfg(feature = "cuda")]
+    Cuda(Box<crate::cuda::exec::Exec>),
 }
 
 // SAFETY: the pointers lead into buffers the program owns or shares; shared ones are guarded by the stores' gates.
@@ -60,7 +80,7 @@ unsafe impl Send for Program {}
 
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Program({} steps, {} bytes, {:?})", self.steps.len(), self.arena_bytes, self.pool)
+        write!(f, "Program({} steps, {} bytes)", self.steps.len(), self.arena_bytes)
     }
 }
 
@@ -76,21 +96,32 @@ pub struct StepTime {
 }
 
 impl Program {
-    /// Compiles `graph` to run on `pool`. Parameters and states are looked up by name in `stores`, first match first;
-    /// they are used where they lie, so programs bound to the same store see each other's updates.
-    pub fn new(graph: &Graph, pool: &Pool, stores: &[&Store]) -> Result<Self> {
+    /// Compiles `graph` to run on `device` (a [`Pool`] or a [`Device`]). Parameters and states are looked up by name in
+    /// `stores`, first match first; they are used where they lie, so programs bound to the same store see each other's
+    /// updates.
+    pub fn new(graph: &Graph, device: impl Into<Device>, stores: &[&Store]) -> Result<Self> {
+        let device = device.into();
         if stores.len() > MAX_STORES {
             let got = stores.len().to_string();
             return Err(Error::Op { op: "program", expected: format!("at most {MAX_STORES} stores"), got });
         }
-        let plan = plan(graph);
-        let scratch = plan.steps.iter().map(|&node| {
-            let node = &graph.nodes[node];
-            let types = |values: &[Value]| values.iter().map(|v| graph.ty_of(*v).clone()).collect::<Vec<_>>();
-            node.op.scratch(&types(&node.inputs), &types(&node.outputs), pool.threads())
-        });
-        let arena_bytes = plan.arena_bytes + scratch.max().unwrap_or(0);
-        let arena = Buffer::new(arena_bytes, "a program's arena")?;
+        let plan = plan(graph, roomy(&device));
+        let scratch_bytes = match &device {
+            Device::Cpu(pool) => {
+                let scratch = plan.steps.iter().map(|&node| {
+                    let node = &graph.nodes[node];
+                    let types =
+                        |values: &[Value]| values.iter().map(|v| graph.ty_of(*v).clone()).collect::<Vec<_>>();
+                    node.op.scratch(&types(&node.inputs), &types(&node.outputs), pool.threads())
+                });
+                scratch.max().unwrap_or(0)
+            }
+            // Ops take what they need while they are recorded.
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => 0,
+        };
+        let arena_bytes = plan.arena_bytes + scratch_bytes;
+        let arena = Memory::new(&device, arena_bytes, "a program's arena")?;
 
         let mut storage = Vec::new();
         let mut uses: Vec<Use> = stores.iter().map(|s| Use { gate: s.gate(), writes: false }).collect();
@@ -105,16 +136,17 @@ impl Program {
             }
             let info = &graph.values[root.id as usize];
             let buffer = if let Origin::Constant(bytes) = &info.origin {
-                let buffer = Arc::new(Buffer::new(bytes.len(), "a constant")?);
-                // SAFETY: the buffer was made this long, and nobody else knows it yet.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.ptr(), bytes.len()) };
-                buffer
+                Arc::new(Memory::with(&device, bytes, "a constant")?)
             } else {
                 let name = graph.describe(root);
                 let (index, tensor) = find(stores, &name)?;
                 if tensor.ty != info.ty {
                     let (expected, got) = (info.ty.to_string(), tensor.ty.to_string());
                     return Err(Error::StoreMismatch { name, expected, got });
+                }
+                if !tensor.buffer.is_on(&device) {
+                    let expected = format!("stores on {device:?}");
+                    return Err(Error::Op { op: "program", expected, got: format!("`{name}` elsewhere") });
                 }
                 used[index] = true;
                 uses[index].writes |= updated.contains(&root);
@@ -129,14 +161,14 @@ impl Program {
         uses.sort_by_key(|u| (Arc::as_ptr(&u.gate).addr(), !u.writes));
         uses.dedup_by(|b, a| Arc::ptr_eq(&a.gate, &b.gate));
 
+        let arena_start = arena.ptr();
         let operand = |value: &Value| {
             let ty = graph.ty_of(*value).clone();
+            // The planner keeps offsets inside the arena, and aliases inside their root.
             let ptr = match plan.places[value.id as usize] {
                 Some(place) => match place.home {
-                    // SAFETY: the planner keeps offsets inside the arena.
-                    Home::Arena(at) => unsafe { arena.ptr().add(at + place.offset) },
-                    // SAFETY: aliases lie inside their root.
-                    Home::Stored(root) | Home::Constant(root) => unsafe { base[&root.id].add(place.offset) },
+                    Home::Arena(at) => arena_start.wrapping_add(at + place.offset),
+                    Home::Stored(root) | Home::Constant(root) => base[&root.id].wrapping_add(place.offset),
                     Home::Unused => std::ptr::null_mut(),
                 },
                 None => std::ptr::null_mut(),
@@ -146,39 +178,72 @@ impl Program {
         let operands = |values: &[Value]| values.iter().map(operand).collect::<Box<[_]>>();
 
         let mut steps = Vec::new();
-        let mut checks = Vec::new();
+        let mut checked = Vec::new();
         for &node in &plan.steps {
             let node = &graph.nodes[node];
             let (inputs, outputs) = (operands(&node.inputs), operands(&node.outputs));
             let types: Vec<_> = inputs.iter().map(|o| o.ty.clone()).collect();
             for bound in node.op.indices(&types) {
-                if is_input(graph, node.inputs[bound.input]) {
-                    let operand = inputs[bound.input].clone();
-                    checks.push(Check { op: node.op.name(), bound, operand });
+                if let Some(input) = input_behind(graph, node.inputs[bound.input]) {
+                    checked.push((node.op.name(), input, inputs[bound.input].clone(), bound));
                 }
             }
             if node.op.alias(&types).is_none() {
                 steps.push(Step { op: Arc::clone(&node.op), inputs, outputs });
             }
         }
-        let copies = plan.copies.iter().map(|(target, new)| (operand(target), operand(new))).collect();
-        let inputs = graph.inputs().map(|(name, value)| (name.to_owned(), operand(&value))).collect();
-        let outputs = graph.outputs.iter().map(|(name, value)| (name.clone(), operand(value))).collect();
-        let scratch_offset = plan.arena_bytes;
-        let pool = pool.clone();
-        Ok(Self {
-            steps,
-            checks,
-            copies,
-            inputs,
-            outputs,
-            uses,
-            pool,
-            arena,
-            arena_bytes,
-            scratch_offset,
-            _storage: storage,
-        })
+        let port = |(index, (name, value)): (usize, (&str, Value))| {
+            (name.to_owned(), Port { index, operand: operand(&value) })
+        };
+        #[cfg_attr(not(feature = "cuda"), allow(unused_mut))]
+        let mut inputs: BTreeMap<String, Port> = graph.inputs().enumerate().map(port).collect();
+        let outputs: BTreeMap<String, Port> =
+            graph.outputs.iter().map(|(name, value)| (name.as_str(), *value)).enumerate().map(port).collect();
+        // Where an input lies in the program, and where the caller writes it: the same place on the CPU.
+        let places: BTreeMap<String, *mut u8> =
+            inputs.iter().map(|(name, port)| (name.clone(), port.operand.ptr)).collect();
+        let copies = plan.copies.iter().map(|(target, new)| (operand(target), operand(new)));
+        let executor = match (&device, arena) {
+            (Device::Cpu(pool), Memory::Host(arena)) => {
+                let copies = copies.collect();
+                Executor::Cpu { pool: pool.clone(), arena, scratch_offset: plan.arena_bytes, copies }
+            }
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(gpu), Memory::Cuda(arena)) => {
+                let copy = |(target, new)| crate::ops::layout::copy_step(new, target);
+                steps.extend(copies.map(copy));
+                let ordered = |ports: &BTreeMap<String, Port>| {
+                    let mut all: Vec<&Port> = ports.values().collect();
+                    all.sort_by_key(|port| port.index);
+                    all.into_iter().map(|port| port.operand.clone()).collect::<Vec<_>>()
+                };
+                let exec =
+                    crate::cuda::exec::Exec::new(gpu, arena, &steps, &ordered(&inputs), &ordered(&outputs))?;
+                for port in inputs.values_mut() {
+                    port.operand.ptr = exec.inputs[port.index].host.ptr();
+                }
+                Executor::Cuda(Box::new(exec))
+            }
+            #[cfg(feature = "cuda")]
+            _ => {
+                return Err(Error::Op {
+                    op: "program",
+                    expected: "an arena on the device".to_owned(),
+                    got: "none".to_owned(),
+                });
+            }
+        };
+        let checks = checked.into_iter().map(|(op, input, mut operand, bound)| {
+            // As far into the caller's copy of the input as into the program's.
+            let name = graph.describe(input);
+            if let (Some(port), Some(place)) = (inputs.get(&name), places.get(&name)) {
+                let offset = operand.ptr.addr() - place.addr();
+                operand.ptr = port.operand.ptr.wrapping_add(offset);
+            }
+            Check { op, bound, operand }
+        });
+        let checks = checks.collect();
+        Ok(Self { executor, steps, checks, inputs, outputs, uses, arena_bytes, _storage: storage })
     }
 
     /// Copies `data` into the input `name`. It stays there for all following runs.
@@ -193,36 +258,46 @@ impl Program {
 
     /// The input `name`, to be filled in place.
     pub fn input_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T]> {
-        let operand = lookup(&self.inputs, "input", name)?;
+        let port = lookup(&self.inputs, "input", name)?;
+        let operand = &port.operand;
         check_type::<T>(name, operand)?;
-        // SAFETY: inputs have memory of their own in the arena, and `&mut self` excludes a run.
+        #[cfg(feature = "cuda")]
+        if let Executor::Cuda(exec) = &mut self.executor {
+            exec.inputs[port.index].changed = true;
+        }
+        // SAFETY: inputs have memory of their own, and `&mut self` excludes a run.
         Ok(unsafe { std::slice::from_raw_parts_mut(operand.ptr.cast(), operand.ty.len()) })
     }
 
     /// The input `name` as it was last set; zeros before that.
     pub fn input_data<T: Element>(&self, name: &str) -> Result<&[T]> {
-        let operand = lookup(&self.inputs, "input", name)?;
+        let operand = &lookup(&self.inputs, "input", name)?.operand;
         check_type::<T>(name, operand)?;
-        // SAFETY: inputs have memory of their own in the arena, and `&self` excludes a run and a write.
+        // SAFETY: inputs have memory of their own, and `&self` excludes a run and a write.
         Ok(unsafe { std::slice::from_raw_parts(operand.ptr.cast(), operand.ty.len()) })
     }
 
     /// The output `name` as of the last run.
     pub fn get<T: Element>(&self, name: &str) -> Result<&[T]> {
-        let operand = lookup(&self.outputs, "output", name)?;
-        check_type::<T>(name, operand)?;
+        let port = lookup(&self.outputs, "output", name)?;
+        check_type::<T>(name, &port.operand)?;
+        let data = match &self.executor {
+            Executor::Cpu { .. } => port.operand.ptr.cast_const(),
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(exec) => exec.fetch(port.index)?,
+        };
         // SAFETY: outputs stay in place until the next run, which needs `&mut self`.
-        Ok(unsafe { std::slice::from_raw_parts(operand.ptr.cast(), operand.ty.len()) })
+        Ok(unsafe { std::slice::from_raw_parts(data.cast(), port.operand.ty.len()) })
     }
 
     /// Type of the input `name`.
     pub fn input_type(&self, name: &str) -> Result<&TensorType> {
-        Ok(&lookup(&self.inputs, "input", name)?.ty)
+        Ok(&lookup(&self.inputs, "input", name)?.operand.ty)
     }
 
     /// Type of the output `name`.
     pub fn output_type(&self, name: &str) -> Result<&TensorType> {
-        Ok(&lookup(&self.outputs, "output", name)?.ty)
+        Ok(&lookup(&self.outputs, "output", name)?.operand.ty)
     }
 
     /// Runs every op once and applies the updates.
@@ -235,7 +310,18 @@ impl Program {
     /// Median time of each step over `runs` runs, in order. The runs are real: updates are applied.
     pub fn profile(&mut self, runs: usize) -> Result<Vec<StepTime>> {
         let mut times = vec![Vec::with_capacity(runs); self.steps.len()];
+        #[cfg(feature = "cuda")]
+        if matches!(self.executor, Executor::Cuda(_)) {
+            // Copies changed inputs.
+            self.run()?;
+        }
         for _ in 0..runs {
+            #[cfg(feature = "cuda")]
+            if let Executor::Cuda(exec) = &mut self.executor {
+                let measured = exec.profile(&self.steps)?;
+                times.iter_mut().zip(measured).for_each(|(times, time)| times.push(time));
+                continue;
+            }
             self.run_with(|index, step| {
                 let start = Instant::now();
                 let result = step();
@@ -264,9 +350,13 @@ impl Program {
         self.steps.len()
     }
 
-    /// The pool that the program runs on.
-    pub fn pool(&self) -> &Pool {
-        &self.pool
+    /// Number of kernels, products and copies that a run queues on a GPU; 0 on the CPU.
+    pub fn kernels(&self) -> usize {
+        match &self.executor {
+            Executor::Cpu { .. } => 0,
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(exec) => exec.queued,
+        }
     }
 
     fn run_with(&mut self, mut run: impl FnMut(usize, &dyn Fn() -> Result<()>) -> Result<()>) -> Result<()> {
@@ -277,15 +367,22 @@ impl Program {
         for (guard, used) in guards.iter_mut().zip(&self.uses) {
             *guard = Some(used.lock());
         }
+        let (pool, arena, scratch_offset, copies) = match &mut self.executor {
+            Executor::Cpu { pool, arena, scratch_offset, copies } => {
+                (&*pool, arena, *scratch_offset, &*copies)
+            }
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(exec) => return exec.run(),
+        };
         // SAFETY: the scratch region follows the planned part of the arena.
-        let scratch = unsafe { self.arena.ptr().add(self.scratch_offset) };
-        let scratch_bytes = self.arena_bytes - self.scratch_offset;
+        let scratch = unsafe { arena.ptr().add(scratch_offset) };
+        let scratch_bytes = self.arena_bytes - scratch_offset;
         for (index, step) in self.steps.iter().enumerate() {
             let (inputs, outputs) = (&*step.inputs, &*step.outputs);
-            let io = Io { inputs, outputs, scratch, scratch_bytes, pool: &self.pool };
+            let io = Io { inputs, outputs, scratch, scratch_bytes, pool };
             run(index, &|| step.op.cpu(&io))?;
         }
-        for (target, source) in &self.copies {
+        for (target, source) in copies {
             // SAFETY: types agree (checked by `update`), the source is never the target's own storage, and the gate
             // of the target's store is held for writing.
             unsafe { std::ptr::copy_nonoverlapping(source.ptr, target.ptr, target.ty.bytes()) };
@@ -333,18 +430,27 @@ fn find(stores: &[&Store], name: &str) -> Result<(usize, crate::store::Tensor)> 
     })
 }
 
-/// Whether a value is an input, possibly seen through aliases.
-fn is_input(graph: &Graph, value: Value) -> bool {
+/// The input that a value is, possibly seen through aliases.
+fn input_behind(graph: &Graph, value: Value) -> Option<Value> {
     match graph.producer(value) {
-        None => matches!(graph.values[value.id as usize].origin, Origin::Input),
+        None => matches!(graph.values[value.id as usize].origin, Origin::Input).then_some(value),
         Some(node) => {
             let types: Vec<_> = node.inputs.iter().map(|v| graph.ty_of(*v).clone()).collect();
-            node.op.alias(&types).is_some() && is_input(graph, node.inputs[0])
+            node.op.alias(&types).and_then(|_| input_behind(graph, node.inputs[0]))
         }
     }
 }
 
-fn lookup<'a>(map: &'a BTreeMap<String, Operand>, kind: &'static str, name: &str) -> Result<&'a Operand> {
+/// Bytes that a program may spend on giving every value memory of its own.
+fn roomy(device: &Device) -> usize {
+    match device {
+        Device::Cpu(_) => 0,
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => 2 << 30,
+    }
+}
+
+fn lookup<'a>(map: &'a BTreeMap<String, Port>, kind: &'static str, name: &str) -> Result<&'a Port> {
     map.get(name).ok_or_else(|| Error::UnknownName {
         kind,
         name: name.to_owned(),

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::cpu::pool::Pool;
+use crate::device::Device;
 use crate::error::{Error, Result, nearest};
 use crate::graph::Graph;
 use crate::types::{Element, TensorType};
@@ -76,17 +78,108 @@ fn use_huge_pages(ptr: *mut u8, bytes: usize) {
     let _ = (ptr, bytes);
 }
 
+/// Memory of a tensor, on the host or on a device.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    Host(Buffer),
+    #[cfg(feature = "cuda")]
+    Cuda(crate::cuda::DeviceBuffer),
+}
+
+impl Memory {
+    pub(crate) fn new(device: &Device, bytes: usize, what: &'static str) -> Result<Self> {
+        Ok(match device {
+            Device::Cpu(_) => Memory::Host(Buffer::new(bytes, what)?),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => Memory::Cuda(crate::cuda::DeviceBuffer::new(gpu, bytes, what)?),
+        })
+    }
+
+    /// Memory with these contents.
+    pub(crate) fn with(device: &Device, data: &[u8], what: &'static str) -> Result<Self> {
+        let memory = Self::new(device, data.len(), what)?;
+        // SAFETY: it was made this long, and nobody else knows it yet.
+        unsafe { memory.write(data)? };
+        Ok(memory)
+    }
+
+    /// Address of the first byte, on whichever device it lies.
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        match self {
+            Memory::Host(buffer) => buffer.ptr(),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(buffer) => buffer.address() as *mut u8,
+        }
+    }
+
+    /// Whether programs of `device` can use it where it lies.
+    pub(crate) fn is_on(&self, device: &Device) -> bool {
+        match (self, device) {
+            (Memory::Host(_), Device::Cpu(_)) => true,
+            #[cfg(feature = "cuda")]
+            (Memory::Cuda(buffer), Device::Cuda(gpu)) => buffer.gpu().same_queue(gpu),
+            #[cfg(feature = "cuda")]
+            _ => false,
+        }
+    }
+
+    /// Replaces the first bytes.
+    ///
+    /// # Safety
+    /// The memory must hold as many bytes, and nobody else may use it meanwhile.
+    unsafe fn write(&self, data: &[u8]) -> Result<()> {
+        match self {
+            // SAFETY: by the contract.
+            Memory::Host(buffer) => unsafe {
+                std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.ptr(), data.len());
+            },
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(buffer) => buffer.write(data)?,
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of numbers.
+fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
+    // SAFETY: elements are plain numbers without padding.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Tensor {
     pub ty: TensorType,
-    pub buffer: Arc<Buffer>,
+    pub buffer: Arc<Memory>,
+}
+
+impl Tensor {
+    /// Calls `f` with the bytes, copied to the host if need be. The gate must be held.
+    fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        match &*self.buffer {
+            // SAFETY: the memory holds this many bytes, and the gate excludes writers.
+            Memory::Host(buffer) => {
+                Ok(f(unsafe { std::slice::from_raw_parts(buffer.ptr(), self.ty.bytes()) }))
+            }
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(buffer) => {
+                // In words, so that numbers are aligned.
+                let mut words = vec![0u64; self.ty.bytes().div_ceil(8)];
+                // SAFETY: plain numbers of at least this many bytes.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), self.ty.bytes()) };
+                buffer.read(bytes)?;
+                Ok(f(bytes))
+            }
+        }
+    }
 }
 
 /// Guards the tensors of one store: programs that change any of them lock it for writing while they run.
 pub(crate) type Gate = RwLock<()>;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
+    device: Device,
     gate: Arc<Gate>,
     tensors: RwLock<BTreeMap<String, Tensor>>,
 }
@@ -94,8 +187,14 @@ struct Inner {
 /// Named tensors shared by programs. Cloning shares; see [`Store::duplicate`] for a copy.
 ///
 /// Programs that only read a store run side by side; one that updates it waits for the others.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Store(Arc<Inner>);
+
+impl Default for Store {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -104,9 +203,29 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// An empty store.
+    /// An empty store in the host's memory.
     pub fn new() -> Self {
-        Self::default()
+        Self::on(Pool::serial())
+    }
+
+    /// An empty store in a device's memory, for programs of that device.
+    pub fn on(device: impl Into<Device>) -> Self {
+        Self(Arc::new(Inner { device: device.into(), gate: Arc::default(), tensors: RwLock::default() }))
+    }
+
+    /// A copy of its own in a device's memory.
+    pub fn to(&self, device: impl Into<Device>) -> Result<Self> {
+        let copy = Store::on(device);
+        let _gate = self.0.gate.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, tensor) in self.0.tensors.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            copy.insert(name, tensor.ty.clone())?;
+            let target = copy.tensor(name)?.buffer;
+            tensor.read(|data| {
+                // SAFETY: nobody else knows the target; sizes agree.
+                unsafe { target.write(data) }
+            })??;
+        }
+        Ok(copy)
     }
 
     /// Adds zeros for every parameter and state of `graph` that is not here yet; others must have the same type.
@@ -139,7 +258,7 @@ impl Store {
                 got: existing.ty.to_string(),
             });
         }
-        let buffer = Arc::new(Buffer::new(ty.bytes(), "a stored tensor")?);
+        let buffer = Arc::new(Memory::new(&self.0.device, ty.bytes(), "a stored tensor")?);
         tensors.insert(name.to_owned(), Tensor { ty, buffer });
         Ok(())
     }
@@ -152,16 +271,17 @@ impl Store {
         }
         let _gate = self.0.gate.write().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the gate excludes every other reader and writer, and the lengths agree.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), tensor.buffer.ptr().cast(), data.len()) };
-        Ok(())
+        unsafe { tensor.buffer.write(bytes_of(data)) }
     }
 
     /// Calls `f` with the contents of `name`.
     pub fn with<T: Element, R>(&self, name: &str, f: impl FnOnce(&[T]) -> R) -> Result<R> {
         let tensor = self.checked::<T>(name)?;
         let _gate = self.0.gate.read().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the gate excludes writers, and the buffer holds this many elements of this type.
-        Ok(f(unsafe { std::slice::from_raw_parts(tensor.buffer.ptr().cast::<T>(), tensor.ty.len()) }))
+        tensor.read(|data| {
+            // SAFETY: the memory is aligned and holds this many elements of this type.
+            f(unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<T>(), tensor.ty.len()) })
+        })
     }
 
     /// A copy of the contents of `name`.
@@ -179,17 +299,14 @@ impl Store {
         self.0.tensors.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// A store of its own with the same contents.
+    /// A store of its own with the same contents, on the same device.
     pub fn duplicate(&self) -> Result<Self> {
-        let copy = Store::new();
-        let _gate = self.0.gate.read().unwrap_or_else(PoisonError::into_inner);
-        for (name, tensor) in self.0.tensors.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            copy.insert(name, tensor.ty.clone())?;
-            let target = copy.tensor(name)?.buffer;
-            // SAFETY: the gate excludes writers of the source, nobody else knows the target, sizes agree.
-            unsafe { std::ptr::copy_nonoverlapping(tensor.buffer.ptr(), target.ptr(), tensor.ty.bytes()) };
-        }
-        Ok(copy)
+        self.to(&self.0.device)
+    }
+
+    /// Where its tensors lie.
+    pub fn device(&self) -> &Device {
+        &self.0.device
     }
 
     pub(crate) fn gate(&self) -> Arc<Gate> {

@@ -1,7 +1,10 @@
 //! Every op's backward rule against central differences in f64, over random shapes that include extent 1 and
-//! widths that are no multiple of any vector.
+//! widths that are no multiple of any vector. With the feature `cuda` and a GPU the same graphs, in f32, are compared between CPU and GPU.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
+
+#[cfg(feature = "cuda")]
+mod gpu;
 
 use elmur_engine::rng::Stream;
 use elmur_engine::{
@@ -13,14 +16,15 @@ const F64: DType = DType::F64;
 
 /// A source of random shapes, choices and data for one case.
 struct Case {
+    dtype: DType,
     stream: Stream,
     next: u64,
     names: usize,
 }
 
 impl Case {
-    fn new(seed: u64) -> Self {
-        Self { stream: Stream::new(seed, 1, 0), next: 0, names: 0 }
+    fn new(seed: u64, dtype: DType) -> Self {
+        Self { dtype, stream: Stream::new(seed, 1, 0), next: 0, names: 0 }
     }
 
     fn below(&mut self, n: usize) -> usize {
@@ -49,7 +53,7 @@ impl Case {
     /// A parameter with a fresh name.
     fn param(&mut self, g: &mut Graph, shape: impl Into<Vec<usize>>) -> Result<Value> {
         self.names += 1;
-        g.param(&format!("p{}", self.names), F64, shape)
+        g.param(&format!("p{}", self.names), self.dtype, shape)
     }
 
     fn indices(&mut self, g: &mut Graph, shape: impl Into<Vec<usize>>, limit: usize) -> Result<Value> {
@@ -68,7 +72,10 @@ impl Case {
     fn weigh(&mut self, g: &mut Graph, y: Value) -> Result<Value> {
         let shape = g.shape(y)?.to_vec();
         let data = self.normal(shape.iter().product());
-        let c = g.constant(&data, shape)?;
+        let c = match self.dtype {
+            F64 => g.constant(&data, shape)?,
+            _ => g.constant(&data.iter().map(|x| *x as f32).collect::<Vec<_>>(), shape)?,
+        };
         let product = g.mul(y, c)?;
         g.sum(product)
     }
@@ -86,7 +93,7 @@ impl Case {
 /// Checks `cases` random instances of a graph whose outputs `build` returns.
 fn check(name: &str, cases: u64, build: impl Fn(&mut Graph, &mut Case) -> Result<Vec<Value>>) {
     for seed in 0..cases {
-        let mut case = Case::new(seed);
+        let mut case = Case::new(seed, F64);
         let mut g = Graph::new();
         let outputs = build(&mut g, &mut case).unwrap_or_else(|e| panic!("{name}, case {seed}: {e}"));
         let loss = case.total(&mut g, &outputs).unwrap();
@@ -96,6 +103,14 @@ fn check(name: &str, cases: u64, build: impl Fn(&mut Graph, &mut Case) -> Result
         let shapes: Vec<_> = g.params().map(|(_, v)| g.shape(v).unwrap().to_vec()).collect();
         let worst = gradcheck::check(&mut g, loss, &store, 1e-5, 24).unwrap();
         assert!(worst.error < 2e-7, "{name}, case {seed}, parameters {shapes:?}: {worst:?}");
+        #[cfg(feature = "cuda")]
+        gpu::compare(&format!("{name}, case {seed}, parameters {shapes:?}"), seed, || {
+            let mut case = Case::new(seed, DType::F32);
+            let mut g = Graph::new();
+            let outputs = build(&mut g, &mut case)?;
+            let loss = case.total(&mut g, &outputs)?;
+            Ok((g, outputs, loss))
+        });
     }
 }
 

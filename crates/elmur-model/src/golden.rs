@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use elmur_engine::{AdamW, DType, Graph, Pool, Program, Store};
+use elmur_engine::{AdamW, DType, Device, Graph, Program, Store};
 use serde::Deserialize;
 
 use crate::config::{
@@ -158,8 +158,9 @@ impl Case {
     }
 }
 
-/// Replays the golden file at `path` in the given float type.
-pub fn verify(path: &Path, dtype: DType) -> Result<Report> {
+/// Replays the golden file at `path` on a device, in the given float type.
+pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Report> {
+    let device = device.into();
     let json = path.with_extension("json");
     let text = std::fs::read_to_string(&json).map_err(|e| Error::io(&json, e))?;
     let case: Case = serde_json::from_str(&text).map_err(|e| Error::file(&json, e.to_string()))?;
@@ -168,7 +169,7 @@ pub fn verify(path: &Path, dtype: DType) -> Result<Report> {
     }
     let file = tensors::read(&path.with_extension("safetensors"))?;
     let config = case.config()?;
-    let replay = Replay { config: &config, case: &case, file: &file, dtype };
+    let replay = Replay { config: &config, case: &case, file: &file, dtype, device: &device };
     let mut report = Report::default();
     replay.evaluation(&mut report)?;
     replay.gradients(&mut report)?;
@@ -181,6 +182,7 @@ struct Replay<'a> {
     case: &'a Case,
     file: &'a Tensors,
     dtype: DType,
+    device: &'a Device,
 }
 
 /// |got - want| over the largest |want|; the larger of the two stays in `worst`.
@@ -229,7 +231,7 @@ impl Replay<'_> {
 
     /// A store with the golden parameters and initial memory, and zeros for the graphs' other states.
     fn store(&self, graphs: &[&Graph]) -> Result<Store> {
-        let store = Store::new();
+        let store = Store::on(self.device);
         for graph in graphs {
             store.declare(graph)?;
         }
@@ -283,6 +285,7 @@ impl Replay<'_> {
             clip: optimizer.clip,
             dtype: self.dtype,
             export_gradients: true,
+            table: None,
         };
         training_graph(self.config, &settings, Start::Continue)
     }
@@ -290,7 +293,7 @@ impl Replay<'_> {
     fn evaluation(&self, report: &mut Report) -> Result<()> {
         let graph = evaluation_graph(self.config, self.case.batch, self.dtype)?;
         let store = self.store(&[&graph])?;
-        let mut program = Program::new(&graph, &Pool::new(1), &[&store])?;
+        let mut program = Program::new(&graph, self.device, &[&store])?;
         for segment in 0..self.case.segments {
             self.feed(&mut program, segment, false)?;
             program.run()?;
@@ -315,8 +318,8 @@ impl Replay<'_> {
         let (evaluation, training) =
             (evaluation_graph(self.config, self.case.batch, self.dtype)?, self.training()?);
         let store = self.store(&[&evaluation, &training])?;
-        let mut forward = Program::new(&evaluation, &Pool::new(1), &[&store])?;
-        let mut train = Program::new(&training, &Pool::new(1), &[&store])?;
+        let mut forward = Program::new(&evaluation, self.device, &[&store])?;
+        let mut train = Program::new(&training, self.device, &[&store])?;
         for segment in 0..2 {
             self.feed(&mut forward, segment, false)?;
             forward.run()?;
@@ -356,7 +359,7 @@ impl Replay<'_> {
     fn trajectory(&self, report: &mut Report) -> Result<()> {
         let graph = self.training()?;
         let store = self.store(&[&graph])?;
-        let mut train = Program::new(&graph, &Pool::new(1), &[&store])?;
+        let mut train = Program::new(&graph, self.device, &[&store])?;
         let golden = self.golden("train/loss_and_grad_norm")?;
         if golden.len() != 2 * self.case.segments {
             let expected = format!("{} numbers in `train/loss_and_grad_norm`", 2 * self.case.segments);

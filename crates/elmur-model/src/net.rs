@@ -90,11 +90,13 @@ pub(crate) struct Net<'a> {
     pub rng: Option<Value>,
     /// Load-balancing losses of all layers, in training.
     pub aux: Vec<Value>,
+    /// Where the data lies on the device: rows of its tables, and which rows the segments are.
+    pub table: Option<(usize, Value)>,
 }
 
 impl<'a> Net<'a> {
     pub(crate) fn new(g: &'a mut Graph, config: &'a ModelConfig, dtype: DType, rng: Option<Value>) -> Self {
-        Self { g, config, dtype, rng, aux: Vec::new() }
+        Self { g, config, dtype, rng, aux: Vec::new(), table: None }
     }
 
     /// The parameter `name`, declared if it is new.

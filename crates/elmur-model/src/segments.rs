@@ -12,11 +12,14 @@
 //! | `times`, `newest` | i64 [k, 1, T] and [k, B]: filled by [`SegmentClock`] | always |
 //! | `encodings` | [k, T, d]: filled by [`SegmentClock`] | `compat.absolute_offset` |
 //! | `lr` | scalar | training |
+//!
+//! Where the data lies on the device ([`TrainSettings::table`]) the observations, targets and mask are states `data.<name>` with one row per
+//! step of the dataset instead, and one input says which: `steps`, i32 [k, B, L].
 
 use elmur_engine::{AdamW, CrossEntropy, DType, Graph, Program, Value};
 
 use crate::config::{Action, ModelConfig, Observation, Token};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::net::{MemoryValue, Net, Sources, Times, WriteMask, position_encodings};
 
 /// How the memory starts in a program's run.
@@ -43,7 +46,12 @@ pub struct TrainSettings {
     pub dtype: DType,
     /// Also output every gradient as `grad.<param>`.
     pub export_gradients: bool,
+    /// Rows of the data's tables where the data lies on the device; for models of observation tokens only.
+    pub table: Option<usize>,
 }
+
+/// Name of the state that adds up what a batch brought: see [`training_graph`].
+pub const REPORT: &str = "report";
 
 /// Targets with this value do not count.
 pub const IGNORED: i64 = -10;
@@ -60,15 +68,24 @@ pub fn anchor_state(i: usize) -> String {
 
 /// Forward, backward and one AdamW step over `config.memory.gradient` segments.
 ///
-/// Outputs: `loss` (with load balancing), `action_loss`, `aux_loss`, `gradient_norm`, `logits` [k, B, L, outputs].
+/// Outputs: `loss` (with load balancing), `action_loss`, `aux_loss`, `gradient_norm`, `logits` [k, B, L, outputs]. The state [`REPORT`]
+/// holds the sums of loss, action loss, gradient norm and right discrete answers over the runs since the crop began.
 pub fn training_graph(config: &ModelConfig, settings: &TrainSettings, start: Start) -> Result<Graph> {
     config.validate()?;
     let mut g = Graph::new();
     let rng = g.rng("rng")?;
     let count = config.memory.gradient.segments();
     let mut net = Net::new(&mut g, config, settings.dtype, Some(rng));
+    if let Some(rows) = settings.table {
+        if config.tokens.per_step() > 1 {
+            let got = format!("{:?}", config.tokens);
+            return Err(Error::input("table", "a model whose tokens are observations", got));
+        }
+        let lead = [count, settings.batch, config.segment_length];
+        net.table = Some((rows, net.g.input("steps", DType::I32, lead)?));
+    }
     let logits = net.segments(settings.batch, count, start)?;
-    let action_loss = net.action_loss(logits, settings.batch, count, settings.label_smoothing)?;
+    let (action_loss, right) = net.action_loss(logits, settings.batch, count, settings.label_smoothing)?;
     let aux = std::mem::take(&mut net.aux);
     let mut loss = action_loss;
     let mut aux_loss = g.scalar(settings.dtype, 0.0)?;
@@ -95,6 +112,10 @@ pub fn training_graph(config: &ModelConfig, settings: &TrainSettings, start: Sta
     let norm = g.global_norm(&all)?;
     let lr = g.input("lr", settings.dtype, [])?;
     g.adamw(settings.optimizer, lr, Some((norm, settings.clip)), &pairs)?;
+    let report = g.state(REPORT, settings.dtype, [4])?;
+    let total = (start == Start::Continue).then_some(report);
+    let sums = g.tally(&[loss, action_loss, norm, right], total)?;
+    g.update(report, sums)?;
     for (name, value) in [
         ("loss", loss),
         ("action_loss", action_loss),
@@ -191,16 +212,15 @@ impl Net<'_> {
         let config = self.config;
         let shaped = |rest: &[usize]| [lead, rest].concat();
         let declare = |net: &mut Self, name: &str, observation: &Observation| -> Result<Value> {
-            Ok(match observation {
-                Observation::Vector { dim } => net.g.input(name, net.dtype, shaped(&[*dim]))?,
-                Observation::Categorical { sizes, .. } => {
-                    net.g.input(name, DType::I32, shaped(&[sizes.len()]))?
-                }
+            let (dtype, each) = match observation {
+                Observation::Vector { dim } => (net.dtype, vec![*dim]),
+                Observation::Categorical { sizes, .. } => (DType::I32, vec![sizes.len()]),
                 Observation::Image { channels, height, width } => {
-                    net.g.input(name, net.dtype, shaped(&[*channels, *height, *width]))?
+                    (net.dtype, vec![*channels, *height, *width])
                 }
-                Observation::Parts(_) => net.g.input(name, net.dtype, shaped(&[1]))?, // refused by `validate`
-            })
+                Observation::Parts(_) => (net.dtype, vec![1]), // refused by `validate`
+            };
+            net.source(name, dtype, lead, &each)
         };
         let observation = match &config.observation {
             Observation::Parts(parts) => {
@@ -227,6 +247,17 @@ impl Net<'_> {
         Ok(Sources { observation, action, returns })
     }
 
+    /// A number or several per step: an input [lead, each], or the rows of a table that the input `steps` names.
+    fn source(&mut self, name: &str, dtype: DType, lead: &[usize], each: &[usize]) -> Result<Value> {
+        Ok(match self.table {
+            Some((rows, steps)) => {
+                let table = self.g.state(&format!("data.{name}"), dtype, [&[rows], each].concat())?;
+                self.g.take(table, steps)?
+            }
+            None => self.g.input(name, dtype, [lead, each].concat())?,
+        })
+    }
+
     fn segment_sources(&mut self, sources: &Sources, k: usize) -> Result<Sources> {
         let mut cut = |value: Value| -> Result<Value> {
             let shape = self.g.shape(value)?[1..].to_vec();
@@ -236,40 +267,44 @@ impl Net<'_> {
         Ok(Sources { observation, action: cut(sources.action)?, returns: cut(sources.returns)? })
     }
 
-    /// Mean loss over all steps that count in all segments.
+    /// Mean loss over all steps that count in all segments, and the number of right discrete answers.
     fn action_loss(
         &mut self,
         logits: Value,
         batch: usize,
         count: usize,
         label_smoothing: f64,
-    ) -> Result<Value> {
+    ) -> Result<(Value, Value)> {
         let config = self.config;
         let rows = count * batch * config.segment_length;
         let lead = [count, batch, config.segment_length];
         let settings = CrossEntropy { label_smoothing, ignored: IGNORED };
         match &config.action {
             Action::Continuous { dim, .. } => {
-                let targets = self.g.input("targets", self.dtype, [&lead[..], &[*dim]].concat())?;
-                let mask = self.g.input("mask", DType::Bool, lead)?;
-                Ok(self.g.mse(logits, targets, Some(mask))?)
+                let targets = self.source("targets", self.dtype, &lead, &[*dim])?;
+                let mask = self.source("mask", DType::Bool, &lead, &[])?;
+                Ok((self.g.mse(logits, targets, Some(mask))?, self.g.scalar(self.dtype, 0.0)?))
             }
             Action::Categorical { count: actions } => {
-                let targets = self.g.input("targets", DType::I64, [&lead[..], &[1]].concat())?;
+                let targets = self.source("targets", DType::I64, &lead, &[1])?;
                 let targets = self.g.reshape(targets, [rows])?;
                 let logits = self.g.reshape(logits, [rows, *actions])?;
-                Ok(self.g.cross_entropy(logits, targets, settings)?)
+                let right = self.g.count_right(logits, targets)?;
+                Ok((self.g.cross_entropy(logits, targets, settings)?, right))
             }
             Action::MultiCategorical { sizes } => {
-                let targets = self.g.input("targets", DType::I64, [&lead[..], &[sizes.len()]].concat())?;
+                let targets = self.source("targets", DType::I64, &lead, &[sizes.len()])?;
                 let logits = self.g.reshape(logits, [rows, sizes.iter().sum()])?;
                 let mut total: Option<Value> = None;
+                let mut right = self.g.scalar(self.dtype, 0.0)?;
                 let mut first = 0;
                 for (i, size) in sizes.iter().enumerate() {
                     let component = self.g.slice(targets, 3, i..i + 1)?;
                     let component = self.g.reshape(component, [rows])?;
                     let part = self.g.slice(logits, 1, first..first + size)?;
                     let loss = self.g.cross_entropy(part, component, settings)?;
+                    let more = self.g.count_right(part, component)?;
+                    right = self.g.add(right, more)?;
                     total = Some(match total {
                         Some(total) => self.g.add(total, loss)?,
                         None => loss,
@@ -277,7 +312,7 @@ impl Net<'_> {
                     first += size;
                 }
                 let total = total.unwrap_or(logits);
-                Ok(self.g.scale(total, 1.0 / sizes.len() as f64)?)
+                Ok((self.g.scale(total, 1.0 / sizes.len() as f64)?, right))
             }
         }
     }

@@ -5,7 +5,7 @@
 //! (`compat.newest_first_times`, `compat.absolute_offset`, shared memory) the window is run again at every step.
 
 use elmur_engine::rng::Stream;
-use elmur_engine::{DType, Graph, Pool, Program, Store, Value};
+use elmur_engine::{DType, Device, Graph, Program, Store, Value};
 
 use crate::config::{Action, MemoryInit, ModelConfig, Observation, Token};
 use crate::error::{Error, Result};
@@ -136,24 +136,40 @@ fn cache_is_exact(config: &ModelConfig) -> bool {
 impl Session {
     /// A session of `batch` rows with the parameters in `params` (shared, not copied). Rows start as after
     /// `reset` with seeds 0, 1, ...
-    pub fn new(config: &ModelConfig, params: &Store, batch: usize, pool: &Pool) -> Result<Self> {
-        Self::build(config, params, batch, pool, false)
+    pub fn new(
+        config: &ModelConfig,
+        params: &Store,
+        batch: usize,
+        device: impl Into<Device>,
+    ) -> Result<Self> {
+        Self::build(config, params, batch, &device.into(), false)
     }
 
     /// [`Session::new`], recording what every step does: see [`Session::take_records`].
-    pub fn recording(config: &ModelConfig, params: &Store, batch: usize, pool: &Pool) -> Result<Self> {
-        Self::build(config, params, batch, pool, true)
+    pub fn recording(
+        config: &ModelConfig,
+        params: &Store,
+        batch: usize,
+        device: impl Into<Device>,
+    ) -> Result<Self> {
+        Self::build(config, params, batch, &device.into(), true)
     }
 
-    fn build(config: &ModelConfig, params: &Store, batch: usize, pool: &Pool, record: bool) -> Result<Self> {
+    fn build(
+        config: &ModelConfig,
+        params: &Store,
+        batch: usize,
+        device: &Device,
+        record: bool,
+    ) -> Result<Self> {
         config.validate()?;
         if batch == 0 {
             return Err(Error::input("session", "at least one row", "0"));
         }
-        let state = Store::new();
+        let state = Store::on(device);
         let compile = |graph: &Graph| -> Result<Program> {
             state.declare_states(graph)?;
-            Ok(Program::new(graph, pool, &[&state, params])?)
+            Ok(Program::new(graph, device, &[&state, params])?)
         };
         let mode = if cache_is_exact(config) {
             let tokens = config.tokens.tokens();

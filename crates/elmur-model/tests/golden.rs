@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use elmur_engine::DType;
+use elmur_engine::{DType, Pool};
 use elmur_model::golden::verify;
 
 fn cases() -> Vec<PathBuf> {
@@ -19,7 +19,7 @@ fn cases() -> Vec<PathBuf> {
 #[test]
 fn float64_matches_to_1e_9() {
     for case in cases() {
-        let report = verify(&case, DType::F64).unwrap();
+        let report = verify(&case, DType::F64, &Pool::new(1)).unwrap();
         assert!(report.within(1e-9, DType::F64), "{}: {report:?}", case.display());
     }
 }
@@ -27,7 +27,7 @@ fn float64_matches_to_1e_9() {
 #[test]
 fn float32_matches_to_2e_4() {
     for case in cases() {
-        let report = verify(&case, DType::F32).unwrap();
+        let report = verify(&case, DType::F32, &Pool::new(1)).unwrap();
         assert!(report.within(2e-4, DType::F32), "{}: {report:?}", case.display());
     }
 }

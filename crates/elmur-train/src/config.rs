@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use elmur_data::Dataset;
+use elmur_engine::{Device, Precision};
 use elmur_envs::{EnvConfig, EnvKind, Leaf, Space};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
@@ -73,6 +74,42 @@ pub struct TrainConfig {
     pub max_loss: f64,
     /// Threads; 0: one per core. Results do not depend on it.
     pub threads: usize,
+    /// Where to compute: cpu, cuda or cuda:N.
+    #[serde(default = "cpu")]
+    pub device: String,
+    /// How products are computed on a GPU: f32, tf32 or bf16.
+    #[serde(default)]
+    pub precision: PrecisionName,
+}
+
+fn cpu() -> String {
+    "cpu".to_owned()
+}
+
+/// [`Precision`] in configs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PrecisionName {
+    /// f32
+    F32,
+    /// tf32
+    #[default]
+    Tf32,
+    /// bf16
+    Bf16,
+}
+
+impl From<PrecisionName> for Precision {
+    fn from(name: PrecisionName) -> Self {
+        Precision::ALL[name as usize]
+    }
+}
+
+impl TrainConfig {
+    /// Opens the device.
+    pub fn open_device(&self) -> Result<Device> {
+        Ok(Device::open(&self.device, self.threads, self.precision.into())?)
+    }
 }
 
 /// How a policy is judged while it learns, on episodes that are never reported.
@@ -132,6 +169,8 @@ impl RunConfig {
                 checkpoint_every: 100,
                 max_loss: 1e4,
                 threads: 0,
+                device: cpu(),
+                precision: PrecisionName::default(),
             },
             // Retention far beyond the crop comes and goes while the loss stands still, so it is looked at often.
             eval: EvalConfig {
@@ -161,6 +200,8 @@ impl RunConfig {
         for (key, count, most) in counts {
             check((1..=most).contains(&count), key, &format!("1 to {most}"), count.to_string())?;
         }
+        Device::check_name(&t.device)
+            .map_err(|_| Error::config("train.device", "cpu, cuda or cuda:N", &t.device))?;
         check(t.threads <= 1024, "train.threads", "at most 1024", t.threads.to_string())?;
         let end = t.schedule.end_factor;
         check((0.0..=1.0).contains(&end), "train.schedule.end_factor", "in 0..=1", end.to_string())?;

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use elmur_engine::{Pool, Store};
+use elmur_engine::{Device, Pool, Store};
 use elmur_envs::{Env, EnvConfig, Values, VecEnv};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
@@ -56,6 +56,8 @@ pub struct Evaluation<'a> {
     pub sample: bool,
     /// Threads; 0: one per core.
     pub threads: usize,
+    /// Where the policy computes; its parameters must lie there. On a GPU all episodes act side by side.
+    pub device: &'a Device,
 }
 
 /// What became of one episode.
@@ -121,7 +123,8 @@ pub fn evaluate(what: &Evaluation<'_>, stop: &Stop, progress: &(dyn Fn(f64) + Sy
     }
     check_spaces(what.model, what.env.evaluation()?.spaces(), "environment")?;
     let seeds: Vec<u64> = (0..what.episodes).map(|i| what.seeds.episode(i)).collect();
-    let group = (what.episodes / 4).clamp(10, 50).min(what.episodes);
+    let group = if what.device.is_cpu() { (what.episodes / 4).clamp(10, 50) } else { 4096 };
+    let group = group.min(what.episodes);
     let groups: Vec<&[u64]> = seeds.chunks(group).collect();
     let results: Mutex<Vec<Option<Result<Vec<EpisodeResult>>>>> =
         Mutex::new(groups.iter().map(|_| None).collect());
@@ -176,7 +179,9 @@ fn act_out(what: &Evaluation<'_>, seeds: &[u64], stop: &Stop, tick: &dyn Fn()) -
     let envs = seeds.iter().map(|_| what.env.evaluation()).collect::<elmur_envs::Result<Vec<_>>>()?;
     let mut env = VecEnv::new(envs)?;
     env.reset(seeds)?;
-    let mut session = Session::new(what.model, what.params, rows, &Pool::new(1))?;
+    // On the CPU every group has a thread of its own.
+    let device = if what.device.is_cpu() { Device::Cpu(Pool::new(1)) } else { what.device.clone() };
+    let mut session = Session::new(what.model, what.params, rows, &device)?;
     session.reset(&seeds.iter().map(|seed| memory_seed(*seed)).enumerate().collect::<Vec<_>>())?;
     let mut rngs: Vec<Rng> = seeds.iter().map(|seed| Rng::new(memory_seed(*seed), u32::MAX)).collect();
     let mut results = vec![EpisodeResult::default(); rows];

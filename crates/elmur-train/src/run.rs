@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
 
 use elmur_data::Dataset;
-use elmur_engine::Pool;
+use elmur_engine::Device;
 use elmur_model::tensors::write_atomic;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -378,8 +378,21 @@ pub fn train(
     stop: &Stop,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ended> {
-    let pool = Pool::new(config.train.threads);
-    let mut trainer = Trainer::new(config, dataset, &pool)?;
+    let device = config.train.open_device()?;
+    train_on(&device, folder, config, dataset, resume, stop, observe)
+}
+
+/// [`train`] on a device that is open already, whatever the config names.
+pub fn train_on(
+    device: &Device,
+    folder: &RunFolder,
+    config: &RunConfig,
+    dataset: &Dataset,
+    resume: bool,
+    stop: &Stop,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> Result<Ended> {
+    let mut trainer = Trainer::new(config, dataset, device)?;
     let mut progress = Progress::default();
     if resume {
         same_course(&folder.config()?, config)?;
@@ -474,6 +487,7 @@ impl Run<'_> {
                 seeds: Seeds::Validation,
                 sample: config.eval.sample,
                 threads: config.train.threads,
+                device: trainer.device(),
             };
             observe(Event::Evaluating { batch });
             let score = match evaluate(&evaluation, self.stop, &|_| {}) {

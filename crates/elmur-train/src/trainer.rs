@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use elmur_data::{Dataset, Sampler, Window};
-use elmur_engine::{AdamW, DType, Pool, Program, Store};
+use elmur_engine::{AdamW, DType, Device, Program, Store};
 use elmur_model::config::{Action, Observation, Token};
-use elmur_model::segments::{IGNORED, SegmentClock, Start, TrainSettings, training_graph};
+use elmur_model::segments::{IGNORED, REPORT, SegmentClock, Start, TrainSettings, training_graph};
 use elmur_model::tensors::{self, HostTensor, Numbers, Tensors};
 use elmur_model::{Checkpoint, init};
 
 use crate::config::{RunConfig, check_spaces, has_token};
 use crate::error::{Error, Result};
+use crate::resident::Resident;
 use crate::schedule::Unit;
 
 /// What a batch brought; means over its optimizer steps.
@@ -39,6 +40,8 @@ pub struct BatchReport {
 pub struct Trainer<'a> {
     config: RunConfig,
     dataset: &'a Dataset,
+    /// The data on the device, where it lies there.
+    resident: Option<Resident>,
     store: Store,
     /// The first run of a crop, and the others.
     programs: [Program; 2],
@@ -53,7 +56,8 @@ const COUNTERS: &str = "trainer.counters";
 
 impl<'a> Trainer<'a> {
     /// A model with fresh weights.
-    pub fn new(config: &RunConfig, dataset: &'a Dataset, pool: &Pool) -> Result<Self> {
+    pub fn new(config: &RunConfig, dataset: &'a Dataset, device: impl Into<Device>) -> Result<Self> {
+        let device = device.into();
         config.validate()?;
         check_spaces(&config.model, dataset.spaces(), "dataset")?;
         let t = &config.train;
@@ -64,12 +68,29 @@ impl<'a> Trainer<'a> {
             clip: t.clip,
             dtype: DType::F32,
             export_gradients: false,
+            table: Resident::rows(&config.model, dataset, &device),
         };
-        let store = init::parameters(&config.model, t.seed)?;
+        let resident = match settings.table {
+            Some(_) => {
+                let graph = training_graph(&config.model, &settings, Start::Fresh)?;
+                Some(Resident::new(&graph, dataset, &device)?)
+            }
+            None => None,
+        };
+        let store = init::parameters(&config.model, t.seed)?.to(&device)?;
         let program = |start: Start| -> Result<Program> {
             let graph = training_graph(&config.model, &settings, start)?;
-            store.declare(&graph)?;
-            Ok(Program::new(&graph, pool, &[&store])?)
+            // What lies in the data's own store is not declared twice.
+            store.declare_params(&graph)?;
+            for (name, value) in graph.states() {
+                if !name.starts_with(crate::resident::PREFIX) {
+                    store.insert(name, graph.ty(value)?.clone())?;
+                }
+            }
+            match &resident {
+                Some(resident) => Ok(Program::new(&graph, &device, &[&store, resident.store()])?),
+                None => Ok(Program::new(&graph, &device, &[&store])?),
+            }
         };
         let programs = [program(Start::Fresh)?, program(Start::Continue)?];
         store.set("rng", &[t.seed as i64, 0])?;
@@ -77,6 +98,7 @@ impl<'a> Trainer<'a> {
         Ok(Self {
             config: config.clone(),
             dataset,
+            resident,
             store,
             programs,
             sampler,
@@ -117,6 +139,11 @@ impl<'a> Trainer<'a> {
         Checkpoint { config: self.config.model.clone(), params: self.store.clone() }
     }
 
+    /// Where it computes.
+    pub fn device(&self) -> &Device {
+        self.store.device()
+    }
+
     /// One batch: all segments of one crop per row, one optimizer step per `model.memory.gradient` segments.
     ///
     /// Where the loss is not a finite number below `train.max_loss` the error says so; the parameters are spoilt then.
@@ -126,58 +153,61 @@ impl<'a> Trainer<'a> {
         let crops = self.sampler.next_crops(t.batch);
         let runs = t.segments / through;
         let mut report = BatchReport::default();
-        let mut right = 0;
+        let mut counted = vec![false; t.batch * model.segment_length];
         for run in 0..runs {
             let program = &mut self.programs[usize::from(run > 0)];
-            let mut counted = 0;
             for k in 0..through {
                 let offset = (run * through + k) * model.segment_length;
                 let window =
                     Window { dataset: self.dataset, crops: &crops, offset, length: model.segment_length };
-                counted += fill(program, model, window, k, through)?;
+                window.counted(&mut counted);
+                report.tokens += counted.iter().filter(|c| **c).count() as u64;
+                match &self.resident {
+                    Some(resident) => resident.fill(part(program, "steps", k, through)?, window),
+                    None => fill(program, model, window, k, through, &counted)?,
+                }
             }
             SegmentClock::set(model, program, (run * through) as u64)?;
-            self.tokens += counted;
             self.steps += 1;
-            let lr = t.lr * self.factor(runs as u64);
+            let seen = self.tokens + report.tokens;
+            report.lr = t.lr * self.factor(runs as u64, seen);
             let program = &mut self.programs[usize::from(run > 0)];
-            program.set("lr", &[lr as f32])?;
+            program.set("lr", &[report.lr as f32])?;
             program.run()?;
-            let number = |name: &str| -> Result<f64> { Ok(f64::from(program.get::<f32>(name)?[0])) };
-            let (loss, norm) = (number("loss")?, number("gradient_norm")?);
-            if !(loss.is_finite() && norm.is_finite() && loss < t.max_loss) {
-                return Err(Error::Diverged {
-                    batch: self.batches + 1,
-                    loss,
-                    gradient_norm: norm,
-                    checkpoint: "none".to_owned(),
-                });
-            }
-            report.loss += loss / runs as f64;
-            report.action_loss += number("action_loss")? / runs as f64;
-            report.gradient_norm += norm / runs as f64;
-            report.lr = lr;
-            report.tokens += counted;
-            right += right_answers(program, &model.action)?;
+        }
+        self.tokens += report.tokens;
+        // The first look at results since the batch began.
+        let sums = self.store.get::<f32>(REPORT)?;
+        let [loss, action_loss, norm, right] = [0, 1, 2, 3].map(|i| f64::from(sums[i]));
+        report.loss = loss / runs as f64;
+        report.action_loss = action_loss / runs as f64;
+        report.gradient_norm = norm / runs as f64;
+        if !(loss.is_finite() && norm.is_finite() && report.loss < t.max_loss) {
+            return Err(Error::Diverged {
+                batch: self.batches + 1,
+                loss: report.loss,
+                gradient_norm: report.gradient_norm,
+                checkpoint: "none".to_owned(),
+            });
         }
         self.batches += 1;
         report.batch = self.batches;
         report.epoch = self.sampler.position() as f64 / self.sampler.epoch_len() as f64;
         let answers = report.tokens as usize * model.action.dim();
         report.accuracy =
-            if model.action.is_discrete() && answers > 0 { right as f64 / answers as f64 } else { 0.0 };
+            if model.action.is_discrete() && answers > 0 { right / answers as f64 } else { 0.0 };
         Ok(report)
     }
 
-    fn factor(&self, steps_per_batch: u64) -> f64 {
+    fn factor(&self, steps_per_batch: u64, tokens: u64) -> f64 {
         let schedule = &self.config.train.schedule;
         let planned = self.planned_batches();
         match schedule.unit {
             Unit::Steps => schedule.factor(self.steps, planned.saturating_mul(steps_per_batch)),
             // Tokens to come are guessed from those that came.
             Unit::Tokens => {
-                let per_batch = self.tokens as f64 / (self.steps as f64 / steps_per_batch as f64);
-                schedule.factor(self.tokens, (per_batch * planned as f64) as u64)
+                let per_batch = tokens as f64 / (self.steps as f64 / steps_per_batch as f64);
+                schedule.factor(tokens, (per_batch * planned as f64) as u64)
             }
         }
     }
@@ -208,7 +238,7 @@ impl<'a> Trainer<'a> {
         let graph = elmur_model::segments::parameter_graph(&self.config.model, DType::F32)?;
         let params: std::collections::BTreeSet<&str> = graph.params().map(|(name, _)| name).collect();
         for name in self.store.names() {
-            let passing = name.starts_with("memory.") || name.starts_with("anchors.");
+            let passing = name.starts_with("memory.") || name.starts_with("anchors.") || name == REPORT;
             if !params.contains(name.as_str()) && !passing {
                 names.push(name);
             }
@@ -271,25 +301,27 @@ impl<'a> Trainer<'a> {
 /// Name of the file beside the model that holds optimizer, generator and counters.
 pub(crate) const STATE_FILE: &str = "state.safetensors";
 
-/// Fills entry `k` of `count` of the program's inputs from a window of the data; returns the number of steps that count.
+/// Entry k of an input whose first axis has `count` entries.
+fn part<'p, T: elmur_engine::Element>(
+    program: &'p mut Program,
+    name: &str,
+    k: usize,
+    count: usize,
+) -> Result<&'p mut [T]> {
+    let data = program.input_mut::<T>(name)?;
+    let each = data.len() / count;
+    Ok(&mut data[k * each..(k + 1) * each])
+}
+
+/// Fills entry `k` of `count` of the program's inputs from a window of the data, in which the `counted` steps count.
 fn fill(
     program: &mut Program,
     model: &elmur_model::ModelConfig,
     window: Window<'_>,
     k: usize,
     count: usize,
-) -> Result<u64> {
-    /// Entry k of an input whose first axis has `count` entries.
-    fn part<'p, T: elmur_engine::Element>(
-        program: &'p mut Program,
-        name: &str,
-        k: usize,
-        count: usize,
-    ) -> Result<&'p mut [T]> {
-        let data = program.input_mut::<T>(name)?;
-        let each = data.len() / count;
-        Ok(&mut data[k * each..(k + 1) * each])
-    }
+    counted: &[bool],
+) -> Result<()> {
     let parts = match &model.observation {
         Observation::Parts(parts) => {
             parts.iter().enumerate().map(|(i, part)| (format!("observation.{i}"), part)).collect()
@@ -304,13 +336,10 @@ fn fill(
             _ => window.observation_floats(leaf, part::<f32>(program, &name, k, count)?),
         }
     }
-    let steps = window.crops.len() * window.length;
-    let mut counted = vec![false; steps];
-    window.counted(&mut counted);
     match &model.action {
         Action::Continuous { .. } => {
             window.action_floats(part::<f32>(program, "targets", k, count)?);
-            part::<bool>(program, "mask", k, count)?.copy_from_slice(&counted);
+            part::<bool>(program, "mask", k, count)?.copy_from_slice(counted);
         }
         _ => window.action_ints(true, part::<i64>(program, "targets", k, count)?, |_| IGNORED),
     }
@@ -319,7 +348,7 @@ fn fill(
             Action::Continuous { .. } => window.action_floats(part::<f32>(program, "action", k, count)?),
             action => {
                 let sizes = action.sizes();
-                let mut actions = vec![0i64; steps * sizes.len()];
+                let mut actions = vec![0i64; counted.len() * sizes.len()];
                 // One past the last action stands for none.
                 window.action_ints(false, &mut actions, |i| sizes[i] as i64);
                 let target = part::<i32>(program, "action", k, count)?;
@@ -330,26 +359,5 @@ fn fill(
     if has_token(model, Token::Return) {
         window.returns_to_go(part::<f32>(program, "returns", k, count)?);
     }
-    Ok(counted.iter().filter(|c| **c).count() as u64)
-}
-
-/// Imitated actions that the last run's logits put first.
-fn right_answers(program: &Program, action: &Action) -> Result<usize> {
-    let sizes = action.sizes();
-    if sizes.is_empty() {
-        return Ok(0);
-    }
-    let (logits, targets) = (program.get::<f32>("logits")?, program.input_data::<i64>("targets")?);
-    let width: usize = sizes.iter().sum();
-    let mut right = 0;
-    for (row, targets) in logits.chunks_exact(width).zip(targets.chunks_exact(sizes.len())) {
-        let mut rest = row;
-        for (size, target) in sizes.iter().zip(targets) {
-            let (part, after) = rest.split_at(*size);
-            rest = after;
-            let Some(score) = usize::try_from(*target).ok().and_then(|t| part.get(t)) else { continue };
-            right += usize::from(part.iter().all(|other| other <= score));
-        }
-    }
-    Ok(right)
+    Ok(())
 }

@@ -280,6 +280,7 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
         seeds: Seeds::Test(0),
         sample: false,
         threads: 2,
+        device: trainer.device(),
     };
     let outcome = evaluate(&what, &Stop::default(), &|_| {}).unwrap();
     assert!(outcome.score().mean > 0.95, "{:?}", outcome.score());

@@ -80,6 +80,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
             seeds: Seeds::Test(0),
             sample: false,
             threads: 0,
+            device: policy.params.device(),
         };
         let score = with_bar(&format!("T = {length}"), &what, stop)?.score();
         say(&format!(

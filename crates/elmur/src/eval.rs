@@ -9,6 +9,7 @@ use elmur_train::{Error, Evaluation, Outcome, Result, Seeds, Statistic, Stop, ev
 use serde_json::json;
 
 use crate::collect::env_kind;
+use crate::device::DeviceArgs;
 use crate::plot;
 use crate::progress::Bar;
 use crate::say;
@@ -35,6 +36,8 @@ pub struct Args {
     /// Threads; 0: one per core. Results do not depend on it.
     #[arg(long, default_value_t = 0)]
     threads: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Print one JSON object per checkpoint and length, and one per length for all.
     #[arg(long)]
     json: bool,
@@ -45,6 +48,7 @@ pub struct Args {
 
 /// Runs `elmur eval`.
 pub fn run(args: &Args, stop: &Stop) -> Result<()> {
+    let device = args.device.open(1)?;
     let mut policies = Vec::new();
     for path in &args.checkpoints {
         if !path.exists() {
@@ -53,7 +57,10 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
             return Err(Error::File { path: path.clone(), problem });
         }
         let (path, run) = checkpoint_of(path);
-        let checkpoint = Checkpoint::load(&path)?;
+        let mut checkpoint = Checkpoint::load(&path)?;
+        if !device.is_cpu() {
+            checkpoint.params = checkpoint.params.to(&device).map_err(elmur_model::Error::from)?;
+        }
         let config = run.and_then(|run| run.config().ok());
         let env = match (&args.env, config.as_ref().and_then(|c| c.validation_env())) {
             (Some(name), of_run) => {
@@ -101,6 +108,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
                 seeds: Seeds::Test(run as u32),
                 sample: args.sample,
                 threads: args.threads,
+                device: &device,
             };
             let outcome = with_bar(&label(&what.env), &what, stop)?;
             let (score, returns) = (outcome.score(), outcome.returns());

@@ -3,6 +3,7 @@
 mod bench;
 mod collect;
 mod demo;
+mod device;
 mod draw;
 mod eval;
 mod inspect;

@@ -30,16 +30,26 @@ pub struct Args {
     /// Seed (as train.seed=N).
     #[arg(long)]
     seed: Option<u64>,
+    /// Train this many runs at once, with this seed and the ones after it, each in a folder of its own.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "resume")]
+    seeds: u64,
+    /// Where to compute: cpu, cuda or cuda:N (as train.device=D).
+    #[arg(long)]
+    device: Option<String>,
 }
 
 /// Runs `elmur train`; 130 or 143 after a signal.
 pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
     let mut changes = args.overrides.clone();
     changes.extend(args.seed.map(|seed| format!("train.seed={seed}")));
+    changes.extend(args.device.as_ref().map(|device| format!("train.device={device}")));
     if let Some(data) = &args.data {
         // The run is found again from anywhere, so its data must be too.
         let data = std::path::absolute(data).unwrap_or_else(|_| data.clone());
         changes.push(format!("data.file={}", serde_json::Value::from(data.to_string_lossy().into_owned())));
+    }
+    if args.seeds != 1 {
+        return several(args, &changes, stop);
     }
     let (folder, config, dataset) = match (&args.resume, &args.preset) {
         (Some(path), preset) => {
@@ -55,10 +65,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
             // Everything that can be wrong is found before anything is written.
             let dataset = config.dataset()?;
             drop(Trainer::new(&config, &dataset, &Pool::new(1))?);
-            let path = args
-                .out
-                .clone()
-                .unwrap_or_else(|| PathBuf::from("out").join(format!("{preset}-{}", config.train.seed)));
+            let path = args.out.clone().unwrap_or_else(|| default_folder(preset, config.train.seed));
             (RunFolder::create(&path, &config)?, config, dataset)
         }
         (None, None) => {
@@ -68,6 +75,64 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
     };
     let ended = watch(&folder, &config, &dataset, args.resume.is_some(), stop)?;
     conclude(&folder, ended)
+}
+
+fn default_folder(preset: &str, seed: u64) -> PathBuf {
+    PathBuf::from("out").join(format!("{preset}-{seed}"))
+}
+
+/// Several runs at once on one device, which differ in their seeds alone.
+fn several(args: &Args, changes: &[String], stop: &Stop) -> Result<ExitCode> {
+    let refuse = |expected: &str, got: String| {
+        Err(Error::Config { key: "seeds".to_owned(), expected: expected.to_owned(), got })
+    };
+    let Some(preset) = &args.preset else { return refuse("a preset", "none".to_owned()) };
+    if !(1..=256).contains(&args.seeds) {
+        return refuse("1 to 256", args.seeds.to_string());
+    }
+    let first = overrides::apply(&RunConfig::preset(preset)?, changes)?;
+    let dataset = first.dataset()?;
+    drop(Trainer::new(&first, &dataset, &Pool::new(1))?);
+    let device = first.train.open_device()?;
+    let mut runs = Vec::new();
+    for i in 0..args.seeds {
+        let mut config = first.clone();
+        config.train.seed = first.train.seed.wrapping_add(i);
+        let path = match &args.out {
+            Some(out) => out.join(format!("seed-{}", config.train.seed)),
+            None => default_folder(preset, config.train.seed),
+        };
+        runs.push((RunFolder::create(&path, &config)?, config));
+    }
+    let ended: Vec<Result<Ended>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = runs
+            .iter()
+            .map(|(folder, config)| {
+                let (device, dataset) = (&device, &dataset);
+                scope.spawn(move || {
+                    let device = device.another().map_err(elmur_model::Error::from)?;
+                    let seed = config.train.seed;
+                    elmur_train::train_on(&device, folder, config, dataset, false, stop, &mut |event| {
+                        if let Event::Evaluated { batch, score } = event {
+                            let (mean, sem) = (score.mean, score.sem);
+                            report(&format!(
+                                "seed {seed}, batch {batch}: validation score {mean:.3} ± {sem:.3}"
+                            ));
+                        }
+                    })
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap_or(Err(Error::Stopped))).collect()
+    });
+    let mut code = ExitCode::SUCCESS;
+    for ((folder, _), ended) in runs.iter().zip(ended) {
+        let this = conclude(folder, ended?)?;
+        if this != ExitCode::SUCCESS {
+            code = this;
+        }
+    }
+    Ok(code)
 }
 
 /// Trains with a progress bar.

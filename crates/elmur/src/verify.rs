@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use elmur_engine::DType;
+use elmur_engine::{DType, Precision};
 use elmur_model::Result;
 use elmur_model::golden;
 use serde_json::json;
 
+use crate::device::DeviceArgs;
 use crate::say;
 
 /// Options of `elmur verify`.
@@ -18,13 +19,27 @@ pub struct Args {
     /// Print JSON lines.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// Tolerances: everything in f64; logits, memory, loss and gradients in f32; anchors exactly.
 const TOLERANCES: [(DType, f64); 2] = [(DType::F64, 1e-9), (DType::F32, 2e-4)];
 
-/// Replays every file in f64 and f32; true if all are within tolerance.
+/// On a GPU, by precision.
+fn gpu_tolerance(precision: Precision) -> f64 {
+    match precision {
+        Precision::F32 => 2e-4,
+        Precision::Tf32 => 5e-3,
+        Precision::Bf16 => 5e-2,
+    }
+}
+
+/// Replays every file in f64 and f32 (on a GPU in f32 alone); true if all are within tolerance.
 pub fn run(args: &Args) -> Result<bool> {
+    let device = args.device.open(1)?;
+    let on_gpu = [(DType::F32, gpu_tolerance(args.device.precision()?))];
+    let tolerances = if device.is_cpu() { &TOLERANCES[..] } else { &on_gpu[..] };
     let mut fine = true;
     if !args.json {
         say(
@@ -32,8 +47,8 @@ pub fn run(args: &Args) -> Result<bool> {
         );
     }
     for file in &args.files {
-        for (dtype, tolerance) in TOLERANCES {
-            let report = golden::verify(file, dtype)?;
+        for &(dtype, tolerance) in tolerances {
+            let report = golden::verify(file, dtype, &device)?;
             let within = report.within(tolerance, dtype);
             fine &= within;
             if args.json {

@@ -5,6 +5,8 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, want_float};
@@ -170,6 +172,12 @@ impl Op for Apply {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.ty(0).len();
+        let args = args![self.0 as i32, launch.output(0), launch.input(0), n];
+        launch.elements("activation", n, args)
+    }
 }
 
 #[derive(Debug)]
@@ -191,5 +199,11 @@ impl Op for Derive {
             io.pool.rows(dx.len(), 8, RowsMut::new(dx, 1), |first, dx| derive(self.0, &seen[first..][..dx.len()], dx));
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.ty(0).len();
+        let args = args![self.0 as i32, launch.output(0), launch.input(0), launch.input(1), n];
+        launch.elements("activation_grad", n, args)
     }
 }

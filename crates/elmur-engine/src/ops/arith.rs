@@ -4,6 +4,8 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float};
@@ -72,6 +74,30 @@ fn broadcast_shape(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
         .collect()
 }
 
+/// Rank, shape, and the steps of two operands that broadcast to it: `Steps` of the kernels.
+#[cfg(feature = "cuda")]
+pub(crate) fn cuda_steps(shape: &[usize], a: &[usize], b: &[usize]) -> [i32; 19] {
+    let mut steps = [0; 19];
+    steps[0] = shape.len() as i32;
+    let (a, b) = (broadcast_steps(a, shape), broadcast_steps(b, shape));
+    for (axis, extent) in shape.iter().enumerate() {
+        steps[1 + axis] = *extent as i32;
+        steps[7 + axis] = a.map_or(0, |a| a[axis] as i32);
+        steps[13 + axis] = b.map_or(0, |b| b[axis] as i32);
+    }
+    steps
+}
+
+/// The variant of a kernel for elements of 1, 4 or 8 bytes.
+#[cfg(feature = "cuda")]
+pub(crate) fn by_size(dtype: DType, kernels: [&'static str; 3]) -> &'static str {
+    kernels[match dtype.size() {
+        1 => 0,
+        4 => 1,
+        _ => 2,
+    }]
+}
+
 impl Op for Binary {
     fn name(&self) -> &'static str {
         match self.0 {
@@ -122,6 +148,24 @@ impl Op for Binary {
             dtype => dispatch_float!(dtype, T => binary::<T>(io, self.0)),
         }
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (out, a, b) = (launch.out_ty(0).clone(), launch.ty(0).clone(), launch.ty(1).clone());
+        let flat = match a.shape == out.shape {
+            true if b.shape == a.shape => 1,
+            true if b.len() == 1 => 2,
+            _ => 0,
+        };
+        let kernel = match out.dtype {
+            DType::I32 => "binary_i32",
+            DType::I64 => "binary_i64",
+            _ => "binary_f32",
+        };
+        let steps = cuda_steps(&out.shape, &a.shape, &b.shape);
+        let args =
+            args![self.0 as i32, launch.output(0), launch.input(0), launch.input(1), out.len(), flat, steps,];
+        launch.elements(kernel, out.len(), args)
     }
 }
 
@@ -236,6 +280,13 @@ impl Op for Affine {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.ty(0).len();
+        let (factor, offset) = (self.factor as f32, self.offset as f32);
+        let args = args![launch.output(0), launch.input(0), factor, offset, n];
+        launch.elements("affine", n, args)
+    }
 }
 
 simd_fn! {
@@ -288,6 +339,13 @@ impl Op for Select {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (n, row) = (launch.ty(0).len(), launch.ty(0).len() / launch.ty(2).len());
+        let kernel = by_size(launch.ty(0).dtype, ["select_1", "select_4", "select_8"]);
+        let args = args![launch.output(0), launch.input(0), launch.input(1), launch.input(2), row, n];
+        launch.elements(kernel, n, args)
+    }
 }
 
 #[derive(Debug)]
@@ -336,5 +394,12 @@ impl Op for Cast {
             (DType::Bool, _) => from::<bool>(io, |x| f64::from(u8::from(x))),
         }
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.ty(0).len();
+        let (from, to) = (launch.ty(0).dtype as i32, self.0 as i32);
+        let args = args![launch.output(0), launch.input(0), from, to, n];
+        launch.elements("cast", n, args)
     }
 }

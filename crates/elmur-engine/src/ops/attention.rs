@@ -16,6 +16,8 @@ use crate::cpu::float::Float;
 use crate::cpu::gemm::{Rows, SmallProducts, Tiles};
 use crate::cpu::pool::{Rows as _, RowsMut, max_tasks};
 use crate::cpu::simd::{dot, simd_fn};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
@@ -212,6 +214,77 @@ impl Shape {
     }
 }
 
+/// Shared memory that a block may use on a GPU, with room to spare on all recent ones.
+#[cfg(feature = "cuda")]
+const GPU_SHARED: usize = 96 << 10;
+
+/// Arguments that both passes take.
+#[cfg(feature = "cuda")]
+struct Common {
+    rng: u64,
+    stream: u32,
+    below: u32,
+    keep: f32,
+    scale: f32,
+    shape: [i32; 15],
+}
+
+#[cfg(feature = "cuda")]
+impl Shape {
+    fn cuda(
+        &self,
+        launch: &Launch<'_>,
+        extra: &Extra,
+        drop: Option<DropStream>,
+        dims: &Dims,
+        staged: bool,
+    ) -> Common {
+        let (stream, below, keep) = drop.map_or((0, 0, 1.0), |drop| drop.cuda());
+        let d = dims.d();
+        let strides = self.layout.places().map(|(operand, _)| self.layout.widths()[operand] * d);
+        // Elements from one batch row to the next of an operand that may have only one.
+        let step = |input: Option<usize>| match input.map(|i| launch.ty(i)) {
+            Some(ty) if ty.shape[0] == dims.batch && dims.batch > 1 => ty.len() / dims.batch,
+            _ => 0,
+        };
+        let table = extra.relative.map(|i| i + 2).filter(|i| launch.ty(*i).shape.len() == 3);
+        let tables = if table.is_some() { dims.batch } else { 1 };
+        let numbers = [
+            dims.batch,
+            dims.heads,
+            dims.queries,
+            dims.keys,
+            dims.width,
+            dims.distances / tables,
+            usize::from(self.causal),
+            usize::from(extra.relative.is_some()),
+            strides[0],
+            strides[1],
+            strides[2],
+            step(table),
+            step(extra.bias),
+            step(extra.mask),
+            usize::from(staged),
+        ];
+        Common {
+            rng: if drop.is_some() { launch.input_if(extra.rng) } else { 0 },
+            stream,
+            below,
+            keep,
+            scale: 1.0 / (dims.width as f32).sqrt(),
+            shape: numbers.map(|n| n as i32),
+        }
+    }
+
+    /// Addresses of q, k, v (or their gradients) in the operands that hold them; 0 where the operand has none.
+    fn cuda_parts(&self, dims: &Dims, operand: impl Fn(usize) -> u64) -> [u64; 3] {
+        self.layout.places().map(|(at, column)| match operand(at) {
+            0 => 0,
+            address => address + (4 * column * dims.d()) as u64,
+        })
+    }
+}
+
 #[derive(Debug)]
 struct Forward {
     shape: Shape,
@@ -348,6 +421,46 @@ impl Op for Forward {
             });
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
+        let Dims { batch, queries, keys, heads, width, .. } = dims;
+        let warps = queries.clamp(4, 16);
+        let own = warps * (2 * width + keys) * 4;
+        let rows = 2 * keys * (width + 1) * 4;
+        let staged = own + rows <= GPU_SHARED;
+        if own > GPU_SHARED {
+            return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
+        }
+        let common = self.shape.cuda(launch, &self.extra, self.drop, &dims, staged);
+        let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
+        let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
+        let [bias, start, mask] =
+            [self.extra.bias, self.extra.start, self.extra.mask].map(|i| launch.input_if(i));
+        let args = args![
+            launch.output(0),
+            launch.output(1),
+            q,
+            k,
+            v,
+            u,
+            w,
+            r,
+            bias,
+            start,
+            mask,
+            common.rng,
+            common.stream,
+            common.below,
+            common.keep,
+            common.scale,
+            common.shape,
+        ];
+        // Few batch rows and many queries: several blocks share a head's queries.
+        let tiles = queries.div_ceil(warps).min((264 / (heads * batch)).max(1));
+        let shared = own + if staged { rows } else { 0 };
+        launch.kernel("attention", [heads, batch, tiles], 32 * warps as u32, shared, args)
     }
 }
 
@@ -617,6 +730,63 @@ impl Op for Gradient {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
+        let Dims { batch, queries, keys, heads, width, distances } = dims;
+        let small = (keys + distances) * 4;
+        let cells = 2 * queries * keys * 4;
+        let rows = 2 * (keys + queries) * (width + 1) * 4;
+        let spills = small + cells > GPU_SHARED;
+        let spill = if spills { launch.scratch(batch * heads * cells)? } else { 0 };
+        let base = small + if spills { 0 } else { cells };
+        let staged = base + rows <= GPU_SHARED;
+        let common = self.shape.cuda(launch, &self.extra, self.drop, &dims, staged);
+        let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
+        let [dq, dk, dv] = self.shape.cuda_parts(&dims, |operand| launch.output(operand));
+        let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
+        let operands = self.shape.layout.operands();
+        let columns = (2 + distances) * dims.d();
+        let tables: Vec<u64> = match self.extra.relative {
+            Some(_) => (1..4).map(|o| launch.output(operands + o)).collect(),
+            None => Vec::new(),
+        };
+        let wanted = tables.iter().any(|t| *t != 0);
+        let partial = if wanted { launch.scratch(4 * batch * columns)? } else { 0 };
+        let start = launch.input_if(self.extra.start);
+        let (weights, dy) = (launch.input(launch.inputs.len() - 2), launch.input(launch.inputs.len() - 1));
+        let args = args![
+            dq,
+            dk,
+            dv,
+            launch.output(operands),
+            partial,
+            spill,
+            q,
+            k,
+            v,
+            u,
+            w,
+            r,
+            start,
+            common.rng,
+            common.stream,
+            common.below,
+            common.keep,
+            common.scale,
+            weights,
+            dy,
+            common.shape,
+        ];
+        let warps = queries.clamp(4, 16);
+        let shared = base + if staged { rows } else { 0 };
+        launch.kernel("attention_grad", [heads, batch, 1], 32 * warps as u32, shared, args)?;
+        if !wanted {
+            return Ok(());
+        }
+        let args = args![tables[0], tables[1], tables[2], partial, batch, dims.d(), columns];
+        launch.kernel("attention_tables", [columns.div_ceil(32), 1, 1], 256, 0, args)
     }
 }
 

@@ -8,6 +8,8 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::gemm::{Mat, Product, Tiles, gemm, scratch_len};
 use crate::cpu::pool::{Pool, Rows, RowsMut, max_tasks};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, Product as GpuProduct, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -71,6 +73,15 @@ impl Dims {
             kernel: (h, v),
             patches,
         })
+    }
+
+    /// `Geometry` of the kernels.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, conv: Conv2d) -> [i32; 9] {
+        let (image, kernel, patches) = (self.image, self.kernel, self.patches);
+        let all = [self.channels, image.0, image.1, kernel.0, kernel.1, patches.0, patches.1];
+        let [c, h, w, p, q, i, j] = all.map(|x| x as i32);
+        [c, h, w, p, q, i, j, conv.stride as i32, conv.padding as i32]
     }
 
     /// Elements of one patch.
@@ -204,6 +215,26 @@ impl Op for Forward {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let Some(dims) = Dims::new(launch.ty(0), launch.ty(1), self.conv) else { return Ok(()) };
+        let (m, n, k) = (dims.outputs, dims.count(), dims.depth());
+        let columns = launch.scratch(4 * dims.batch * k * n)?;
+        let args = args![columns, launch.input(0), dims.cuda(self.conv), dims.batch * k * n];
+        launch.elements("unfold", dims.batch * k * n, args)?;
+        let y = launch.output(0);
+        launch.product(&GpuProduct {
+            c: y,
+            batch: dims.batch,
+            strides: [0, k * n, m * n],
+            ..GpuProduct::new(m, n, k, (launch.input(1), false), (columns, false))
+        })?;
+        if self.bias {
+            let total = dims.batch * m * n;
+            launch.elements("add_channel_bias", total, args![y, launch.input(2), n, m, total])?;
+        }
+        Ok(())
+    }
 }
 
 /// Calls `body(image, its row of the output, columns, product scratch)` for every image, on all threads.
@@ -263,6 +294,20 @@ impl Op for InputGrad {
             });
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let Some(dims) = Dims::new(&self.image, launch.ty(1), self.conv) else { return Ok(()) };
+        let (m, n, k) = (dims.depth(), dims.count(), dims.outputs);
+        let columns = launch.scratch(4 * dims.batch * m * n)?;
+        launch.product(&GpuProduct {
+            c: columns,
+            batch: dims.batch,
+            strides: [0, k * n, m * n],
+            ..GpuProduct::new(m, n, k, (launch.input(1), true), (launch.input(0), false))
+        })?;
+        let total = self.image.len();
+        launch.elements("fold", total, args![launch.output(0), columns, dims.cuda(self.conv), total])
     }
 }
 
@@ -329,5 +374,21 @@ impl Op for WeightGrad {
             scratch.chunks_exact(each).for_each(|part| add_rows(dw, &part[..m * n]));
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let Some(dims) = Dims::new(launch.ty(1), &self.weight, self.conv) else { return Ok(()) };
+        let (m, n, k) = (dims.outputs, dims.depth(), dims.count());
+        let columns = launch.scratch(4 * dims.batch * n * k)?;
+        let args = args![columns, launch.input(1), dims.cuda(self.conv), dims.batch * n * k];
+        launch.elements("unfold", dims.batch * n * k, args)?;
+        let partial = launch.scratch(4 * dims.batch * m * n)?;
+        launch.product(&GpuProduct {
+            c: partial,
+            batch: dims.batch,
+            ..GpuProduct::new(m, n, k, (launch.input(0), false), (columns, true))
+        })?;
+        let dw = if self.accumulate { launch.in_place(2, 0)? } else { launch.output(0) };
+        crate::ops::reduce::cuda_sum_columns(launch, dw, partial, dims.batch, m * n, self.accumulate)
     }
 }

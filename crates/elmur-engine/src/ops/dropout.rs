@@ -7,6 +7,8 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -75,6 +77,12 @@ pub(crate) struct DropStream {
 }
 
 impl DropStream {
+    /// Stream, threshold and factor, as kernels take them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda(&self) -> (u32, u32, f32) {
+        (self.stream, drop_threshold(self.p), (1.0 / (1.0 - self.p)) as f32)
+    }
+
     /// The mask of this run, given the generator's state.
     pub(crate) fn mask(&self, state: &[i64]) -> Mask {
         Mask {
@@ -154,6 +162,13 @@ impl Op for Dropout {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.ty(0).len();
+        let (stream, below, keep) = self.0.cuda();
+        let args = args![launch.output(0), launch.input(0), launch.input(1), stream, below, keep, n];
+        launch.elements("dropout", n.div_ceil(64) * 16, args)
+    }
 }
 
 simd_fn! {
@@ -194,5 +209,11 @@ impl Op for RandomNormal {
             fill(whole / 4, tail);
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = self.ty.len();
+        let args = args![launch.output(0), launch.input(0), self.stream, self.std as f32, n];
+        launch.elements("random_normal", n.div_ceil(4), args)
     }
 }

@@ -8,6 +8,8 @@ use crate::cpu::float::Float;
 use crate::cpu::gemm::{Mat, Product, gemm, scratch_len};
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{axpy, dot, simd_fn};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
@@ -126,6 +128,25 @@ impl Op for Group {
         }
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.ty(0).len();
+        if self.experts > 1024 {
+            return mismatch("group_by_expert", "at most 1024 experts on a GPU", self.experts.to_string());
+        }
+        // As many threads as have room for a counter per expert.
+        let threads =
+            [256, 128, 64, 32].into_iter().find(|t| t * self.experts * 4 <= 160 << 10).unwrap_or(32);
+        let args = args![
+            launch.output(0),
+            launch.output(1),
+            launch.output(2),
+            launch.input(0),
+            self.experts as i32,
+            n,
+        ];
+        launch.kernel("group_by_expert", [1, 1, 1], threads as u32, 4 * threads * self.experts, args)
+    }
 }
 
 fn assignment_bound(input: usize, limit: usize) -> IndexBound {
@@ -188,6 +209,13 @@ impl Op for Gather {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (tokens, d, n) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.out_ty(0).len());
+        let k = launch.ty(1).len() / tokens;
+        let args = args![launch.output(0), launch.input(0), launch.input(1), k as i32, d, n];
+        launch.elements("gather_by_expert", n, args)
+    }
 }
 
 /// dx[n] = Σ_s dy[sorted row of (n, s)].
@@ -220,6 +248,13 @@ impl Op for GatherGrad {
             });
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (d, n) = (launch.ty(0).shape[1], launch.out_ty(0).len());
+        let k = launch.ty(1).len() / self.tokens;
+        let args = args![launch.output(0), launch.input(0), launch.input(1), k as i32, d, n];
+        launch.elements("gather_by_expert_grad", n, args)
     }
 }
 
@@ -290,6 +325,23 @@ impl Op for GroupedLinear {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, k, n) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.out_ty(0).shape[1]);
+        let experts = launch.ty(1).shape[0] as i32;
+        let args = args![
+            launch.output(0),
+            launch.input(0),
+            launch.input(1),
+            launch.input(2),
+            experts,
+            rows,
+            k,
+            n,
+            self.transpose,
+        ];
+        launch.kernel("grouped_linear", [n.div_ceil(64), rows.div_ceil(32), 1], 256, 0, args)
+    }
 }
 
 /// dW[e] = a_eᵀ b_e over the rows of expert e; zero for an expert without rows.
@@ -342,6 +394,34 @@ impl Op for GroupedWeightGrad {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, m, n) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.ty(1).shape[1]);
+        let experts = launch.ty(2).len() - 1;
+        let each = rows.div_ceil(8).max(128);
+        let parts = rows.div_ceil(each);
+        let whole = experts * m * n;
+        let direct = parts == 1 && !self.accumulate;
+        let partial = if direct { launch.output(0) } else { launch.scratch(4 * parts * whole)? };
+        let args = args![
+            partial,
+            launch.input(0),
+            launch.input(1),
+            launch.input(2),
+            experts as i32,
+            rows,
+            m,
+            n,
+            each,
+        ];
+        let grid = [n.div_ceil(32), m.div_ceil(32), experts * parts];
+        launch.kernel("grouped_weight_grad", grid, 256, 0, args)?;
+        if direct {
+            return Ok(());
+        }
+        let dw = if self.accumulate { launch.in_place(3, 0)? } else { launch.output(0) };
+        crate::ops::reduce::cuda_sum_columns(launch, dw, partial, parts, whole, self.accumulate)
+    }
 }
 
 #[derive(Debug)]
@@ -386,6 +466,12 @@ impl Op for Combine {
             });
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (k, d, n) = (launch.ty(1).shape[1], launch.ty(0).shape[1], launch.out_ty(0).len());
+        let args = args![launch.output(0), launch.input(0), launch.input(1), launch.input(3), k as i32, d, n];
+        launch.elements("combine_experts", n, args)
     }
 }
 
@@ -436,6 +522,22 @@ impl Op for CombineGrad {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (k, d, assignments) = (launch.ty(2).shape[1], launch.ty(0).shape[1], launch.ty(3).len());
+        let args = args![
+            launch.output(0),
+            launch.output(1),
+            launch.input(0),
+            launch.input(1),
+            launch.input(2),
+            launch.input(4),
+            k as i32,
+            d,
+            assignments,
+        ];
+        launch.warps("combine_experts_grad", assignments, args)
     }
 }
 

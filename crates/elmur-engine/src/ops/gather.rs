@@ -3,9 +3,13 @@
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::{Rows, RowsMut, max_tasks};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float, want_index};
+#[cfg(feature = "cuda")]
+use crate::ops::arith::by_size;
 use crate::ops::reduce::add_rows;
 use crate::types::{DType, TensorType};
 
@@ -13,6 +17,12 @@ impl Graph {
     /// Rows of a table: y[..., d] = table[index[...]] for table [rows, d] and index of i32 or i64.
     pub fn embedding(&mut self, table: Value, index: Value) -> Result<Value> {
         self.push1(Embedding, &[table, index])
+    }
+
+    /// Rows of a table of any element type: y[..., rest] = table[index[...]] for table [rows, rest] and index of i32 or i64.
+    /// Without gradient: for data that lies on the device.
+    pub fn take(&mut self, table: Value, index: Value) -> Result<Value> {
+        self.push1(Take, &[table, index])
     }
 
     /// The per-head bias of attention between times: y[B, H, Tq, Tk] = table[clamp(q_time - k_time) + D - 1, h].
@@ -107,6 +117,60 @@ impl Op for Embedding {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, d, n) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.out_ty(0).len());
+        let wide = launch.ty(1).dtype == DType::I64;
+        let args = args![launch.output(0), launch.input(0), launch.input(1), wide, rows, d, n];
+        launch.elements("embedding", n, args)
+    }
+}
+
+#[derive(Debug)]
+struct Take;
+
+impl Op for Take {
+    fn name(&self) -> &'static str {
+        "take"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_index("take", "index", &inputs[1])?;
+        let Some((_, rest)) = inputs[0].shape.split_first() else {
+            return mismatch("take", "table [rows, ...]", inputs[0].to_string());
+        };
+        let ty = inputs[0].with([&inputs[1].shape[..], rest].concat());
+        ty.check("take")?;
+        Ok(vec![ty])
+    }
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        vec![IndexBound { input: 1, what: "row", limit: inputs[0].shape[0], ignored: None }]
+    }
+    fn stops_gradient(&self) -> bool {
+        true
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (rows, width) = (io.ty(0).shape[0], io.ty(0).shape[1..].iter().product::<usize>());
+        let index = Indices::new(io, 1);
+        dispatch_bits!(io.dtype(), U => {
+            let table = io.input_bits::<U>(0);
+            for (i, y) in io.output_bits::<U>(0).chunks_exact_mut(width).enumerate() {
+                let row = index.get(i);
+                let source = usize::try_from(row).ok().filter(|r| *r < rows);
+                let source = source.ok_or_else(|| out_of_range("take", "row", row, rows))?;
+                y.copy_from_slice(&table[source * width..][..width]);
+            }
+        });
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, n) = (launch.ty(0).shape[0], launch.out_ty(0).len());
+        let width = launch.ty(0).shape[1..].iter().product::<usize>();
+        let wide = launch.ty(1).dtype == DType::I64;
+        let kernel = by_size(launch.ty(0).dtype, ["take_1", "take_4", "take_8"]);
+        let args = args![launch.output(0), launch.input(0), launch.input(1), wide, rows, width, n];
+        launch.elements(kernel, n, args)
+    }
 }
 
 /// dtable[r] = Σ dy[i] over the i that looked row r up, in order of i.
@@ -143,6 +207,14 @@ impl Op for EmbeddingGrad {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (d, n) = (launch.ty(0).cols(), launch.ty(0).len());
+        let wide = launch.ty(1).dtype == DType::I64;
+        launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
+        let args = args![launch.output(0), launch.input(0), launch.input(1), wide, self.rows, d, n];
+        launch.elements("embedding_grad", n, args)
+    }
 }
 
 #[derive(Debug)]
@@ -152,6 +224,18 @@ struct RelativeBias;
 #[inline(always)]
 fn bias_row(q: i64, k: i64, reach: i64) -> usize {
     (q.saturating_sub(k).clamp(-reach, reach) + reach) as usize
+}
+
+/// Queues either pass of the relative bias over y or dy [B, H, Tq, Tk].
+#[cfg(feature = "cuda")]
+fn cuda_bias(launch: &mut Launch<'_>, kernel: &'static str, ty: TensorType, rows: usize) -> Result<()> {
+    let [heads, queries, keys] = [1, 2, 3].map(|axis| ty.shape[axis] as i32);
+    let step = |ty: &TensorType| if ty.shape[0] == 1 { 0 } else { ty.shape[1] };
+    let (q_rows, k_rows, n) = (step(launch.ty(1)), step(launch.ty(2)), ty.len());
+    let (q, k) = (launch.input(1), launch.input(2));
+    let args =
+        args![launch.output(0), launch.input(0), q, k, q_rows, k_rows, heads, queries, keys, rows / 2, n,];
+    launch.elements(kernel, n, args)
 }
 
 impl Op for RelativeBias {
@@ -214,6 +298,11 @@ impl Op for RelativeBias {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let rows = launch.ty(0).shape[0];
+        cuda_bias(launch, "relative_bias", launch.out_ty(0).clone(), rows)
+    }
 }
 
 #[derive(Debug)]
@@ -258,6 +347,11 @@ impl Op for RelativeBiasGrad {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
+        cuda_bias(launch, "relative_bias_grad", launch.ty(0).clone(), self.rows)
     }
 }
 
@@ -315,5 +409,14 @@ impl Op for WriteRows {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (length, count) = (launch.ty(0).shape[1], launch.ty(1).shape[1]);
+        let width = launch.ty(0).shape[2..].iter().product::<usize>();
+        let cache = launch.in_place(0, 0)?;
+        let n = launch.ty(1).len();
+        let kernel = by_size(launch.ty(0).dtype, ["write_rows_1", "write_rows_4", "write_rows_8"]);
+        launch.elements(kernel, n, args![cache, launch.input(1), launch.input(2), length, count, width, n])
     }
 }

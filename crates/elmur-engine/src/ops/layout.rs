@@ -4,9 +4,13 @@ use std::ops::Range;
 
 use crate::autodiff::Backward;
 use crate::cpu::pool::RowsMut;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_bits, mismatch};
+#[cfg(feature = "cuda")]
+use crate::ops::arith::{by_size, cuda_steps};
 use crate::types::{DType, MAX_RANK, TensorType};
 
 impl Graph {
@@ -85,6 +89,11 @@ impl Op for Reshape {
     fn cpu(&self, _: &Io<'_>) -> Result<()> {
         Ok(()) // an alias: never run
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let _ = launch;
+        Ok(()) // an alias: never run
+    }
 }
 
 #[derive(Debug)]
@@ -104,6 +113,11 @@ impl Op for StopGradient {
         Some(0)
     }
     fn cpu(&self, _: &Io<'_>) -> Result<()> {
+        Ok(()) // an alias: never run
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let _ = launch;
         Ok(()) // an alias: never run
     }
 }
@@ -128,6 +142,10 @@ impl Op for Copy {
         dispatch_bits!(io.dtype(), U => io.output_bits::<U>(0).copy_from_slice(io.input_bits(0)));
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        launch.copy(launch.output(0), launch.input(0), launch.ty(0).bytes())
+    }
 }
 
 #[derive(Debug)]
@@ -150,6 +168,28 @@ impl Op for Full {
         }
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = self.0.len();
+        let bits = match self.0.dtype {
+            DType::F32 => u64::from((self.1 as f32).to_bits()),
+            DType::F64 => self.1.to_bits(),
+            DType::I32 => u64::from(self.1 as i32 as u32),
+            DType::I64 => self.1 as i64 as u64,
+            DType::Bool => u64::from(self.1 != 0.0),
+        };
+        let args = args![launch.output(0), bits, n];
+        launch.elements(by_size(self.0.dtype, ["fill_1", "fill_4", "fill_8"]), n, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+const COPY_COLUMNS: [&str; 3] = ["copy_columns_1", "copy_columns_4", "copy_columns_8"];
+
+/// A step that copies one operand over another.
+#[cfg(feature = "cuda")]
+pub(crate) fn copy_step(from: crate::op::Operand, to: crate::op::Operand) -> crate::program::Step {
+    crate::program::Step { op: std::sync::Arc::new(Copy), inputs: Box::new([from]), outputs: Box::new([to]) }
 }
 
 /// (rows before the axis, elements of one step along the axis).
@@ -205,6 +245,15 @@ impl Op for Slice {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let shape = &launch.ty(0).shape;
+        let (outer, inner) = around(shape, self.axis);
+        let (from, to) = (shape[self.axis] * inner, self.range.len() * inner);
+        let args =
+            args![launch.output(0), to, 0usize, launch.input(0), from, self.range.start * inner, outer, to,];
+        launch.elements(by_size(launch.ty(0).dtype, COPY_COLUMNS), outer * to, args)
+    }
 }
 
 /// Zeros with the input placed from `start` on along `axis`: the transpose of [`Slice`].
@@ -247,6 +296,17 @@ impl Op for Place {
             });
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let shape = &launch.ty(0).shape;
+        let (outer, inner) = around(shape, self.axis);
+        let (from, to, start) = (shape[self.axis] * inner, self.extent * inner, self.start * inner);
+        if from != to {
+            launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
+        }
+        let args = args![launch.output(0), to, start, launch.input(0), from, 0usize, outer, from];
+        launch.elements(by_size(launch.ty(0).dtype, COPY_COLUMNS), outer * from, args)
     }
 }
 
@@ -313,6 +373,19 @@ impl Op for Concat {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (outer, inner) = around(&launch.out_ty(0).shape, self.axis);
+        let to = launch.out_ty(0).shape[self.axis] * inner;
+        let mut start = 0;
+        for part in 0..launch.inputs.len() {
+            let len = launch.ty(part).shape[self.axis] * inner;
+            let args = args![launch.output(0), to, start, launch.input(part), len, 0usize, outer, len];
+            launch.elements(by_size(launch.ty(0).dtype, COPY_COLUMNS), outer * len, args)?;
+            start += len;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -371,5 +444,16 @@ impl Op for Transpose {
             });
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let shape = &launch.out_ty(0).shape;
+        let mut steps = cuda_steps(shape, shape, shape);
+        for (i, &axis) in self.0.iter().enumerate() {
+            steps[7 + i] = launch.ty(0).shape[axis + 1..].iter().product::<usize>() as i32;
+        }
+        let n = launch.ty(0).len();
+        let args = args![launch.output(0), launch.input(0), n, steps];
+        launch.elements(by_size(launch.ty(0).dtype, ["rearrange_1", "rearrange_4", "rearrange_8"]), n, args)
     }
 }

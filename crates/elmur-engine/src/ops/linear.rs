@@ -4,6 +4,8 @@ use crate::autodiff::Backward;
 use crate::cpu::gemm::{Mat, Product, Tile, gemm, scratch_len};
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{add_assign, simd_fn};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, Product as GpuProduct, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -117,6 +119,25 @@ impl Op for Linear {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (m, n, k) = (launch.ty(0).rows(), launch.out_ty(0).cols(), launch.ty(0).cols());
+        let (y, z) = (launch.output(0), if self.keeps_argument() { launch.output(1) } else { 0 });
+        let bias = launch.input_if(self.bias.then_some(2));
+        let simple = matches!(self.activation, Activation::Identity | Activation::Relu) && z == 0;
+        let product = GpuProduct {
+            bias: if simple { bias } else { 0 },
+            relu: simple && self.activation == Activation::Relu,
+            c: if y != 0 { y } else { z },
+            ..GpuProduct::new(m, n, k, (launch.input(0), false), (launch.input(1), true))
+        };
+        launch.product(&product)?;
+        if simple {
+            return Ok(());
+        }
+        let kind = self.activation as i32;
+        launch.elements("bias_activation", m * n, args![kind, y, z, product.c, bias, n, m * n])
     }
 }
 

@@ -6,6 +6,8 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{max, reduce, simd_fn, sum};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float, want_index};
@@ -26,6 +28,12 @@ impl Graph {
     /// Mean cross-entropy (a scalar) of logits [..., C] against class targets [...] of i32 or i64.
     pub fn cross_entropy(&mut self, logits: Value, targets: Value, settings: CrossEntropy) -> Result<Value> {
         self.push1(CrossEntropyOp(settings), &[logits, targets])
+    }
+
+    /// Number of rows (a float) whose target has no class above it, for logits [..., C] and targets [...] of i32 or i64; targets
+    /// outside 0..C are not counted. Without gradient.
+    pub fn count_right(&mut self, logits: Value, targets: Value) -> Result<Value> {
+        self.push1(CountRight, &[logits, targets])
     }
 
     /// Mean of (prediction - target)² (a scalar) over the elements where `mask` holds; all if there is none.
@@ -117,6 +125,24 @@ impl Op for CrossEntropyOp {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, classes) = (launch.ty(0).rows(), launch.ty(0).cols());
+        let wide = launch.ty(1).dtype == DType::I64;
+        let args = args![
+            launch.output(0),
+            launch.output(1),
+            launch.output(2),
+            launch.input(0),
+            launch.input(1),
+            wide,
+            self.0.ignored,
+            self.0.label_smoothing as f32,
+            rows,
+            classes,
+        ];
+        launch.kernel("cross_entropy", [1, 1, 1], 1024, 0, args)
+    }
 }
 
 simd_fn! {
@@ -162,11 +188,73 @@ impl Op for CrossEntropyGrad {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (classes, n) = (launch.ty(0).cols(), launch.ty(0).len());
+        let wide = launch.ty(1).dtype == DType::I64;
+        let args = args![
+            launch.output(0),
+            launch.input(0),
+            launch.input(1),
+            wide,
+            launch.input(2),
+            launch.input(3),
+            launch.input(4),
+            self.0.ignored,
+            self.0.label_smoothing as f32,
+            classes,
+            n,
+        ];
+        launch.elements("cross_entropy_grad", n, args)
+    }
 }
 
 simd_fn! {
     fn softmax_minus<T>(x: &[T], lse: T, even: T, scale: T, dx: &mut [T]) {
         dx.iter_mut().zip(x).for_each(|(dx, x)| *dx = scale * ((*x - lse).exp() - even));
+    }
+}
+
+#[derive(Debug)]
+struct CountRight;
+
+impl Op for CountRight {
+    fn name(&self) -> &'static str {
+        "count_right"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let (logits, targets) = (&inputs[0], &inputs[1]);
+        want_float("count_right", "logits", logits)?;
+        want_index("count_right", "targets", targets)?;
+        match logits.shape.split_last() {
+            Some((_, lead)) if lead == targets.shape => Ok(vec![logits.with([])]),
+            _ => {
+                let got = format!("{logits} and {targets}");
+                mismatch("count_right", "logits [..., C] and targets [...]", got)
+            }
+        }
+    }
+    fn stops_gradient(&self) -> bool {
+        true
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let targets = Indices::new(io, 1);
+        dispatch_float!(io.dtype(), T => {
+            let rows = io.input::<T>(0).chunks_exact(io.ty(0).cols()).enumerate();
+            let right = rows.filter(|(row, x)| {
+                let score = usize::try_from(targets.get(*row)).ok().and_then(|t| x.get(t));
+                score.is_some_and(|score| x.iter().all(|other| other <= score))
+            });
+            io.output::<T>(0)[0] = T::of(right.count() as f64);
+        });
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, classes) = (launch.ty(0).rows(), launch.ty(0).cols());
+        let wide = launch.ty(1).dtype == DType::I64;
+        let args = args![launch.output(0), launch.input(0), launch.input(1), wide, rows, classes];
+        launch.kernel("count_right", [1, 1, 1], 1024, 0, args)
     }
 }
 
@@ -177,6 +265,15 @@ struct Mse;
 #[inline(always)]
 fn counts(mask: Option<&[bool]>, i: usize, len: usize) -> bool {
     mask.is_none_or(|mask| mask[i / (len / mask.len())])
+}
+
+/// Address of the mask operand (0 if there is none), and elements that share an entry of it.
+#[cfg(feature = "cuda")]
+fn cuda_mask(launch: &Launch<'_>, input: usize) -> (u64, usize) {
+    match launch.inputs.get(input) {
+        Some(mask) => (launch.input(input), launch.ty(0).len() / mask.ty.len()),
+        None => (0, 1),
+    }
 }
 
 impl Op for Mse {
@@ -232,6 +329,14 @@ impl Op for Mse {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (mask, per) = cuda_mask(launch, 2);
+        let n = launch.ty(0).len();
+        let (loss, count) = (launch.output(0), launch.output(1));
+        let args = args![loss, count, launch.input(0), launch.input(1), mask, per, n];
+        launch.kernel("mse", [1, 1, 1], 1024, 0, args)
+    }
 }
 
 /// dx = 2 grad / count (x - t) where the mask holds.
@@ -255,5 +360,21 @@ impl Op for MseGrad {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (mask, per) = cuda_mask(launch, 4);
+        let n = launch.ty(0).len();
+        let args = args![
+            launch.output(0),
+            launch.input(0),
+            launch.input(1),
+            launch.input(2),
+            launch.input(3),
+            mask,
+            per,
+            n,
+        ];
+        launch.elements("mse_grad", n, args)
     }
 }

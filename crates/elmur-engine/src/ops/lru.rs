@@ -9,6 +9,8 @@
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
@@ -98,6 +100,13 @@ impl Op for SelectSlots {
         }
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, m) = (launch.ty(0).shape[0], launch.ty(0).shape[1]);
+        let args =
+            args![launch.output(0), launch.output(1), launch.input(0), self.count as i32, m as i32, rows,];
+        launch.elements("lru_select", rows, args)
+    }
 }
 
 /// Fails unless memory [B, M, d] and slots i32 [B, W] belong together; returns (B, M, d, W).
@@ -154,6 +163,13 @@ impl Op for GatherSlots {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (m, d) = (launch.ty(0).shape[1], launch.ty(0).shape[2]);
+        let (w, n) = (launch.ty(1).cols(), launch.out_ty(0).len());
+        let args = args![launch.output(0), launch.input(0), launch.input(1), w as i32, m as i32, d, n];
+        launch.elements("gather_slots", n, args)
+    }
 }
 
 /// Zeros with rows added at the slots they came from.
@@ -186,6 +202,14 @@ impl Op for ScatterSlots {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (m, d) = (self.memory.shape[1], self.memory.shape[2]);
+        let (w, n) = (launch.ty(1).cols(), launch.ty(0).len());
+        launch.clear(launch.output(0), self.memory.bytes())?;
+        let args = args![launch.output(0), launch.input(0), launch.input(1), w as i32, m as i32, d, n];
+        launch.elements("scatter_slots", n, args)
     }
 }
 
@@ -269,6 +293,28 @@ impl Op for BlendSlots {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (batch, m, d) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.ty(0).shape[2]);
+        let w = launch.ty(2).cols();
+        let (memory, new_anchors) = (launch.in_place(0, 0)?, launch.in_place(1, 1)?);
+        let active = launch.input_if((launch.inputs.len() > 5).then_some(5));
+        let args = args![
+            memory,
+            new_anchors,
+            launch.input(1),
+            launch.input(2),
+            launch.input(3),
+            launch.input(4),
+            active,
+            self.0.lambda as f32,
+            self.0.empty_slots_too,
+            w as i32,
+            m as i32,
+            d,
+        ];
+        launch.kernel("lru_blend", [batch, 1, 1], 128, 4 * w, args)
+    }
 }
 
 /// Inputs gradient of the new memory, old anchors, slots; outputs dmemory and dcandidates.
@@ -312,5 +358,25 @@ impl Op for BlendGrad {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (batch, m, d) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.ty(0).shape[2]);
+        let w = launch.ty(2).cols();
+        let active = launch.input_if((launch.inputs.len() > 3).then_some(3));
+        let args = args![
+            launch.output(0),
+            launch.output(1),
+            launch.input(0),
+            launch.input(1),
+            launch.input(2),
+            active,
+            self.0.lambda as f32,
+            self.0.empty_slots_too,
+            w as i32,
+            m as i32,
+            d,
+        ];
+        launch.kernel("lru_blend_grad", [batch, 1, 1], 256, 0, args)
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use crate::autodiff::Backward;
 use crate::cpu::gemm::{Mat, Product, gemm, scratch_len};
 use crate::cpu::pool::{Pool, RowsMut};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, Product as GpuProduct};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want_float};
@@ -145,5 +147,13 @@ impl Op for MatMul {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let Some(Dims { batch, m, n, k }) = self.dims(launch.ty(0), launch.ty(1)) else { return Ok(()) };
+        let c = if self.accumulate { launch.in_place(2, 0)? } else { launch.output(0) };
+        let (a, b) = ((launch.input(0), self.transpose_a), (launch.input(1), self.transpose_b));
+        let product = GpuProduct { c, batch, accumulate: self.accumulate, ..GpuProduct::new(m, n, k, a, b) };
+        launch.product(&product)
     }
 }

@@ -10,6 +10,8 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{dot, reduce, simd_fn, sum};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -148,6 +150,26 @@ impl Op for Forward {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, d) = (launch.ty(0).rows(), launch.ty(0).cols());
+        let f = launch.input_if(self.residual.then(|| self.f_index()));
+        let beta = launch.input_if(self.layer.then_some(2));
+        let sums = if self.residual { launch.output(2) } else { 0 };
+        let args = args![
+            launch.output(0),
+            launch.output(1),
+            sums,
+            launch.input(0),
+            f,
+            launch.input(1),
+            beta,
+            self.eps as f32,
+            rows,
+            d,
+        ];
+        launch.warps("norm_rows", rows, args)
+    }
 }
 
 simd_fn! {
@@ -247,6 +269,29 @@ impl Op for Gradient {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, d) = (launch.ty(0).rows(), launch.ty(0).cols());
+        let blocks = rows.div_ceil(16).min(128);
+        let (partial, counter) = (launch.scratch(4 * blocks * 2 * d)?, launch.scratch(4)?);
+        let dbeta = if self.layer { launch.output(2) } else { 0 };
+        let args = args![
+            launch.output(0),
+            launch.output(1),
+            dbeta,
+            partial,
+            counter,
+            launch.input(0),
+            launch.input(1),
+            launch.input(2),
+            launch.input(3),
+            launch.input_if(self.passed.then_some(4)),
+            self.layer,
+            rows,
+            d,
+        ];
+        launch.kernel("norm_grad", [blocks, 1, 1], 256, 8 * 2 * d * 4, args)
     }
 }
 

@@ -8,6 +8,8 @@
 
 use crate::cpu::float::Float;
 use crate::cpu::simd::{dot, simd_fn};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -100,6 +102,10 @@ struct AdamWOp {
 /// Elements of one task.
 const CHUNK: usize = 8192;
 
+/// Elements of one block of threads on a GPU.
+#[cfg(feature = "cuda")]
+const GPU_CHUNK: usize = 2048;
+
 impl AdamWOp {
     /// Position of the first parameter among the inputs.
     fn first(&self) -> usize {
@@ -187,6 +193,46 @@ impl Op for AdamWOp {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let first = self.first();
+        let (mut table, mut lengths, mut chunks) = (Vec::new(), Vec::new(), 0);
+        for i in 0..(launch.inputs.len() - first) / 4 {
+            let at = first + 4 * i;
+            let [p, g, m, v] = [0, 1, 2, 3].map(|k| launch.input(at + k));
+            table.extend([
+                p,
+                m,
+                v,
+                g,
+                launch.output(3 * i),
+                launch.output(3 * i + 1),
+                launch.output(3 * i + 2),
+            ]);
+            table.push(chunks as u64);
+            lengths.push(launch.ty(at).len() as u64);
+            chunks += launch.ty(at).len().div_ceil(GPU_CHUNK);
+        }
+        let count = lengths.len() as i32;
+        let (table, lengths) = (launch.table(&table)?, launch.table(&lengths)?);
+        let norm = launch.input_if(self.max_norm.map(|_| 2));
+        let AdamW { betas: (b1, b2), eps, weight_decay, lr_scale } = self.settings;
+        let args = args![
+            table,
+            lengths,
+            count,
+            launch.input(0),
+            launch.input(1),
+            norm,
+            self.max_norm.unwrap_or(0.0) as f32,
+            b1,
+            b2,
+            eps as f32,
+            weight_decay as f32,
+            lr_scale as f32,
+        ];
+        launch.kernel("adamw", [chunks, 1, 1], 256, 0, args)
+    }
 }
 
 /// The scalars of one step.
@@ -252,6 +298,20 @@ impl Op for GlobalNorm {
             io.output::<T>(0)[0] = T::of(partial.iter().sum::<f64>().sqrt());
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (mut table, mut chunks) = (Vec::new(), 0);
+        for i in 0..launch.inputs.len() {
+            let len = launch.ty(i).len();
+            table.extend([launch.input(i), len as u64, chunks as u64]);
+            chunks += len.div_ceil(GPU_CHUNK);
+        }
+        let count = launch.inputs.len() as i32;
+        let (table, partial, counter) =
+            (launch.table(&table)?, launch.scratch(8 * chunks)?, launch.scratch(4)?);
+        let args = args![launch.output(0), partial, counter, table, count];
+        launch.kernel("global_norm", [chunks, 1, 1], 256, 0, args)
     }
 }
 

@@ -5,9 +5,11 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::{Pool, RowsMut};
 use crate::cpu::simd::{add_assign, simd_fn, sum};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
-use crate::op::{Io, Op, dispatch_float, mismatch, want_float};
+use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
 use crate::types::{MAX_RANK, TensorType};
 
 impl Graph {
@@ -38,6 +40,13 @@ impl Graph {
         let sum = self.sum_to(x, shape)?;
         let after = self.ty(sum)?.len();
         self.scale(sum, after as f64 / before as f64)
+    }
+
+    /// Several scalars side by side, `[n]`, added to `total` `[n]` where there is one. Without gradient: for reports that stay
+    /// on the device until someone looks.
+    pub fn tally(&mut self, scalars: &[Value], total: Option<Value>) -> Result<Value> {
+        let inputs: Vec<Value> = scalars.iter().copied().chain(total).collect();
+        self.push1(Tally { count: scalars.len() }, &inputs)
     }
 
     /// Repeats `x` along axes of extent 1 and missing leading axes until it has `shape`.
@@ -139,6 +148,35 @@ pub(crate) fn sum_all<T: Float>(x: &[T]) -> T {
     total
 }
 
+/// Queues y[c] (+)= Σ_r x[r, c]; many rows are summed in parts first.
+#[cfg(feature = "cuda")]
+pub(crate) fn cuda_sum_columns(
+    launch: &mut Launch<'_>,
+    y: u64,
+    x: u64,
+    rows: usize,
+    columns: usize,
+    accumulate: bool,
+) -> Result<()> {
+    let tiles = columns.div_ceil(32);
+    // Enough blocks to fill a GPU, each with enough rows to be worth it.
+    let parts = (256 / tiles).min(rows / 256).max(1);
+    let (mut from, mut left) = (x, rows);
+    if parts > 1 {
+        let each = rows.div_ceil(parts);
+        left = rows.div_ceil(each);
+        from = launch.scratch(4 * left * columns)?;
+        launch.kernel(
+            "sum_columns",
+            [tiles, left, 1],
+            1024,
+            0,
+            args![from, x, rows, columns, each, false],
+        )?;
+    }
+    launch.kernel("sum_columns", [tiles, 1, 1], 1024, 0, args![y, from, left, columns, left, accumulate])
+}
+
 #[derive(Debug)]
 struct SumTo(Vec<usize>);
 
@@ -190,6 +228,47 @@ impl Op for SumTo {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (ty, out) = (launch.ty(0).clone(), launch.out_ty(0).clone());
+        let (n, kept) = (ty.len(), out.len());
+        if kept == 1 {
+            const SLICE: usize = 1 << 16;
+            let parts = n.div_ceil(SLICE);
+            let mut from = launch.input(0);
+            if parts > 1 {
+                let partial = launch.scratch(4 * parts)?;
+                launch.kernel("sum_slices", [parts, 1, 1], 1024, 0, args![partial, from, n, SLICE])?;
+                from = partial;
+            }
+            let last = if parts > 1 { parts } else { n };
+            return launch.kernel(
+                "sum_slices",
+                [1, 1, 1],
+                1024,
+                0,
+                args![launch.output(0), from, last, last],
+            );
+        }
+        let trailing: Vec<usize> = out.shape.iter().skip_while(|n| **n == 1).copied().collect();
+        if ty.shape.ends_with(&trailing) {
+            return cuda_sum_columns(launch, launch.output(0), launch.input(0), n / kept, kept, false);
+        }
+        let Some(steps) = broadcast_steps(&out.shape, &ty.shape) else { return Ok(()) };
+        // `Reduction`: axes that are kept (in order, so that outputs are numbered as they lie), then axes that are summed.
+        let mut reduction = [0i32; 26];
+        let mut stride = n;
+        for (axis, extent) in ty.shape.iter().enumerate() {
+            stride /= extent;
+            let group = if steps[axis] == 0 { 13 } else { 0 };
+            let at = reduction[group] as usize;
+            reduction[group + 1 + at] = *extent as i32;
+            reduction[group + 7 + at] = stride as i32;
+            reduction[group] += 1;
+        }
+        let args = args![launch.output(0), launch.input(0), n / kept, reduction];
+        launch.kernel("sum_axes", [kept, 1, 1], 256, 0, args)
+    }
 }
 
 /// Any combination of summed axes, in order of the input, on one thread.
@@ -231,6 +310,47 @@ mod smallshape {
             }
             shape
         }
+    }
+}
+
+#[derive(Debug)]
+struct Tally {
+    count: usize,
+}
+
+impl Op for Tally {
+    fn name(&self) -> &'static str {
+        "tally"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let Some(first) = inputs.first().filter(|_| self.count > 0) else {
+            return mismatch("tally", "at least one scalar", "none");
+        };
+        want_float("tally", "scalars", first)?;
+        for (i, ty) in inputs.iter().enumerate() {
+            let shape: &[usize] = if i < self.count { &[] } else { &[self.count] };
+            want("tally", if i < self.count { "scalar" } else { "total" }, ty, first.dtype, shape)?;
+        }
+        Ok(vec![first.with([self.count])])
+    }
+    fn stops_gradient(&self) -> bool {
+        true
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        dispatch_float!(io.dtype(), T => {
+            for (i, y) in io.output::<T>(0).iter_mut().enumerate() {
+                let before = if io.inputs.len() > self.count { io.input::<T>(self.count)[i] } else { T::ZERO };
+                *y = before + io.input::<T>(i)[0];
+            }
+        });
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let addresses: Vec<u64> = (0..self.count).map(|i| launch.input(i)).collect();
+        let table = launch.table(&addresses)?;
+        let total = launch.input_if((launch.inputs.len() > self.count).then_some(self.count));
+        launch.elements("tally", self.count, args![launch.output(0), table, total, self.count])
     }
 }
 
@@ -278,5 +398,13 @@ impl Op for Broadcast {
             });
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let shape = launch.out_ty(0).shape.clone();
+        let steps = crate::ops::arith::cuda_steps(&shape, &launch.ty(0).shape, &launch.ty(0).shape);
+        let n = launch.out_ty(0).len();
+        let args = args![launch.output(0), launch.input(0), n, steps];
+        launch.elements("rearrange_4", n, args)
     }
 }

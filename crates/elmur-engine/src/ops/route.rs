@@ -2,6 +2,8 @@
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want_float};
@@ -73,6 +75,13 @@ impl Op for TopK {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, count) = (launch.ty(0).rows(), launch.ty(0).cols());
+        let args =
+            args![launch.output(0), launch.output(1), launch.input(0), self.k as i32, count as i32, rows];
+        launch.elements("route_top_k", rows, args)
+    }
 }
 
 /// Indices of the largest logits, best first. NaN counts as smallest.
@@ -129,6 +138,20 @@ impl Op for TopKGrad {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, count, k) = (self.logits.rows(), self.logits.cols(), launch.ty(0).cols());
+        let args = args![
+            launch.output(0),
+            launch.input(0),
+            launch.input(1),
+            launch.input(2),
+            k as i32,
+            count as i32,
+            rows,
+        ];
+        launch.elements("route_top_k_grad", rows, args)
     }
 }
 
@@ -190,6 +213,12 @@ impl Op for Balance {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.ty(0).len();
+        let args = args![launch.output(0), launch.input(0), launch.input(1), self.experts as i32, n];
+        launch.kernel("load_balancing_loss", [1, 1, 1], 1024, 0, args)
+    }
 }
 
 /// dgate = grad E f_e / assignments.
@@ -219,5 +248,11 @@ impl Op for BalanceGrad {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.ty(1).len();
+        let args = args![launch.output(0), launch.input(0), launch.input(2), self.experts as i32, n];
+        launch.kernel("load_balancing_loss_grad", [1, 1, 1], 1024, 4 * self.experts, args)
     }
 }

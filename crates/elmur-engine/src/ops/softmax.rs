@@ -4,6 +4,8 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{dot, max, simd_fn, sum};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want_float};
@@ -66,6 +68,11 @@ impl Op for Softmax {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, n) = (launch.ty(0).rows(), launch.ty(0).cols());
+        launch.warps("softmax", rows, args![launch.output(0), launch.input(0), rows, n])
+    }
 }
 
 simd_fn! {
@@ -97,6 +104,11 @@ impl Op for SoftmaxGrad {
             });
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, n) = (launch.ty(0).rows(), launch.ty(0).cols());
+        launch.warps("softmax_grad", rows, args![launch.output(0), launch.input(0), launch.input(1), rows, n])
     }
 }
 
@@ -140,5 +152,10 @@ impl Op for ArgMax {
             }
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, n) = (launch.ty(0).rows(), launch.ty(0).cols());
+        launch.elements("argmax", rows, args![launch.output(0), launch.input(0), rows, n])
     }
 }

@@ -3,6 +3,8 @@
 use crate::autodiff::Backward;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want_float};
@@ -48,6 +50,11 @@ impl Op for SwiGlu {
         });
         Ok(())
     }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (f, n) = (launch.out_ty(0).cols(), launch.out_ty(0).len());
+        launch.elements("swiglu", n, args![launch.output(0), launch.input(0), f, n])
+    }
 }
 
 simd_fn! {
@@ -84,6 +91,11 @@ impl Op for SwiGluGrad {
             });
         });
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (f, n) = (launch.ty(1).cols(), launch.ty(1).len());
+        launch.elements("swiglu_grad", n, args![launch.output(0), launch.input(0), launch.input(1), f, n])
     }
 }
 

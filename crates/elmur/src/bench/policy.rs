@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use elmur_engine::{DType, Pool, Program, Store};
+use elmur_engine::{DType, Device, Pool, Program, Store};
 use elmur_model::config::{Action, Ffn, ModelConfig, Observation};
 use elmur_model::presets::{self, Preset};
 use elmur_model::segments::{SegmentClock, Start, TrainSettings, training_graph};
@@ -15,6 +15,7 @@ use elmur_model::{Error, Result, init};
 use serde_json::json;
 
 use super::{Times, WARM_UP, print, round};
+use crate::device::DeviceArgs;
 
 /// Options of `elmur bench step`.
 #[derive(clap::Args)]
@@ -52,6 +53,11 @@ pub struct TrainArgs {
     /// Also print the time of every op.
     #[arg(long)]
     profile: bool,
+    /// Models trained side by side, as many runs of one experiment.
+    #[arg(long, default_value_t = 1)]
+    runs: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// Which model is measured.
@@ -165,11 +171,25 @@ impl Observations {
 /// Runs `elmur bench train`.
 pub fn train(args: &TrainArgs) -> Result<()> {
     let preset = args.model.preset()?;
-    let pool = Pool::new(args.threads);
+    let begin = Instant::now();
+    let device = args.device.open(args.threads)?;
+    let opened = begin.elapsed();
     let mut plain = preset.clone();
     remove_dropout(&mut plain.model);
-    train_row(args, &plain, &pool, "train")?;
-    train_row(args, &preset, &pool, "train with dropout")
+    let mut first = None;
+    for (preset, work) in [(&plain, "train"), (&preset, "train with dropout")] {
+        if args.runs > 1 {
+            train_side_by_side(args, preset, &device, work)?;
+            continue;
+        }
+        let mut bench = TrainBench::new(preset, &device)?;
+        bench.batch()?;
+        device.synchronize()?;
+        // From nothing to the end of the first batch: what a user waits for.
+        let start_up = *first.get_or_insert(begin.elapsed());
+        train_row(args, &mut bench, &device, work, [opened, start_up])?;
+    }
+    Ok(())
 }
 
 /// The peers are measured without dropout.
@@ -182,57 +202,149 @@ fn remove_dropout(config: &mut ModelConfig) {
     }
 }
 
-fn train_row(args: &TrainArgs, preset: &Preset, pool: &Pool, work: &str) -> Result<()> {
-    let config = &preset.model;
-    let settings = TrainSettings {
-        batch: preset.train.batch,
-        label_smoothing: preset.train.label_smoothing,
-        optimizer: preset.train.optimizer(),
-        clip: preset.train.clip,
-        dtype: DType::F32,
-        export_gradients: false,
-    };
-    let store = init::parameters(config, 0)?;
-    let mut programs = Vec::new();
-    for start in [Start::Fresh, Start::Continue] {
-        let graph = training_graph(config, &settings, start)?;
-        store.declare(&graph)?;
-        let mut program = Program::new(&graph, pool, &[&store])?;
-        let steps = settings.batch * config.segment_length;
-        Observations::new(config, steps).set(&mut program)?;
-        match &config.action {
-            Action::Continuous { dim, .. } => {
-                program.set("targets", &vec![0.1f32; steps * dim])?;
-                program.set("mask", &vec![true; steps])?;
+/// A model in training on made-up data.
+struct TrainBench<'a> {
+    preset: &'a Preset,
+    programs: Vec<Program>,
+}
+
+impl<'a> TrainBench<'a> {
+    fn new(preset: &'a Preset, device: &Device) -> Result<Self> {
+        let config = &preset.model;
+        let settings = TrainSettings {
+            batch: preset.train.batch,
+            label_smoothing: preset.train.label_smoothing,
+            optimizer: preset.train.optimizer(),
+            clip: preset.train.clip,
+            dtype: DType::F32,
+            export_gradients: false,
+            table: None,
+        };
+        let store = init::parameters(config, 0)?.to(device)?;
+        let mut programs = Vec::new();
+        for start in [Start::Fresh, Start::Continue] {
+            let graph = training_graph(config, &settings, start)?;
+            store.declare(&graph)?;
+            let mut program = Program::new(&graph, device, &[&store])?;
+            let steps = settings.batch * config.segment_length;
+            Observations::new(config, steps).set(&mut program)?;
+            match &config.action {
+                Action::Continuous { dim, .. } => {
+                    program.set("targets", &vec![0.1f32; steps * dim])?;
+                    program.set("mask", &vec![true; steps])?;
+                }
+                action => program.set("targets", &vec![1i64; steps * action.dim()])?,
             }
-            action => program.set("targets", &vec![1i64; steps * action.dim()])?,
+            program.set("lr", &[2e-4f32])?;
+            programs.push(program);
         }
-        program.set("lr", &[2e-4f32])?;
-        programs.push(program);
+        Ok(Self { preset, programs })
     }
-    let segments = preset.train.segments;
-    let mut times = Vec::new();
-    for batch in 0..args.batches + WARM_UP.min(3) {
-        let start = Instant::now();
-        for segment in 0..segments {
-            let program = &mut programs[usize::from(segment > 0)];
-            SegmentClock::set(config, program, segment as u64)?;
+
+    /// One batch; on a GPU it is only queued.
+    fn batch(&mut self) -> Result<()> {
+        for segment in 0..self.preset.train.segments {
+            let program = &mut self.programs[usize::from(segment > 0)];
+            SegmentClock::set(&self.preset.model, program, segment as u64)?;
             program.run()?;
         }
-        if batch >= WARM_UP.min(3) {
-            times.push(start.elapsed());
+        Ok(())
+    }
+}
+
+/// Batches between two looks at the clock: a GPU is only waited for at the end of several.
+fn stride(device: &Device) -> usize {
+    if device.is_cpu() { 1 } else { 20 }
+}
+
+/// Several models, each on a thread and a queue of its own, all at once.
+fn train_side_by_side(args: &TrainArgs, preset: &Preset, device: &Device, work: &str) -> Result<()> {
+    let batches = args.batches * stride(device);
+    let barrier = std::sync::Barrier::new(args.runs + 1);
+    let elapsed = std::thread::scope(|scope| -> Result<std::time::Duration> {
+        let threads: Vec<_> = (0..args.runs)
+            .map(|_| {
+                scope.spawn(|| -> Result<()> {
+                    let prepared = (|| -> Result<(Device, TrainBench<'_>)> {
+                        let device = device.another()?;
+                        let mut bench = TrainBench::new(preset, &device)?;
+                        bench.batch()?;
+                        device.synchronize()?;
+                        Ok((device, bench))
+                    })();
+                    barrier.wait();
+                    let (device, mut bench) = prepared?;
+                    for _ in 0..batches {
+                        bench.batch()?;
+                    }
+                    Ok(device.synchronize()?)
+                })
+            })
+            .collect();
+        barrier.wait();
+        let start = Instant::now();
+        for thread in threads {
+            let ended = thread.join().map_err(|_| Error::Config {
+                key: "runs".into(),
+                expected: "threads that end".into(),
+                got: "one that did not".into(),
+            });
+            ended??;
+        }
+        Ok(start.elapsed())
+    })?;
+    let ms = elapsed.as_secs_f64() * 1e3 / batches as f64;
+    print(
+        args.json,
+        &json!({
+            "peer": "elmur", "device": args.device.name(), "precision": args.device.precision()?.name(), "work": work,
+            "runs": args.runs, "ms": round(ms), "batches_per_s": round(args.runs as f64 * 1e3 / ms),
+            "preset": args.model.preset, "batch": preset.train.batch,
+        }),
+    );
+    Ok(())
+}
+
+fn train_row(
+    args: &TrainArgs,
+    bench: &mut TrainBench<'_>,
+    device: &Device,
+    work: &str,
+    [opened, start_up]: [std::time::Duration; 2],
+) -> Result<()> {
+    let stride = stride(device);
+    let mut times = Vec::new();
+    for round in 0..args.batches + WARM_UP.min(3) {
+        let start = Instant::now();
+        for _ in 0..stride {
+            bench.batch()?;
+        }
+        device.synchronize()?;
+        if round >= WARM_UP.min(3) {
+            times.push(start.elapsed() / stride as u32);
         }
     }
     times.sort();
     let times = Times(times);
-    print(
-        args.json,
-        &json!({
-            "peer": "elmur", "device": "cpu", "work": work, "ms": round(times.ms(0.5)), "best_ms": round(times.ms(0.0)),
-            "threads": pool.threads(), "preset": args.model.preset, "batch": settings.batch,
-            "arena_bytes": programs[1].arena_bytes(), "steps": programs[1].steps(),
-        }),
-    );
+    let programs = &mut bench.programs;
+    let mut row = json!({
+        "peer": "elmur", "device": args.device.name(), "work": work, "ms": round(times.ms(0.5)), "best_ms": round(times.ms(0.0)),
+        "preset": args.model.preset, "batch": bench.preset.train.batch, "arena_bytes": programs[1].arena_bytes(),
+        "steps": programs[1].steps(),
+    });
+    match device {
+        Device::Cpu(pool) => row["threads"] = json!(pool.threads()),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => {
+            row["precision"] = json!(args.device.precision()?.name());
+            row["kernels_per_segment"] = json!(programs[1].kernels());
+            row["open_s"] = json!(round(opened.as_secs_f64()));
+            row["first_batch_s"] = json!(round(start_up.as_secs_f64()));
+        }
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = (opened, start_up);
+    print(args.json, &row);
     if args.profile {
         let mut by_op: std::collections::BTreeMap<(&str, String), (usize, f64)> = Default::default();
         for step in programs[1].profile(args.batches)? {

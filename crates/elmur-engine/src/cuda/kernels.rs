@@ -1,0 +1,180 @@
+//! The kernels: one source made of the `.cu` files beside the ops, compiled by NVRTC for the GPU at hand and kept on disk.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys;
+use cudarc::nvrtc::sys as nvrtc;
+
+use super::driver::{Context, call, require};
+use crate::error::{Error, Result};
+
+const SOURCES: [&str; 17] = [
+    include_str!("prelude.cu"),
+    include_str!("../ops/activation.cu"),
+    include_str!("../ops/arith.cu"),
+    include_str!("../ops/attention.cu"),
+    include_str!("../ops/conv.cu"),
+    include_str!("../ops/dropout.cu"),
+    include_str!("../ops/experts.cu"),
+    include_str!("../ops/gather.cu"),
+    include_str!("../ops/layout.cu"),
+    include_str!("../ops/loss.cu"),
+    include_str!("../ops/lru.cu"),
+    include_str!("../ops/norm.cu"),
+    include_str!("../ops/optim.cu"),
+    include_str!("../ops/reduce.cu"),
+    include_str!("../ops/route.cu"),
+    include_str!("../ops/softmax.cu"),
+    include_str!("../ops/swiglu.cu"),
+];
+
+/// A loaded module and the functions taken from it so far.
+pub(super) struct Kernels {
+    module: sys::CUmodule,
+    functions: Mutex<BTreeMap<&'static str, Function>>,
+    context: Arc<Context>,
+}
+
+/// A kernel, and the shared memory it has been allowed.
+#[derive(Clone, Copy)]
+struct Function {
+    raw: sys::CUfunction,
+    shared: u32,
+}
+
+// SAFETY: modules and functions may be used from any thread.
+unsafe impl Send for Kernels {}
+// SAFETY: as above; the map is locked.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    pub fn load(context: &Arc<Context>) -> Result<Self> {
+        context.enter()?;
+        let source = SOURCES.join("\n");
+        let architecture = context.architecture()?;
+        let mut hasher = DefaultHasher::new();
+        (&source, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
+        let cached =
+            cache_folder().map(|f| f.join(format!("{:016x}-sm_{architecture}.cubin", hasher.finish())));
+        // A file that the driver refuses is made anew.
+        let kept = cached.as_ref().and_then(|path| std::fs::read(path).ok());
+        if let Some(module) = kept.and_then(|image| load_module(&image).ok()) {
+            return Ok(Self::new(module, context));
+        }
+        let image = compile(&source, architecture)?;
+        let module = load_module(&image)?;
+        if let Some(path) = cached {
+            // Best effort: without a cache the next start takes longer.
+            let _ = keep(&path, &image);
+        }
+        Ok(Self::new(module, context))
+    }
+
+    fn new(module: sys::CUmodule, context: &Arc<Context>) -> Self {
+        Self { module, functions: Mutex::default(), context: Arc::clone(context) }
+    }
+
+    /// The kernel `name`, allowed `shared` bytes of dynamic shared memory.
+    pub fn function(&self, name: &'static str, shared: u32) -> Result<sys::CUfunction> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut function = match functions.get(name) {
+            Some(function) => *function,
+            None => {
+                let mut raw = std::ptr::null_mut();
+                let c_name = CString::new(name).unwrap_or_default();
+                call!(cuModuleGetFunction(&raw mut raw, self.module, c_name.as_ptr()))?;
+                Function { raw, shared: 48 << 10 }
+            }
+        };
+        if shared > function.shared {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            call!(cuFuncSetAttribute(function.raw, most, shared as i32))?;
+            function.shared = shared;
+        }
+        functions.insert(name, function);
+        Ok(function.raw)
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: loaded by `load`; nothing that uses it outlives it (see the order of `Gpu`'s fields).
+            unsafe { sys::cuModuleUnload(self.module) };
+        }
+    }
+}
+
+fn load_module(image: &[u8]) -> Result<sys::CUmodule> {
+    let mut module = std::ptr::null_mut();
+    call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast()))?;
+    Ok(module)
+}
+
+/// Where compiled kernels are kept: `$XDG_CACHE_HOME/elmur` or `~/.cache/elmur`.
+fn cache_folder() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let base = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+    Some(base.join("elmur"))
+}
+
+/// Writes aside and renames, so that no half-written file is ever found.
+fn keep(path: &std::path::Path, image: &[u8]) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let aside = path.with_extension(format!("{}.tmp", std::process::id()));
+    std::fs::write(&aside, image)?;
+    std::fs::rename(aside, path)
+}
+
+fn compile(source: &str, architecture: i32) -> Result<Vec<u8>> {
+    // SAFETY: only looks for the library.
+    require(unsafe { nvrtc::is_culib_present() }, "libnvrtc.so (of the CUDA toolkit)")?;
+    let failed = |call, code| Error::Cuda { call, cause: format!("{code:?}") };
+    let ok =
+        |call, code| if code == nvrtc::nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(failed(call, code)) };
+    let source = CString::new(source).unwrap_or_default();
+    let options = [CString::new(format!("--gpu-architecture=sm_{architecture}")).unwrap_or_default()];
+    let options: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
+    let mut program = std::ptr::null_mut();
+    // SAFETY: strings outlive the program, sizes are asked for before buffers are filled, and it is destroyed once.
+    unsafe {
+        let none = std::ptr::null();
+        let made =
+            nvrtc::nvrtcCreateProgram(&raw mut program, source.as_ptr(), c"elmur.cu".as_ptr(), 0, none, none);
+        ok("nvrtcCreateProgram", made)?;
+        let compiled = nvrtc::nvrtcCompileProgram(program, options.len() as i32, options.as_ptr());
+        let result = match ok("nvrtcCompileProgram", compiled) {
+            Ok(()) => (|| {
+                let mut size = 0;
+                ok("nvrtcGetCUBINSize", nvrtc::nvrtcGetCUBINSize(program, &raw mut size))?;
+                let mut image = vec![0u8; size];
+                ok("nvrtcGetCUBIN", nvrtc::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()))?;
+                Ok(image)
+            })(),
+            Err(_) => Err(Error::Cuda { call: "nvrtcCompileProgram", cause: log_of(program) }),
+        };
+        nvrtc::nvrtcDestroyProgram(&raw mut program);
+        result
+    }
+}
+
+/// What the compiler said.
+///
+/// # Safety
+/// The program must be alive.
+unsafe fn log_of(program: nvrtc::nvrtcProgram) -> String {
+    let mut size = 0;
+    // SAFETY: the program is alive; the log fits the size the compiler states and ends with a zero.
+    unsafe {
+        nvrtc::nvrtcGetProgramLogSize(program, &raw mut size);
+        let mut log = vec![0u8; size.max(1)];
+        nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
+        CStr::from_bytes_until_nul(&log).map(|l| l.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+}

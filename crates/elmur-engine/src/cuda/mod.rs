@@ -1,0 +1,83 @@
+//! Execution on NVIDIA GPUs: every program becomes one CUDA graph, replayed by one call.
+//!
+//! - `driver.rs`: context, streams, device and pinned memory; errors that name the call and the cause.
+//! - `kernels.rs`: the kernels (`*.cu` beside each op), compiled by NVRTC once and kept on disk.
+//! - `product.rs`: matrix products by cuBLASLt.
+//! - `launch.rs`: what an op's `cuda` method is given.
+//! - `exec.rs`: a planned graph recorded as a CUDA graph whose edges are the dependencies of the data.
+//!
+//! Libraries are loaded at run time: this compiles and runs on machines without CUDA, where opening a GPU is an error.
+
+mod driver;
+pub(crate) mod exec;
+mod kernels;
+pub(crate) mod launch;
+mod product;
+
+use std::sync::Arc;
+
+pub(crate) use driver::DeviceBuffer;
+use driver::{Context, Stream};
+
+use crate::device::Precision;
+use crate::error::Result;
+
+/// One GPU, and a queue of work on it. Clones share the queue; [`Gpu::another`] has one of its own.
+///
+/// Programs and stores that work together must be of the same queue.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+struct Inner {
+    // Fields drop in this order: work first, then what it runs on.
+    stream: Stream,
+    products: product::Products,
+    kernels: Arc<kernels::Kernels>,
+    context: Arc<Context>,
+    precision: Precision,
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Gpu({}, {})", self.0.context.ordinal(), self.0.precision.name())
+    }
+}
+
+impl Gpu {
+    /// Opens GPU number `ordinal`: loads the driver, compiles the kernels or reads them from the cache.
+    pub fn open(ordinal: usize, precision: Precision) -> Result<Self> {
+        let context = Context::open(ordinal)?;
+        let kernels = Arc::new(kernels::Kernels::load(&context)?);
+        Self::new(context, kernels, precision)
+    }
+
+    fn new(context: Arc<Context>, kernels: Arc<kernels::Kernels>, precision: Precision) -> Result<Self> {
+        let stream = Stream::new(&context)?;
+        let products = product::Products::new(&context, precision)?;
+        Ok(Self(Arc::new(Inner { stream, products, kernels, context, precision })))
+    }
+
+    /// Another queue of work on the same GPU, which runs beside this one.
+    pub fn another(&self) -> Result<Self> {
+        Self::new(Arc::clone(&self.0.context), Arc::clone(&self.0.kernels), self.0.precision)
+    }
+
+    /// Name of the GPU.
+    pub fn name(&self) -> String {
+        self.0.context.name()
+    }
+
+    /// Free and total bytes of its memory.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        self.0.context.memory()
+    }
+
+    /// Waits until all work in the queue is done.
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.stream.synchronize()
+    }
+
+    pub(crate) fn same_queue(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}

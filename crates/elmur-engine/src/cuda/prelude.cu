@@ -1,0 +1,85 @@
+// What all kernels share. Floats are f32; sums are in a fixed order unless a comment says otherwise.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define KERNEL extern "C" __global__ void
+#define INF __int_as_float(0x7f800000)
+#define NOT_A_NUMBER __int_as_float(0x7fc00000)
+
+// Number of this thread in the grid.
+__device__ __forceinline__ i64 thread_number() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+
+// Number of this warp in the grid.
+__device__ __forceinline__ i64 warp_number() { return thread_number() / 32; }
+
+__device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+
+__device__ __forceinline__ float warp_sum(float x) {
+    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+    for (int o = 16; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
+    return x;
+}
+
+// Sum over a block of at most 1024 threads, known to all of them.
+__device__ __forceinline__ double block_sum(double x) {
+    __shared__ double parts[32];
+    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
+    __syncthreads();
+    if (lane() == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    double total = 0;
+    for (u32 i = 0; i < (blockDim.x + 31) / 32; ++i) total += parts[i];
+    return total;
+}
+
+// True in all threads of the block that comes last; `counter` is 0 before and after.
+__device__ __forceinline__ bool last_block(u32* counter, u32 blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1) == blocks - 1;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+struct Block4 { u32 w[4]; };
+
+// Philox 4x32-10, as in elmur-rng.
+__device__ __forceinline__ Block4 philox(const i64* rng, u32 stream, u32 block) {
+    u64 seed = (u64)rng[0], step = (u64)rng[1];
+    u32 a = block, b = stream, c = (u32)step, d = (u32)(step >> 32);
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+#pragma unroll
+    for (int i = 0; i < 10; ++i) {
+        u32 p_high = __umulhi(0xD2511F53u, a), p_low = 0xD2511F53u * a;
+        u32 q_high = __umulhi(0xCD9E8D57u, c), q_low = 0xCD9E8D57u * c;
+        a = q_high ^ b ^ k0;
+        b = q_low;
+        c = p_high ^ d ^ k1;
+        d = p_low;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{a, b, c, d}};
+}
+
+// Factor of dropout for element `index`: 0 or `keep`.
+__device__ __forceinline__ float drop_factor(const i64* rng, u32 stream, u32 below, float keep, u64 index) {
+    u32 block = (u32)(16 * (index / 64) + index % 16);
+    return philox(rng, stream, block).w[index % 64 / 16] < below ? 0.0f : keep;
+}
+
+// Element i of an array of i32 or i64.
+__device__ __forceinline__ i64 index_at(const void* data, int wide, i64 i) {
+    return wide ? ((const i64*)data)[i] : ((const int*)data)[i];
+}

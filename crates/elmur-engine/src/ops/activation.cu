@@ -1,0 +1,55 @@
+// Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp.
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+__device__ __forceinline__ float normal_cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678118654752f)); }
+
+__device__ __forceinline__ float activate(int kind, float x) {
+    switch (kind) {
+        case 1: return x < 0.0f ? 0.0f : x;
+        case 2: return x * normal_cdf(x);
+        case 3: return x * sigmoid(x);
+        case 4: return tanhf(x);
+        case 5: return sigmoid(x);
+        case 6: return fmaxf(x, 0.0f) + logf(1.0f + expf(-fabsf(x)));
+        case 7: return expf(x);
+        default: return x;
+    }
+}
+
+// Derivative, from the function's argument (gelu, silu, softplus) or value (the others).
+__device__ __forceinline__ float derivative(int kind, float x) {
+    switch (kind) {
+        case 1: return x > 0.0f ? 1.0f : 0.0f;
+        case 2: return normal_cdf(x) + x * 0.3989422804014327f * expf(-0.5f * x * x);
+        case 3: {
+            float s = sigmoid(x);
+            return s * (1.0f + x * (1.0f - s));
+        }
+        case 4: return 1.0f - x * x;
+        case 5: return x * (1.0f - x);
+        case 6: return sigmoid(x);
+        case 7: return x;
+        default: return 1.0f;
+    }
+}
+
+KERNEL activation(int kind, float* y, const float* x, i64 n) {
+    i64 i = thread_number();
+    if (i < n) y[i] = activate(kind, x[i]);
+}
+
+KERNEL activation_grad(int kind, float* dx, const float* dy, const float* seen, i64 n) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    // Where relu is off the gradient is zero whatever dy is.
+    dx[i] = kind == 1 ? (seen[i] > 0.0f ? dy[i] : 0.0f) : dy[i] * derivative(kind, seen[i]);
+}
+
+// z += bias by column, y = f(z); z is kept where it is not null.
+KERNEL bias_activation(int kind, float* y, float* z, const float* x, const float* bias, i64 columns, i64 n) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    float v = x[i] + (bias ? bias[i % columns] : 0.0f);
+    if (z) z[i] = v;
+    if (y) y[i] = activate(kind, v);
+}

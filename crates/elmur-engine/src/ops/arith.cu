@@ -1,0 +1,58 @@
+// Steps of two operands that broadcast to a shape: 0 along repeated axes.
+struct Steps { int rank; int shape[6]; int a[6]; int b[6]; };
+
+__device__ __forceinline__ void offsets(i64 i, const Steps& s, i64& a, i64& b) {
+    a = b = 0;
+    for (int axis = s.rank - 1; axis >= 0; --axis) {
+        i64 r = i % s.shape[axis];
+        i /= s.shape[axis];
+        a += r * s.a[axis];
+        b += r * s.b[axis];
+    }
+}
+
+// kind: 0 a + b, 1 a - b, 2 a b. flat: 1 equal shapes, 2 b is one number, 0 by steps.
+template <class T> __device__ __forceinline__ void binary(int kind, T* y, const T* a, const T* b, i64 n, int flat, const Steps& s) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    i64 p = i, q = flat == 2 ? 0 : i;
+    if (!flat) offsets(i, s, p, q);
+    T u = a[p], v = b[q];
+    y[i] = kind == 0 ? u + v : kind == 1 ? u - v : u * v;
+}
+KERNEL binary_f32(int kind, float* y, const float* a, const float* b, i64 n, int flat, Steps s) { binary(kind, y, a, b, n, flat, s); }
+KERNEL binary_i32(int kind, int* y, const int* a, const int* b, i64 n, int flat, Steps s) { binary(kind, y, a, b, n, flat, s); }
+KERNEL binary_i64(int kind, i64* y, const i64* a, const i64* b, i64 n, int flat, Steps s) { binary(kind, y, a, b, n, flat, s); }
+
+KERNEL affine(float* y, const float* x, float factor, float offset, i64 n) {
+    i64 i = thread_number();
+    if (i < n) y[i] = fmaf(factor, x[i], offset);
+}
+
+// a where the condition of the element's row holds, else b.
+template <class T> __device__ __forceinline__ void select(T* y, const T* a, const T* b, const unsigned char* condition, i64 row, i64 n) {
+    i64 i = thread_number();
+    if (i < n) y[i] = condition[i / row] ? a[i] : b[i];
+}
+KERNEL select_1(unsigned char* y, const unsigned char* a, const unsigned char* b, const unsigned char* c, i64 row, i64 n) { select(y, a, b, c, row, n); }
+KERNEL select_4(u32* y, const u32* a, const u32* b, const unsigned char* c, i64 row, i64 n) { select(y, a, b, c, row, n); }
+KERNEL select_8(u64* y, const u64* a, const u64* b, const unsigned char* c, i64 row, i64 n) { select(y, a, b, c, row, n); }
+
+// Types: 0 f32, 2 i32, 3 i64, 4 bool.
+KERNEL cast(void* y, const void* x, int from, int to, i64 n) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    float f = 0;
+    i64 z = 0;
+    if (from == 0) {
+        f = ((const float*)x)[i];
+        z = (i64)f;
+    } else {
+        z = from == 2 ? ((const int*)x)[i] : from == 3 ? ((const i64*)x)[i] : ((const unsigned char*)x)[i];
+        f = (float)z;
+    }
+    if (to == 0) ((float*)y)[i] = f;
+    else if (to == 2) ((int*)y)[i] = from == 0 ? (int)f : (int)z;
+    else if (to == 3) ((i64*)y)[i] = z;
+    else ((unsigned char*)y)[i] = from == 0 ? f != 0.0f : z != 0;
+}

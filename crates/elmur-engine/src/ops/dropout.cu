@@ -1,0 +1,25 @@
+// One thread per block of the generator: it serves four elements, sixteen apart.
+KERNEL dropout(float* y, const float* x, const i64* rng, u32 stream, u32 below, float keep, i64 n) {
+    i64 block = thread_number(), first = block / 16 * 64 + block % 16;
+    if (first >= n) return;
+    Block4 draws = philox(rng, stream, (u32)block);
+    for (int w = 0; w < 4; ++w) {
+        i64 i = first + 16 * w;
+        if (i < n) y[i] = draws.w[w] < below ? 0.0f * x[i] : keep * x[i];
+    }
+}
+
+// Four numbers from each block of the generator, by Box-Muller in f64.
+KERNEL random_normal(float* y, const i64* rng, u32 stream, float std, i64 n) {
+    i64 block = thread_number();
+    if (4 * block >= n) return;
+    Block4 draws = philox(rng, stream, (u32)block);
+    const double unit = 1.0 / 4294967296.0;
+    for (int pair = 0; pair < 2; ++pair) {
+        double radius = sqrt(-2.0 * log(((double)draws.w[2 * pair] + 1.0) * unit)), s, c;
+        sincospi(2.0 * ((double)draws.w[2 * pair + 1] * unit), &s, &c);
+        i64 i = 4 * block + 2 * pair;
+        if (i < n) y[i] = (float)((double)std * (radius * c));
+        if (i + 1 < n) y[i + 1] = (float)((double)std * (radius * s));
+    }
+}

@@ -1,0 +1,150 @@
+// One block: a stable counting sort. Dynamic shared memory: threads x count integers. Outputs may be null.
+KERNEL group_by_expert(int* order, int* position, int* offsets, const int* experts, int count, i64 n) {
+    extern __shared__ u32 ranks[];
+    int threads = blockDim.x, t = threadIdx.x;
+    i64 each = (n + threads - 1) / threads, start = t * each, end = min(n, start + each);
+    for (int e = 0; e < count; ++e) ranks[t * count + e] = 0;
+    for (i64 i = start; i < end; ++i) {
+        int e = experts[i];
+        if (e >= 0 && e < count) ++ranks[t * count + e];
+    }
+    __syncthreads();
+    // First rows of every (expert, thread), experts first: each warp sums one expert's column at a time.
+    __shared__ u32 totals[1024];
+    int warp = t / 32, warps = threads / 32;
+    for (int e = warp; e < count; e += warps) {
+        u32 running = 0;
+        for (int s = 0; s < threads; s += 32) {
+            u32 own = ranks[(s + lane()) * count + e], sum = own;
+            for (int o = 1; o < 32; o <<= 1) {
+                u32 below = __shfl_up_sync(0xffffffffu, sum, o);
+                if (lane() >= o) sum += below;
+            }
+            ranks[(s + lane()) * count + e] = running + sum - own;
+            running += __shfl_sync(0xffffffffu, sum, 31);
+        }
+        if (lane() == 0) totals[e] = running;
+    }
+    __syncthreads();
+    if (t == 0) {
+        u32 first = 0;
+        for (int e = 0; e < count; ++e) {
+            u32 total = totals[e];
+            totals[e] = first;
+            if (offsets) offsets[e] = first;
+            first += total;
+        }
+        if (offsets) offsets[count] = first;
+    }
+    __syncthreads();
+    for (i64 i = start; i < end; ++i) {
+        int e = experts[i];
+        if (e < 0 || e >= count) continue;
+        u32 row = totals[e] + ranks[t * count + e]++;
+        if (order) order[row] = (int)i;
+        if (position) position[i] = (int)row;
+    }
+}
+
+KERNEL gather_by_expert(float* y, const float* x, const int* order, int k, i64 d, i64 n) {
+    i64 i = thread_number();
+    if (i < n) y[i] = x[order[i / d] / k * d + i % d];
+}
+
+KERNEL gather_by_expert_grad(float* dx, const float* dy, const int* position, int k, i64 d, i64 n) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    i64 token = i / d;
+    float total = 0;
+    for (int s = 0; s < k; ++s) total += dy[position[token * k + s] * d + i % d];
+    dx[i] = total;
+}
+
+// y[r] = x[r] W[e]^T (W [E, n, k], transpose) or x[r] W[e] (W [E, k, n]) for the expert e whose rows r are in
+// offsets[e]..offsets[e + 1]. Blocks of 256 threads compute 32 rows by 64 columns; a tile may span several experts.
+KERNEL grouped_linear(float* y, const float* x, const float* weight, const int* offsets, int experts, i64 rows, i64 k, i64 n, int transpose) {
+    __shared__ float xs[16][33], ws[16][65];
+    int t = threadIdx.x, tx = t % 16, ty = t / 16;
+    i64 row = (i64)blockIdx.y * 32, column = (i64)blockIdx.x * 64;
+    i64 last = min(rows, row + 32);
+    for (int e = 0; e < experts; ++e) {
+        i64 from = max(row, (i64)offsets[e]), to = min(last, (i64)offsets[e + 1]);
+        if (from >= to) continue;
+        const float* w = weight + e * n * k;
+        float sums[2][4] = {};
+        for (i64 depth = 0; depth < k; depth += 16) {
+            for (int i = t; i < 16 * 32; i += 256) {
+                int r = i / 16, c = i % 16;
+                xs[c][r] = row + r < rows && depth + c < k ? x[(row + r) * k + depth + c] : 0.0f;
+            }
+            for (int i = t; i < 16 * 64; i += 256) {
+                // Neighbouring threads read neighbouring memory in either layout.
+                int c = transpose ? i % 16 : i / 64, o = transpose ? i / 16 : i % 64;
+                bool inside = column + o < n && depth + c < k;
+                ws[c][o] = inside ? (transpose ? w[(column + o) * k + depth + c] : w[(depth + c) * n + column + o]) : 0.0f;
+            }
+            __syncthreads();
+            for (int c = 0; c < 16; ++c)
+                for (int i = 0; i < 2; ++i)
+                    for (int j = 0; j < 4; ++j) sums[i][j] += xs[c][ty + 16 * i] * ws[c][tx + 16 * j];
+            __syncthreads();
+        }
+        for (int i = 0; i < 2; ++i)
+            for (int j = 0; j < 4; ++j) {
+                i64 r = row + ty + 16 * i, c = column + tx + 16 * j;
+                if (r >= from && r < to && c < n) y[r * n + c] = sums[i][j];
+            }
+    }
+}
+
+// partial[part, e, m, n] = a^T b over the rows of expert e that lie in the part. Blocks of 256 threads compute 32 by 32.
+// Grid: (tiles of n, tiles of m, experts x parts).
+KERNEL grouped_weight_grad(float* partial, const float* a, const float* b, const int* offsets, int experts, i64 rows, i64 m, i64 n, i64 rows_per_part) {
+    __shared__ float as[16][33], bs[16][33];
+    int t = threadIdx.x, tx = t % 16, ty = t / 16, e = blockIdx.z % experts, part = blockIdx.z / experts;
+    i64 from = max((i64)offsets[e], part * rows_per_part), to = min((i64)offsets[e + 1], min(rows, (part + 1) * rows_per_part));
+    i64 row = (i64)blockIdx.y * 32, column = (i64)blockIdx.x * 32;
+    float sums[2][2] = {};
+    for (i64 depth = from; depth < to; depth += 16) {
+        for (int i = t; i < 16 * 32; i += 256) {
+            int r = i / 32, c = i % 32;
+            as[r][c] = depth + r < to && row + c < m ? a[(depth + r) * m + row + c] : 0.0f;
+            bs[r][c] = depth + r < to && column + c < n ? b[(depth + r) * n + column + c] : 0.0f;
+        }
+        __syncthreads();
+        for (int r = 0; r < 16; ++r)
+            for (int i = 0; i < 2; ++i)
+                for (int j = 0; j < 2; ++j) sums[i][j] += as[r][ty + 16 * i] * bs[r][tx + 16 * j];
+        __syncthreads();
+    }
+    float* out = partial + (i64)blockIdx.z * m * n;
+    for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 2; ++j) {
+            i64 r = row + ty + 16 * i, c = column + tx + 16 * j;
+            if (r < m && c < n) out[r * n + c] = sums[i][j];
+        }
+}
+
+KERNEL combine_experts(float* out, const float* y, const float* gates, const int* position, int k, i64 d, i64 n) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    i64 token = i / d;
+    float total = 0;
+    for (int s = 0; s < k; ++s) total += gates[token * k + s] * y[position[token * k + s] * d + i % d];
+    out[i] = total;
+}
+
+// One warp per assignment s of token n, which sits in sorted row position[s]: dy[row] = gate dout[n], dgate = dout[n] . y[row].
+KERNEL combine_experts_grad(float* dy, float* dgates, const float* dout, const float* y, const float* gates, const int* position, int k, i64 d, i64 assignments) {
+    i64 s = warp_number();
+    if (s >= assignments) return;
+    i64 row = position[s], token = s / k;
+    float along = 0, gate = gates[s];
+    for (i64 i = lane(); i < d; i += 32) {
+        float g = dout[token * d + i];
+        if (dy) dy[row * d + i] = gate * g;
+        along += g * y[row * d + i];
+    }
+    along = warp_sum(along);
+    if (dgates && lane() == 0) dgates[s] = along;
+}

@@ -1,0 +1,77 @@
+// One thread per row: the `count` least recently used slots, empty ones first, ties to the lowest index.
+KERNEL lru_select(int* slots, i64* times, const i64* anchors, int count, int m, i64 rows) {
+    i64 row = thread_number();
+    if (row >= rows) return;
+    anchors += row * m;
+    i64 previous_key = 0;
+    int previous = -1;
+    for (int i = 0; i < count; ++i) {
+        int best = -1;
+        i64 best_key = 0;
+        for (int s = 0; s < m; ++s) {
+            i64 key = max(anchors[s], (i64)-1);
+            bool later = previous < 0 || key > previous_key || (key == previous_key && s > previous);
+            if (later && (best < 0 || key < best_key)) {
+                best = s;
+                best_key = key;
+            }
+        }
+        if (slots) slots[row * count + i] = best;
+        if (times) times[row * count + i] = anchors[best];
+        previous = best;
+        previous_key = best_key;
+    }
+}
+
+KERNEL gather_slots(float* y, const float* memory, const int* slots, int w, int m, i64 d, i64 n) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    i64 row = i / d;
+    int slot = slots[row];
+    y[i] = slot >= 0 && slot < m ? memory[(row / w * m + slot) * d + i % d] : NOT_A_NUMBER;
+}
+
+// Into zeros; slots of a row are distinct.
+KERNEL scatter_slots(float* dmemory, const float* grad, const int* slots, int w, int m, i64 d, i64 n) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    i64 row = i / d;
+    int slot = slots[row];
+    if (slot >= 0 && slot < m) dmemory[(row / w * m + slot) * d + i % d] += grad[i];
+}
+
+__device__ __forceinline__ float blend_weight(i64 anchor, float lambda, int empty_too) { return anchor < 0 && !empty_too ? 1.0f : lambda; }
+
+// One block per batch row; memory and new_anchors hold the old values. Dynamic shared memory: w floats.
+KERNEL lru_blend(float* memory, i64* new_anchors, const i64* anchors, const int* slots, const float* candidates, const i64* times, const unsigned char* active,
+                 float lambda, int empty_too, int w, int m, i64 d) {
+    extern __shared__ float shared[];
+    i64 b = blockIdx.x;
+    for (int i = threadIdx.x; i < w; i += blockDim.x) shared[i] = blend_weight(anchors[b * m + slots[b * w + i]], lambda, empty_too);
+    __syncthreads();
+    if (active && !active[b]) return;
+    for (int i = threadIdx.x; i < w && new_anchors; i += blockDim.x) new_anchors[b * m + slots[b * w + i]] = times[b];
+    if (!memory) return;
+    for (i64 i = threadIdx.x; i < w * d; i += blockDim.x) {
+        float a = shared[i / d], *x = &memory[(b * m + slots[b * w + i / d]) * d + i % d];
+        *x = a * candidates[b * w * d + i] + (1.0f - a) * *x;
+    }
+}
+
+// One block per batch row.
+KERNEL lru_blend_grad(float* dmemory, float* dcandidates, const float* grad, const i64* anchors, const int* slots, const unsigned char* active, float lambda,
+                      int empty_too, int w, int m, i64 d) {
+    i64 b = blockIdx.x;
+    bool written = !active || active[b];
+    for (i64 i = threadIdx.x; i < m * d && dmemory; i += blockDim.x) {
+        float a = 0.0f;
+        for (int s = 0; s < w; ++s)
+            if (written && slots[b * w + s] == i / d) a = blend_weight(anchors[b * m + i / d], lambda, empty_too);
+        dmemory[b * m * d + i] = (1.0f - a) * grad[b * m * d + i];
+    }
+    for (i64 i = threadIdx.x; i < w * d && dcandidates; i += blockDim.x) {
+        int slot = slots[b * w + i / d];
+        float a = written ? blend_weight(anchors[b * m + slot], lambda, empty_too) : 0.0f;
+        dcandidates[b * w * d + i] = a * grad[(b * m + slot) * d + i % d];
+    }
+}

@@ -1,0 +1,54 @@
+// y[part] = sum of one of `parts` slices of x.
+KERNEL sum_slices(float* y, const float* x, i64 n, i64 each) {
+    i64 start = blockIdx.x * each, end = min(n, start + each);
+    double total = 0;
+    for (i64 i = start + threadIdx.x; i < end; i += blockDim.x) total += x[i];
+    total = block_sum(total);
+    if (threadIdx.x == 0) y[blockIdx.x] = (float)total;
+}
+
+// y[part, c] = sum over the part's rows of x[r, c]; blocks of 32 columns by 32 rows.
+KERNEL sum_columns(float* y, const float* x, i64 rows, i64 columns, i64 rows_per_part, int accumulate) {
+    __shared__ float sums[32][33];
+    int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
+    i64 c = (i64)blockIdx.x * 32 + tx;
+    i64 start = blockIdx.y * rows_per_part, end = min(rows, start + rows_per_part);
+    float total = 0;
+    if (c < columns)
+        for (i64 r = start + ty; r < end; r += 32) total += x[r * columns + c];
+    sums[ty][tx] = total;
+    __syncthreads();
+    if (ty == 0 && c < columns) {
+        float all = 0;
+        for (int i = 0; i < 32; ++i) all += sums[i][tx];
+        float* to = &y[blockIdx.y * columns + c];
+        *to = accumulate ? *to + all : all;
+    }
+}
+
+// Any axes: one block per output, walking the summed axes.
+struct Reduction { int kept; int shape[6]; int step[6]; int summed; int extent[6]; int stride[6]; };
+KERNEL sum_axes(float* y, const float* x, i64 count, Reduction s) {
+    i64 base = 0, rest = blockIdx.x;
+    for (int axis = s.kept - 1; axis >= 0; --axis) {
+        base += rest % s.shape[axis] * s.step[axis];
+        rest /= s.shape[axis];
+    }
+    double total = 0;
+    for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
+        i64 at = base, left = i;
+        for (int axis = s.summed - 1; axis >= 0; --axis) {
+            at += left % s.extent[axis] * s.stride[axis];
+            left /= s.extent[axis];
+        }
+        total += x[at];
+    }
+    total = block_sum(total);
+    if (threadIdx.x == 0) y[blockIdx.x] = (float)total;
+}
+
+// y[i] = total[i] + *scalars[i].
+KERNEL tally(float* y, const u64* scalars, const float* total, i64 n) {
+    i64 i = thread_number();
+    if (i < n) y[i] = (total ? total[i] : 0.0f) + *(const float*)scalars[i];
+}

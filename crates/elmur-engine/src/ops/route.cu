@@ -1,0 +1,60 @@
+// One thread per token: the k largest logits (NaN counts as smallest, ties to the lowest), a softmax over them.
+KERNEL route_top_k(float* gates, int* experts, const float* logits, int k, int count, i64 rows) {
+    i64 row = thread_number();
+    if (row >= rows) return;
+    logits += row * count;
+    experts += row * k;
+    for (int slot = 0; slot < k; ++slot) {
+        int best = -1;
+        for (int e = 0; e < count; ++e) {
+            bool taken = false;
+            for (int s = 0; s < slot; ++s) taken |= experts[s] == e;
+            if (!taken && (best < 0 || logits[e] > logits[best] || (isnan(logits[best]) && !isnan(logits[e])))) best = e;
+        }
+        experts[slot] = best;
+    }
+    if (!gates) return;
+    float top = logits[experts[0]], total = 0;
+    for (int s = 0; s < k; ++s) total += gates[row * k + s] = expf(logits[experts[s]] - top);
+    for (int s = 0; s < k; ++s) gates[row * k + s] /= total;
+}
+
+KERNEL route_top_k_grad(float* dlogits, const float* dgates, const float* gates, const int* experts, int k, int count, i64 rows) {
+    i64 row = thread_number();
+    if (row >= rows) return;
+    for (int e = 0; e < count; ++e) dlogits[row * count + e] = 0.0f;
+    float mean = 0;
+    for (int s = 0; s < k; ++s) mean += gates[row * k + s] * dgates[row * k + s];
+    for (int s = 0; s < k; ++s) dlogits[row * count + experts[row * k + s]] = gates[row * k + s] * (dgates[row * k + s] - mean);
+}
+
+// One block: E sum_e f_e g_e.
+KERNEL load_balancing_loss(float* loss, const float* gates, const int* experts, int count, i64 n) {
+    double all = 0;
+    for (int e = 0; e < count; ++e) {
+        double gate = 0, chosen = 0;
+        for (i64 i = threadIdx.x; i < n; i += blockDim.x)
+            if (experts[i] == e) {
+                gate += gates[i];
+                chosen += 1;
+            }
+        gate = block_sum(gate);
+        chosen = block_sum(chosen);
+        all += chosen / n * (gate / n);
+    }
+    if (threadIdx.x == 0) *loss = (float)(count * all);
+}
+
+// One block; dynamic shared memory: count integers.
+KERNEL load_balancing_loss_grad(float* dgates, const float* grad, const int* experts, int count, i64 n) {
+    extern __shared__ u32 chosen[];
+    for (int e = threadIdx.x; e < count; e += blockDim.x) chosen[e] = 0;
+    __syncthreads();
+    for (i64 i = threadIdx.x; i < n; i += blockDim.x)
+        if (experts[i] >= 0 && experts[i] < count) atomicAdd(&chosen[experts[i]], 1);
+    __syncthreads();
+    for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
+        int e = experts[i];
+        dgates[i] = e >= 0 && e < count ? (float)((double)*grad * count * chosen[e] / ((double)n * n)) : 0.0f;
+    }
+}
