@@ -112,18 +112,55 @@ impl Graph {
         Ok(wrt.iter().map(|v| grads[v.id as usize]).collect())
     }
 
-    /// `sum + grad`. Where `grad` is the newest node, made at or after node `since`, and its op can add into a buffer, it is
-    /// told to do so instead.
-    fn accumulate(&mut self, sum: Value, grad: Value, since: usize) -> Result<Value> {
-        if let Origin::Node(node) = self.values[grad.id as usize].origin
-            && node >= since
-            && node + 1 == self.nodes.len()
+    /// `sum + x` for an `x` that was computed after `sum` and that nobody else uses: added while it is computed, where its op
+    /// can do that.
+    pub fn add_to(&mut self, sum: Value, x: Value) -> Result<Value> {
+        self.check("add_to", sum)?;
+        self.check("add_to", x)?;
+        self.accumulate(sum, x, 0)
+    }
+
+    /// `sum + x`. Where `x` comes from a node at or after number `since`, whose op can add into a buffer, whose result nobody
+    /// else uses and which comes after `sum`, it is told to do so instead.
+    fn accumulate(&mut self, sum: Value, x: Value, since: usize) -> Result<Value> {
+        if let Some(node) = self.adder(sum, x, since)
             && let Some(op) = self.nodes[node].op.accumulating()
         {
             self.nodes[node].op = op;
             self.nodes[node].inputs.push(sum);
-            return Ok(grad);
+            return Ok(x);
         }
-        self.add(sum, grad)
+        self.add(sum, x)
+    }
+
+    /// The node that could add `sum` to `x` while it computes it. Reshapes between the two cost nothing and do not matter.
+    fn adder(&self, sum: Value, x: Value, since: usize) -> Option<usize> {
+        if self.ty_of(sum) != self.ty_of(x) {
+            return None;
+        }
+        let mut value = x;
+        let mut only_use = usize::MAX;
+        loop {
+            let Origin::Node(node) = self.values[value.id as usize].origin else { return None };
+            let uses = |n: &&usize| self.nodes[**n].inputs.contains(&value);
+            let later: Vec<usize> = (node + 1..self.nodes.len()).collect();
+            let used_once = later.iter().filter(uses).all(|n| *n == only_use);
+            let shared = self.outputs.iter().any(|(_, v)| *v == value)
+                || self.updates.iter().any(|(_, v)| *v == value);
+            if node < since || !used_once || shared {
+                return None;
+            }
+            let types: Vec<_> = self.nodes[node].inputs.iter().map(|v| self.ty_of(*v).clone()).collect();
+            let whole = types.first().is_some_and(|ty| ty.len() == self.ty_of(value).len());
+            if self.nodes[node].op.alias(&types) == Some(0) && whole {
+                (value, only_use) = (self.nodes[node].inputs[0], node);
+                continue;
+            }
+            let before = match self.values[sum.id as usize].origin {
+                Origin::Node(first) => first < node,
+                _ => true,
+            };
+            return (before && self.nodes[node].op.accumulating().is_some()).then_some(node);
+        }
     }
 }

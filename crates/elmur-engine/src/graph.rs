@@ -139,6 +139,20 @@ impl Graph {
         }
     }
 
+    /// The number that a constant float scalar holds.
+    pub(crate) fn constant_scalar(&self, value: Value) -> Option<f64> {
+        let info = &self.values[value.id as usize];
+        match (&info.origin, info.ty.dtype) {
+            (Origin::Constant(bytes), DType::F32) if info.ty.shape.is_empty() => {
+                Some(f64::from(f32::from_ne_bytes(bytes[..].try_into().ok()?)))
+            }
+            (Origin::Constant(bytes), DType::F64) if info.ty.shape.is_empty() => {
+                Some(f64::from_ne_bytes(bytes[..].try_into().ok()?))
+            }
+            _ => None,
+        }
+    }
+
     /// Makes `value` readable after a run under `name`. A parameter or state is read as it was before the run.
     pub fn output(&mut self, name: &str, value: Value) -> Result<()> {
         self.check("output", value)?;

@@ -68,6 +68,18 @@ pub(crate) trait Op: Debug + Send + Sync {
     /// Queues the work that computes the outputs on a GPU.
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut crate::cuda::launch::Launch<'_>) -> Result<()>;
+
+    /// Outputs that [`Op::cuda`] leaves to [`Op::cuda_aside`], so that those who need the others do not wait for them.
+    #[cfg(feature = "cuda")]
+    fn aside(&self, _outputs: usize) -> std::ops::Range<usize> {
+        0..0
+    }
+
+    /// Queues the work for the outputs of [`Op::aside`]. It comes after [`Op::cuda`] only if that left notes.
+    #[cfg(feature = "cuda")]
+    fn cuda_aside(&self, _launch: &mut crate::cuda::launch::Launch<'_>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Every element of input `input` must lie in `0..limit` or equal `ignored`.

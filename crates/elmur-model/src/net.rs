@@ -432,13 +432,18 @@ impl<'a> Net<'a> {
                 let gate_up = self.param(&format!("{name}.routed.gate_up"), [experts, 2 * routed_d_ff, d])?;
                 let down = self.param(&format!("{name}.routed.down"), [experts, d, routed_d_ff])?;
                 let drop = self.rng.map(|rng| (dropout, rng));
-                let mut y = self.g.expert_mixture(flat, gates, chosen, gate_up, down, drop)?;
-                if shared_experts > 0 {
+                let shared = if shared_experts > 0 {
                     // All shared experts as one wider SwiGLU: their outputs are summed anyway.
                     let width = shared_experts * shared_d_ff;
-                    let shared = self.swiglu(&format!("{name}.shared"), flat, width, dropout)?;
-                    y = self.g.add(shared, y)?;
-                }
+                    Some(self.swiglu(&format!("{name}.shared"), flat, width, dropout)?)
+                } else {
+                    None
+                };
+                let routed = self.g.expert_mixture(flat, gates, chosen, gate_up, down, drop)?;
+                let y = match shared {
+                    Some(shared) => self.g.add_to(shared, routed)?,
+                    None => routed,
+                };
                 Ok(self.g.reshape(y, shape)?)
             }
         }

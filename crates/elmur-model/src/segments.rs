@@ -87,14 +87,20 @@ pub fn training_graph(config: &ModelConfig, settings: &TrainSettings, start: Sta
     let logits = net.segments(settings.batch, count, start)?;
     let (action_loss, right) = net.action_loss(logits, settings.batch, count, settings.label_smoothing)?;
     let aux = std::mem::take(&mut net.aux);
-    let mut loss = action_loss;
-    let mut aux_loss = g.scalar(settings.dtype, 0.0)?;
+    let mut sum: Option<Value> = None;
     for term in aux {
         // A mean over segments, like the action loss.
         let term = g.scale(term, 1.0 / count as f64)?;
-        aux_loss = g.add(aux_loss, term)?;
+        sum = Some(match sum {
+            Some(sum) => g.add(sum, term)?,
+            None => term,
+        });
     }
-    loss = g.add(loss, aux_loss)?;
+    let aux_loss = match sum {
+        Some(sum) => sum,
+        None => g.scalar(settings.dtype, 0.0)?,
+    };
+    let loss = g.add(action_loss, aux_loss)?;
 
     let params: Vec<(String, Value)> = g.params().map(|(name, value)| (name.to_owned(), value)).collect();
     let values: Vec<Value> = params.iter().map(|(_, value)| *value).collect();

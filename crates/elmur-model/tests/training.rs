@@ -64,6 +64,7 @@ fn settings(dtype: DType) -> TrainSettings {
         clip: 1e9,
         dtype,
         export_gradients: true,
+        table: None,
     }
 }
 

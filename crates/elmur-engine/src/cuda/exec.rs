@@ -167,7 +167,9 @@ impl Exec {
         let (mut keep, mut queued) = (Vec::new(), 0);
         for (step, event) in steps.iter().zip(&events) {
             call!(cuEventRecord(*event, stream.raw))?;
-            step.queue(&self.gpu, stream.raw, &mut keep, &mut queued)?;
+            let mut notes = Vec::new();
+            step.queue(&self.gpu, stream.raw, &mut keep, &mut queued, &mut notes, false)?;
+            step.queue(&self.gpu, stream.raw, &mut keep, &mut queued, &mut notes, true)?;
         }
         call!(cuEventRecord(events[steps.len()], stream.raw))?;
         stream.synchronize()?;
@@ -195,15 +197,26 @@ impl Drop for Exec {
 }
 
 impl Step {
+    /// Queues the step's work, or its work aside.
     fn queue(
         &self,
         gpu: &Gpu,
         stream: sys::CUstream,
         keep: &mut Vec<DeviceBuffer>,
         queued: &mut usize,
+        notes: &mut Vec<u64>,
+        aside: bool,
     ) -> Result<()> {
-        let mut launch = Launch { inputs: &self.inputs, outputs: &self.outputs, gpu, stream, keep, queued };
-        self.op.cuda(&mut launch)
+        let (inputs, outputs) = (&*self.inputs, &*self.outputs);
+        let mut launch = Launch { inputs, outputs, gpu, stream, keep, queued, notes };
+        if aside { self.op.cuda_aside(&mut launch) } else { self.op.cuda(&mut launch) }
+    }
+
+    /// Outputs that work aside writes, as far as anyone reads them.
+    fn aside(&self) -> std::ops::Range<usize> {
+        let range = self.op.aside(self.outputs.len());
+        let wanted = self.outputs[range.clone()].iter().any(|o| !o.ptr.is_null());
+        if wanted { range } else { 0..0 }
     }
 }
 
@@ -217,22 +230,35 @@ fn record(
     let mut recording = Recording { graph: std::ptr::null_mut(), stream: Stream::new(&gpu.0.context)? };
     call!(cuGraphCreate(&raw mut recording.graph, 0))?;
     let stream = recording.stream.raw;
-    let dependencies = dependencies(steps);
-    let mut leaves: Vec<Leaves> = Vec::with_capacity(steps.len());
-    for (step, needs) in steps.iter().zip(dependencies) {
-        let mut before: Leaves = Default::default();
-        for need in needs {
-            before.0.extend_from_slice(&leaves[need].0);
-            before.1.extend_from_slice(&leaves[need].1);
+    let mut parts: Vec<Part> = Vec::new();
+    let mut leaves: Vec<Leaves> = Vec::new();
+    for step in steps {
+        let mut notes = Vec::new();
+        let aside = step.aside();
+        for is_aside in [false, true] {
+            if is_aside && aside.is_empty() {
+                continue;
+            }
+            let mut part = Part::of(step, &aside, is_aside);
+            // Work aside that takes over from the step's own comes after it.
+            let own = (is_aside && !notes.is_empty()).then(|| parts.len() - 1);
+            part.wait_for(&parts, own);
+            let mut before: Leaves = Default::default();
+            for need in &part.needs {
+                before.0.extend_from_slice(&leaves[*need].0);
+                before.1.extend_from_slice(&leaves[*need].1);
+            }
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            let (nodes, edges) = (before.0.as_ptr(), before.1.as_ptr());
+            call!(cuStreamBeginCaptureToGraph(stream, recording.graph, nodes, edges, before.0.len(), mode))?;
+            let result =
+                step.queue(gpu, stream, keep, queued, &mut notes, is_aside).and_then(|()| last_work(stream));
+            let mut graph = std::ptr::null_mut();
+            let ended = call!(cuStreamEndCapture(stream, &raw mut graph));
+            leaves.push(result?);
+            ended?;
+            parts.push(part);
         }
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let (nodes, edges) = (before.0.as_ptr(), before.1.as_ptr());
-        call!(cuStreamBeginCaptureToGraph(stream, recording.graph, nodes, edges, before.0.len(), mode))?;
-        let result = step.queue(gpu, stream, keep, queued).and_then(|()| last_work(stream));
-        let mut graph = std::ptr::null_mut();
-        let ended = call!(cuStreamEndCapture(stream, &raw mut graph));
-        leaves.push(result?);
-        ended?;
     }
     let mut replay = std::ptr::null_mut();
     call!(cuGraphInstantiateWithFlags(&raw mut replay, recording.graph, 0))?;
@@ -283,35 +309,76 @@ fn any_overlap(a: &[Range], b: &[Range]) -> bool {
     a.iter().any(|x| b.iter().any(|y| x.overlaps(y)))
 }
 
-/// For each step the earlier steps that it must wait for: those that write what it touches or read what it writes. Steps that
-/// another of them already waits for are left out.
-fn dependencies(steps: &[Step]) -> Vec<Vec<usize>> {
-    let ranges = |operands: &[Operand]| operands.iter().filter_map(Range::of).collect::<Vec<_>>();
-    let touched: Vec<(Vec<Range>, Vec<Range>)> =
-        steps.iter().map(|s| (ranges(&s.inputs), ranges(&s.outputs))).collect();
-    let words = steps.len().div_ceil(64);
-    // Bit j of row i: step i comes after step j.
-    let mut after: Vec<Vec<u64>> = Vec::with_capacity(steps.len());
-    let mut all = Vec::with_capacity(steps.len());
-    for (i, (reads, writes)) in touched.iter().enumerate() {
-        let mut seen = vec![0u64; words];
-        let mut needs = Vec::new();
-        for j in (0..i).rev() {
-            if seen[j / 64] >> (j % 64) & 1 == 1 {
+/// A step's work, or its work aside, and what it must wait for.
+struct Part {
+    reads: Vec<Range>,
+    writes: Vec<Range>,
+    /// Earlier parts that this one waits for directly.
+    needs: Vec<usize>,
+    /// Bit j: this part comes after part j.
+    after: Vec<u64>,
+}
+
+impl Part {
+    fn of(step: &Step, aside: &std::ops::Range<usize>, is_aside: bool) -> Self {
+        let outputs = step.outputs.iter().enumerate().filter(|(i, _)| aside.contains(i) == is_aside);
+        Self {
+            reads: step.inputs.iter().filter_map(Range::of).collect(),
+            writes: outputs.filter_map(|(_, operand)| Range::of(operand)).collect(),
+            needs: Vec::new(),
+            after: Vec::new(),
+        }
+    }
+
+    /// Finds the earlier parts that write what this one touches or read what it writes, and `also`. Those that another of
+    /// them already waits for are left out.
+    fn wait_for(&mut self, earlier: &[Part], also: Option<usize>) {
+        self.after = vec![0; earlier.len() / 64 + 1];
+        for (j, part) in earlier.iter().enumerate().rev() {
+            if self.after[j / 64] >> (j % 64) & 1 == 1 {
                 continue;
             }
-            let (earlier_reads, earlier_writes) = &touched[j];
-            let waits = any_overlap(earlier_writes, reads)
-                || any_overlap(earlier_writes, writes)
-                || any_overlap(earlier_reads, writes);
+            let waits = also == Some(j)
+                || any_overlap(&part.writes, &self.reads)
+                || any_overlap(&part.writes, &self.writes)
+                || any_overlap(&part.reads, &self.writes);
             if waits {
-                needs.push(j);
-                seen.iter_mut().zip(&after[j]).for_each(|(s, a)| *s |= a);
-                seen[j / 64] |= 1 << (j % 64);
+                self.needs.push(j);
+                self.after.iter_mut().zip(&part.after).for_each(|(s, a)| *s |= a);
+                self.after[j / 64] |= 1 << (j % 64);
             }
         }
-        after.push(seen);
-        all.push(needs);
     }
-    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(reads: &[(usize, usize)], writes: &[(usize, usize)], earlier: &[Part]) -> Part {
+        let ranges =
+            |list: &[(usize, usize)]| list.iter().map(|&(start, end)| Range { start, end }).collect();
+        let mut part =
+            Part { reads: ranges(reads), writes: ranges(writes), needs: Vec::new(), after: Vec::new() };
+        part.wait_for(earlier, None);
+        part
+    }
+
+    #[test]
+    fn parts_wait_for_what_they_touch_and_no_more() {
+        let mut parts = Vec::new();
+        for (reads, writes) in [
+            (&[][..], &[(0, 10)][..]),  // 0 writes a
+            (&[(0, 10)], &[(10, 20)]),  // 1 reads a, writes b
+            (&[(5, 10)], &[(20, 30)]),  // 2 reads part of a, writes c
+            (&[(10, 30)], &[(30, 40)]), // 3 reads b and c
+            (&[], &[(0, 5)]),           // 4 overwrites a, which 1 has read
+            (&[(0, 5), (30, 40)], &[(40, 50)]),
+        ] {
+            let next = part(reads, writes, &parts);
+            parts.push(next);
+        }
+        let needs: Vec<Vec<usize>> = parts.into_iter().map(|p| p.needs).collect();
+        assert_eq!(needs, [vec![], vec![0], vec![0], vec![2, 1], vec![1], vec![4, 3]]);
+    }
 }

@@ -1,4 +1,4 @@
-//! The kernels: one source made of the `.cu` files beside the ops, compiled by NVRTC for the GPU at hand and kept on disk.
+//! The kernels: the `.cu` files beside the ops, compiled side by side by NVRTC for the GPU at hand and kept on disk.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
@@ -12,16 +12,19 @@ use cudarc::nvrtc::sys as nvrtc;
 use super::driver::{Context, call, require};
 use crate::error::{Error, Result};
 
-const SOURCES: [&str; 17] = [
-    include_str!("prelude.cu"),
-    include_str!("../ops/activation.cu"),
-    include_str!("../ops/arith.cu"),
+/// What every file begins with.
+const PRELUDE: &str = include_str!("prelude.cu");
+
+const FILES: [&str; 17] = [
     include_str!("../ops/attention.cu"),
+    include_str!("../ops/matmul.cu"),
+    include_str!("../ops/experts.cu"),
+    include_str!("../ops/arith.cu"),
+    include_str!("../ops/layout.cu"),
+    include_str!("../ops/activation.cu"),
     include_str!("../ops/conv.cu"),
     include_str!("../ops/dropout.cu"),
-    include_str!("../ops/experts.cu"),
     include_str!("../ops/gather.cu"),
-    include_str!("../ops/layout.cu"),
     include_str!("../ops/loss.cu"),
     include_str!("../ops/lru.cu"),
     include_str!("../ops/norm.cu"),
@@ -32,9 +35,9 @@ const SOURCES: [&str; 17] = [
     include_str!("../ops/swiglu.cu"),
 ];
 
-/// A loaded module and the functions taken from it so far.
+/// Loaded modules and the functions taken from them so far.
 pub(super) struct Kernels {
-    module: sys::CUmodule,
+    modules: Vec<sys::CUmodule>,
     functions: Mutex<BTreeMap<&'static str, Function>>,
     context: Arc<Context>,
 }
@@ -54,28 +57,25 @@ unsafe impl Sync for Kernels {}
 impl Kernels {
     pub fn load(context: &Arc<Context>) -> Result<Self> {
         context.enter()?;
-        let source = SOURCES.join("\n");
         let architecture = context.architecture()?;
-        let mut hasher = DefaultHasher::new();
-        (&source, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
-        let cached =
-            cache_folder().map(|f| f.join(format!("{:016x}-sm_{architecture}.cubin", hasher.finish())));
-        // A file that the driver refuses is made anew.
-        let kept = cached.as_ref().and_then(|path| std::fs::read(path).ok());
-        if let Some(module) = kept.and_then(|image| load_module(&image).ok()) {
-            return Ok(Self::new(module, context));
+        let images: Vec<Result<Vec<u8>>> = std::thread::scope(|scope| {
+            let make = |file: &'static str| scope.spawn(move || image(file, architecture));
+            let threads: Vec<_> = FILES.map(make).into_iter().collect();
+            let failed =
+                || Error::Cuda { call: "nvrtcCompileProgram", cause: "the compiler's thread died".into() };
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(failed()))).collect()
+        });
+        let mut kernels =
+            Self { modules: Vec::new(), functions: Mutex::default(), context: Arc::clone(context) };
+        for (image, file) in images.into_iter().zip(FILES) {
+            // A kept file that the driver refuses is made anew.
+            let module = match load_module(&image?) {
+                Ok(module) => module,
+                Err(_) => load_module(&compile_and_keep(file, architecture)?)?,
+            };
+            kernels.modules.push(module);
         }
-        let image = compile(&source, architecture)?;
-        let module = load_module(&image)?;
-        if let Some(path) = cached {
-            // Best effort: without a cache the next start takes longer.
-            let _ = keep(&path, &image);
-        }
-        Ok(Self::new(module, context))
-    }
-
-    fn new(module: sys::CUmodule, context: &Arc<Context>) -> Self {
-        Self { module, functions: Mutex::default(), context: Arc::clone(context) }
+        Ok(kernels)
     }
 
     /// The kernel `name`, allowed `shared` bytes of dynamic shared memory.
@@ -84,9 +84,14 @@ impl Kernels {
         let mut function = match functions.get(name) {
             Some(function) => *function,
             None => {
-                let mut raw = std::ptr::null_mut();
                 let c_name = CString::new(name).unwrap_or_default();
-                call!(cuModuleGetFunction(&raw mut raw, self.module, c_name.as_ptr()))?;
+                let find = |module: &sys::CUmodule| {
+                    let mut raw = std::ptr::null_mut();
+                    call!(cuModuleGetFunction(&raw mut raw, *module, c_name.as_ptr())).ok().map(|()| raw)
+                };
+                let raw = self.modules.iter().find_map(find);
+                let raw =
+                    raw.ok_or_else(|| Error::Cuda { call: "cuModuleGetFunction", cause: name.into() })?;
                 Function { raw, shared: 48 << 10 }
             }
         };
@@ -103,8 +108,10 @@ impl Kernels {
 impl Drop for Kernels {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: loaded by `load`; nothing that uses it outlives it (see the order of `Gpu`'s fields).
-            unsafe { sys::cuModuleUnload(self.module) };
+            for module in &self.modules {
+                // SAFETY: loaded by `load`; nothing that uses it outlives it (see the order of `Gpu`'s fields).
+                unsafe { sys::cuModuleUnload(*module) };
+            }
         }
     }
 }
@@ -113,6 +120,30 @@ fn load_module(image: &[u8]) -> Result<sys::CUmodule> {
     let mut module = std::ptr::null_mut();
     call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast()))?;
     Ok(module)
+}
+
+/// Machine code of one file: from the cache, or compiled and kept there.
+fn image(file: &str, architecture: i32) -> Result<Vec<u8>> {
+    match cached(file, architecture).and_then(|path| std::fs::read(path).ok()) {
+        Some(image) => Ok(image),
+        None => compile_and_keep(file, architecture),
+    }
+}
+
+fn compile_and_keep(file: &str, architecture: i32) -> Result<Vec<u8>> {
+    let image = compile(&[PRELUDE, file].concat(), architecture)?;
+    if let Some(path) = cached(file, architecture) {
+        // Best effort: without a cache the next start takes longer.
+        let _ = keep(&path, &image);
+    }
+    Ok(image)
+}
+
+/// Where the machine code of a file is kept.
+fn cached(file: &str, architecture: i32) -> Option<PathBuf> {
+    let mut hasher = DefaultHasher::new();
+    (PRELUDE, file, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
+    Some(cache_folder()?.join(format!("{:016x}-sm_{architecture}.cubin", hasher.finish())))
 }
 
 /// Where compiled kernels are kept: `$XDG_CACHE_HOME/elmur` or `~/.cache/elmur`.

@@ -2,7 +2,10 @@
 
 use std::ffi::c_void;
 
+use cudarc::driver::sys::CUstream;
+
 use super::driver::{DeviceBuffer, call};
+use super::kernels::Kernels;
 use super::{Gpu, product};
 use crate::error::Result;
 use crate::op::Operand;
@@ -74,11 +77,13 @@ pub(crate) struct Launch<'a> {
     pub inputs: &'a [Operand],
     pub outputs: &'a [Operand],
     pub(super) gpu: &'a Gpu,
-    pub(super) stream: cudarc::driver::sys::CUstream,
+    pub(super) stream: CUstream,
     /// Scratch and tables, kept as long as the program.
     pub(super) keep: &'a mut Vec<DeviceBuffer>,
     /// Kernels, products, copies and fills queued.
     pub(super) queued: &'a mut usize,
+    /// Addresses that an op's work leaves for its work aside.
+    pub notes: &'a mut Vec<u64>,
 }
 
 impl Launch<'_> {
@@ -112,28 +117,10 @@ impl Launch<'_> {
         grid: [usize; 3],
         threads: u32,
         shared: usize,
-        mut args: Args,
+        args: Args,
     ) -> Result<()> {
-        let function = self.gpu.0.kernels.function(name, shared as u32)?;
-        let words = args.words.as_mut_ptr();
-        // SAFETY: starts lie inside the words.
-        let mut pointers: Vec<*mut c_void> =
-            args.starts.iter().map(|s| unsafe { words.add(*s) }.cast()).collect();
-        let [x, y, z] = grid.map(|n| n as u32);
         *self.queued += 1;
-        call!(cuLaunchKernel(
-            function,
-            x,
-            y,
-            z,
-            threads,
-            1,
-            1,
-            shared as u32,
-            self.stream,
-            pointers.as_mut_ptr(),
-            std::ptr::null_mut(),
-        ))
+        launch_kernel(&self.gpu.0.kernels, self.stream, name, grid, threads, shared, args)
     }
 
     /// Queues a kernel with one thread per element.
@@ -195,4 +182,24 @@ fn kept(gpu: &Gpu, keep: &mut Vec<DeviceBuffer>, bytes: usize) -> Result<u64> {
     let address = buffer.address();
     keep.push(buffer);
     Ok(address)
+}
+
+/// Queues a kernel with blocks of `threads` threads and `shared` bytes of dynamic shared memory.
+pub(super) fn launch_kernel(
+    kernels: &Kernels,
+    stream: CUstream,
+    name: &'static str,
+    grid: [usize; 3],
+    threads: u32,
+    shared: usize,
+    mut args: Args,
+) -> Result<()> {
+    let function = kernels.function(name, shared as u32)?;
+    let words = args.words.as_mut_ptr();
+    // SAFETY: starts lie inside the words.
+    let mut pointers: Vec<*mut c_void> =
+        args.starts.iter().map(|s| unsafe { words.add(*s) }.cast()).collect();
+    let [x, y, z] = grid.map(|n| n as u32);
+    let (shared, none) = (shared as u32, std::ptr::null_mut());
+    call!(cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, pointers.as_mut_ptr(), none))
 }

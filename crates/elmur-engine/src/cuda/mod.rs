@@ -53,7 +53,7 @@ impl Gpu {
 
     fn new(context: Arc<Context>, kernels: Arc<kernels::Kernels>, precision: Precision) -> Result<Self> {
         let stream = Stream::new(&context)?;
-        let products = product::Products::new(&context, precision)?;
+        let products = product::Products::new(&context, &kernels, precision)?;
         Ok(Self(Arc::new(Inner { stream, products, kernels, context, precision })))
     }
 

@@ -83,3 +83,18 @@ __device__ __forceinline__ float drop_factor(const i64* rng, u32 stream, u32 bel
 __device__ __forceinline__ i64 index_at(const void* data, int wide, i64 i) {
     return wide ? ((const i64*)data)[i] : ((const int*)data)[i];
 }
+
+// Steps of two operands that broadcast to a shape: 0 along repeated axes.
+struct Steps { int rank; int shape[6]; int a[6]; int b[6]; };
+
+__device__ __forceinline__ void offsets(i64 i, const Steps& s, i64& a, i64& b) {
+    a = b = 0;
+    for (int axis = s.rank - 1; axis >= 0; --axis) {
+        i64 r = i % s.shape[axis];
+        i /= s.shape[axis];
+        a += r * s.a[axis];
+        b += r * s.b[axis];
+    }
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }

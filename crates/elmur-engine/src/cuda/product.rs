@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{self, cublasStatus_t};
 
-use super::Precision;
-use super::driver::{Context, require};
+use super::driver::{Context, Stream, call, require};
+use super::kernels::Kernels;
+use super::launch::{args, launch_kernel};
+use crate::device::Precision;
 use crate::error::{Error, Result};
 
-/// C[m, n] (+)= A[m, k] B[k, n] (+ bias per column), `batch` times; all row-major.
+/// C[m, n] = A[m, k] B[k, n] (+ bias per column) (+ addend), `batch` times; all row-major.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     pub m: usize,
@@ -23,7 +25,8 @@ pub(crate) struct Product {
     /// B is stored as [n, k].
     pub transpose_b: bool,
     pub c: u64,
-    pub accumulate: bool,
+    /// What is added to the product, of C's extents (it may be C); 0 for none.
+    pub addend: u64,
     /// `[n]`, or 0 for none.
     pub bias: u64,
     /// max(., 0) at the end.
@@ -42,20 +45,30 @@ impl Product {
         (a, transpose_a): (u64, bool),
         (b, transpose_b): (u64, bool),
     ) -> Self {
-        let (accumulate, bias, relu, batch) = (false, 0, false, 1);
+        let (addend, bias, relu, batch) = (0, 0, false, 1);
         let strides = [m * k, k * n, m * n];
-        Self { m, n, k, a, transpose_a, b, transpose_b, c: 0, accumulate, bias, relu, batch, strides }
+        Self { m, n, k, a, transpose_a, b, transpose_b, c: 0, addend, bias, relu, batch, strides }
     }
 }
 
 /// What decides which algorithm is best: extents, layout, epilogue, batch, strides.
 type Key = ([usize; 4], [bool; 5], [usize; 3]);
 
+/// How a product is computed.
+#[derive(Clone, Copy)]
+enum Algorithm {
+    /// By our own kernel for small products.
+    Small,
+    Library(sys::cublasLtMatmulHeuristicResult_t),
+}
+
 pub(super) struct Products {
     handle: sys::cublasLtHandle_t,
     compute: sys::cublasComputeType_t,
-    algorithms: Mutex<BTreeMap<Key, sys::cublasLtMatmulHeuristicResult_t>>,
-    _context: Arc<Context>,
+    precision: Precision,
+    algorithms: Mutex<BTreeMap<Key, Algorithm>>,
+    kernels: Arc<Kernels>,
+    context: Arc<Context>,
 }
 
 // SAFETY: cuBLASLt handles may be used from any thread.
@@ -73,6 +86,9 @@ fn ok(call: &'static str, status: cublasStatus_t) -> Result<()> {
 
 /// Most workspace that a product may ask for.
 const WORKSPACE: usize = 4 << 20;
+
+/// Algorithms that are tried.
+const CANDIDATES: usize = 12;
 
 /// Descriptors of one product, destroyed with it.
 struct Descriptors {
@@ -97,7 +113,7 @@ impl Drop for Descriptors {
 const F32: sys::cudaDataType = sys::cudaDataType_t::CUDA_R_32F;
 
 impl Products {
-    pub fn new(context: &Arc<Context>, precision: Precision) -> Result<Self> {
+    pub fn new(context: &Arc<Context>, kernels: &Arc<Kernels>, precision: Precision) -> Result<Self> {
         use sys::cublasComputeType_t as C;
         // SAFETY: only looks for the library.
         require(unsafe { sys::is_culib_present() }, "libcublasLt.so (of the CUDA toolkit)")?;
@@ -110,7 +126,8 @@ impl Products {
             Precision::Tf32 => C::CUBLAS_COMPUTE_32F_FAST_TF32,
             Precision::Bf16 => C::CUBLAS_COMPUTE_32F_FAST_16BF,
         };
-        Ok(Self { handle, compute, algorithms: Mutex::default(), _context: Arc::clone(context) })
+        let (kernels, context) = (Arc::clone(kernels), Arc::clone(context));
+        Ok(Self { handle, compute, precision, algorithms: Mutex::default(), kernels, context })
     }
 
     /// Queues a product. `workspace` provides device memory of the size asked for.
@@ -121,31 +138,13 @@ impl Products {
         workspace: impl FnOnce(usize) -> Result<u64>,
     ) -> Result<()> {
         let d = self.describe(p)?;
-        let found = self.algorithm(p, &d)?;
-        let space = if found.workspaceSize > 0 { workspace(found.workspaceSize)? } else { 0 };
-        let (alpha, beta) = (1.0f32, if p.accumulate { 1.0f32 } else { 0.0 });
-        let [a, b, c] = d.layouts;
-        // SAFETY: descriptors are alive, addresses lead to matrices of the described extents, scalars are read at once.
-        ok("cublasLtMatmul", unsafe {
-            sys::cublasLtMatmul(
-                self.handle,
-                d.operation,
-                (&raw const alpha).cast(),
-                p.b as *const c_void,
-                a,
-                p.a as *const c_void,
-                b,
-                (&raw const beta).cast(),
-                p.c as *const c_void,
-                c,
-                p.c as *mut c_void,
-                c,
-                &raw const found.algo,
-                space as *mut c_void,
-                found.workspaceSize,
-                stream.cast(),
-            )
-        })
+        match self.algorithm(p, &d)? {
+            Algorithm::Small => self.multiply_small(p, stream),
+            Algorithm::Library(found) => {
+                let space = if found.workspaceSize > 0 { workspace(found.workspaceSize)? } else { 0 };
+                self.multiply(p, &d, &found, space, stream)
+            }
+        }
     }
 
     /// The library thinks in columns: a row-major C is its transpose, Cᵀ = Bᵀ Aᵀ.
@@ -205,22 +204,72 @@ impl Products {
         Ok(d)
     }
 
-    fn algorithm(&self, p: &Product, d: &Descriptors) -> Result<sys::cublasLtMatmulHeuristicResult_t> {
-        let flags = [p.transpose_a, p.transpose_b, p.accumulate, p.bias != 0, p.relu];
+    /// Whether our own kernel can compute the product: rows are read in pieces of 16 bytes, and f32 means f32.
+    fn is_small(&self, p: &Product) -> bool {
+        let aligned = |along: bool, extent: usize| if along { p.k % 4 == 0 } else { extent % 4 == 0 };
+        let addresses = (p.a | p.b) % 16 == 0 && p.strides[0] % 4 == 0 && p.strides[1] % 4 == 0;
+        self.precision != Precision::F32
+            && aligned(!p.transpose_a, p.m)
+            && aligned(p.transpose_b, p.n)
+            && addresses
+            && p.m.div_ceil(32) * p.n.div_ceil(32) * p.batch <= 4096
+    }
+
+    fn multiply_small(&self, p: &Product, stream: cudarc::driver::sys::CUstream) -> Result<()> {
+        let name = match (p.transpose_a, p.transpose_b) {
+            (false, false) => "small_product_nn",
+            (false, true) => "small_product_nt",
+            (true, false) => "small_product_tn",
+            (true, true) => "small_product_tt",
+        };
+        // Two tiles of A and B where there is more than one panel of depth.
+        let shared = 4 * 128 * 40 * if p.k > 128 { 4 } else { 2 };
+        let args = args![
+            p.c,
+            p.a,
+            p.b,
+            p.bias,
+            p.addend,
+            p.m,
+            p.n,
+            p.k,
+            p.relu,
+            p.strides[0],
+            p.strides[1],
+            p.strides[2],
+        ];
+        let grid = [p.n.div_ceil(32), p.m.div_ceil(32), p.batch];
+        launch_kernel(&self.kernels, stream, name, grid, 128, shared, args)
+    }
+
+    fn algorithm(&self, p: &Product, d: &Descriptors) -> Result<Algorithm> {
+        let flags = [p.transpose_a, p.transpose_b, p.addend != 0, p.bias != 0, p.relu];
         let key = ([p.m, p.n, p.k, p.batch], flags, p.strides);
         let mut algorithms = self.algorithms.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = algorithms.get(&key) {
             return Ok(*found);
         }
+        let candidates = self.candidates(d)?;
+        if candidates.is_empty() {
+            let cause = format!("no algorithm for a product of {} x {} x {}", p.m, p.n, p.k);
+            return Err(Error::Cuda { call: "cublasLtMatmulAlgoGetHeuristic", cause });
+        }
+        let found = self.fastest(p, d, &candidates)?;
+        algorithms.insert(key, found);
+        Ok(found)
+    }
+
+    /// The algorithms that the library thinks best.
+    fn candidates(&self, d: &Descriptors) -> Result<Vec<sys::cublasLtMatmulHeuristicResult_t>> {
         use sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MOST;
         let mut preference = std::ptr::null_mut();
-        // SAFETY: descriptors are alive; the result is read only where one was found.
-        let (found, count) = unsafe {
+        // SAFETY: descriptors are alive; plain results start as zeros, and only those that were found are kept.
+        unsafe {
             ok("cublasLtMatmulPreferenceCreate", sys::cublasLtMatmulPreferenceCreate(&raw mut preference))?;
             let most = WORKSPACE as u64;
             let status =
                 sys::cublasLtMatmulPreferenceSetAttribute(preference, MOST, (&raw const most).cast(), 8);
-            let mut found: sys::cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
+            let mut found = vec![std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>(); CANDIDATES];
             let mut count = 0;
             let [a, b, c] = d.layouts;
             let result = ok("cublasLtMatmulPreferenceSetAttribute", status).and_then(|()| {
@@ -232,22 +281,144 @@ impl Products {
                     c,
                     c,
                     preference,
-                    1,
-                    &raw mut found,
+                    CANDIDATES as i32,
+                    found.as_mut_ptr(),
                     &raw mut count,
                 );
                 ok("cublasLtMatmulAlgoGetHeuristic", status)
             });
             sys::cublasLtMatmulPreferenceDestroy(preference);
             result?;
-            (found, count)
-        };
-        if count == 0 {
-            let cause = format!("no algorithm for a product of {} x {} x {}", p.m, p.n, p.k);
-            return Err(Error::Cuda { call: "cublasLtMatmulAlgoGetHeuristic", cause });
+            found.truncate(count.max(0) as usize);
+            found.retain(|f| f.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+            Ok(found)
         }
-        algorithms.insert(key, found);
-        Ok(found)
+    }
+
+    /// The fastest of several algorithms by the clock: for small products the library's own order is often wrong by half.
+    fn fastest(
+        &self,
+        p: &Product,
+        d: &Descriptors,
+        candidates: &[sys::cublasLtMatmulHeuristicResult_t],
+    ) -> Result<Algorithm> {
+        let mut trial = Trial::new(p, &self.context)?;
+        let mut best: Option<(f32, Algorithm)> = None;
+        let small = self.is_small(p).then_some(Algorithm::Small);
+        for candidate in small.into_iter().chain(candidates.iter().copied().map(Algorithm::Library)) {
+            let time = trial.time(|stream, [a, b, c], space| {
+                let p = Product { a, b, c, addend: if p.addend != 0 { c } else { 0 }, ..*p };
+                match candidate {
+                    Algorithm::Small => self.multiply_small(&p, stream).is_ok(),
+                    Algorithm::Library(found) => self.multiply(&p, d, &found, space, stream).is_ok(),
+                }
+            })?;
+            if let Some(time) = time
+                && best.is_none_or(|(shortest, _)| time < shortest)
+            {
+                best = Some((time, candidate));
+            }
+        }
+        Ok(best.map_or(Algorithm::Library(candidates[0]), |(_, candidate)| candidate))
+    }
+
+    fn multiply(
+        &self,
+        p: &Product,
+        d: &Descriptors,
+        found: &sys::cublasLtMatmulHeuristicResult_t,
+        space: u64,
+        stream: cudarc::driver::sys::CUstream,
+    ) -> Result<()> {
+        let (alpha, beta) = (1.0f32, if p.addend != 0 { 1.0f32 } else { 0.0 });
+        let [a, b, c] = d.layouts;
+        // SAFETY: descriptors are alive, addresses lead to matrices of the described extents, scalars are read at once.
+        ok("cublasLtMatmul", unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                d.operation,
+                (&raw const alpha).cast(),
+                p.b as *const c_void,
+                a,
+                p.a as *const c_void,
+                b,
+                (&raw const beta).cast(),
+                if p.addend != 0 { p.addend } else { p.c } as *const c_void,
+                c,
+                p.c as *mut c_void,
+                c,
+                &raw const found.algo,
+                space as *mut c_void,
+                found.workspaceSize,
+                stream.cast(),
+            )
+        })
+    }
+}
+
+/// Memory and events for timing one product, on made-up operands: the real ones may be in use.
+struct Trial {
+    stream: Stream,
+    memory: [u64; 4],
+    events: [cudarc::driver::sys::CUevent; 2],
+}
+
+impl Trial {
+    fn new(p: &Product, context: &Arc<Context>) -> Result<Self> {
+        let mut trial =
+            Self { stream: Stream::new(context)?, memory: [0; 4], events: [std::ptr::null_mut(); 2] };
+        let extent = |each: usize, stride: usize| 4 * (each + stride * (p.batch - 1));
+        let sizes = [
+            extent(p.m * p.k, p.strides[0]),
+            extent(p.k * p.n, p.strides[1]),
+            extent(p.m * p.n, p.strides[2]),
+            WORKSPACE,
+        ];
+        for (address, bytes) in trial.memory.iter_mut().zip(sizes) {
+            call!(cuMemAlloc_v2(&raw mut *address, bytes))?;
+            call!(cuMemsetD8Async(*address, 0, bytes, trial.stream.raw))?;
+        }
+        for event in &mut trial.events {
+            call!(cuEventCreate(&raw mut *event, 0))?;
+        }
+        Ok(trial)
+    }
+
+    /// Milliseconds of ten runs after three; none if `run` refuses.
+    fn time(
+        &mut self,
+        run: impl Fn(cudarc::driver::sys::CUstream, [u64; 3], u64) -> bool,
+    ) -> Result<Option<f32>> {
+        let [a, b, c, space] = self.memory;
+        let stream = self.stream.raw;
+        for round in 0..13 {
+            if round == 3 {
+                call!(cuEventRecord(self.events[0], stream))?;
+            }
+            if !run(stream, [a, b, c], space) {
+                return Ok(None);
+            }
+        }
+        call!(cuEventRecord(self.events[1], stream))?;
+        self.stream.synchronize()?;
+        let mut milliseconds = 0f32;
+        call!(cuEventElapsedTime_v2(&raw mut milliseconds, self.events[0], self.events[1]))?;
+        Ok(Some(milliseconds))
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        let _ = self.stream.synchronize();
+        // SAFETY: each is null or was created once, and nothing uses them any more.
+        unsafe {
+            for address in self.memory.into_iter().filter(|a| *a != 0) {
+                cudarc::driver::sys::cuMemFree_v2(address);
+            }
+            for event in self.events.into_iter().filter(|e| !e.is_null()) {
+                cudarc::driver::sys::cuEventDestroy_v2(event);
+            }
+        }
     }
 }
 

@@ -1,6 +1,4 @@
 // Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp.
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
 __device__ __forceinline__ float normal_cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678118654752f)); }
 
 __device__ __forceinline__ float activate(int kind, float x) {

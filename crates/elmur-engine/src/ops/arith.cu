@@ -1,16 +1,3 @@
-// Steps of two operands that broadcast to a shape: 0 along repeated axes.
-struct Steps { int rank; int shape[6]; int a[6]; int b[6]; };
-
-__device__ __forceinline__ void offsets(i64 i, const Steps& s, i64& a, i64& b) {
-    a = b = 0;
-    for (int axis = s.rank - 1; axis >= 0; --axis) {
-        i64 r = i % s.shape[axis];
-        i /= s.shape[axis];
-        a += r * s.a[axis];
-        b += r * s.b[axis];
-    }
-}
-
 // kind: 0 a + b, 1 a - b, 2 a b. flat: 1 equal shapes, 2 b is one number, 0 by steps.
 template <class T> __device__ __forceinline__ void binary(int kind, T* y, const T* a, const T* b, i64 n, int flat, const Steps& s) {
     i64 i = thread_number();

@@ -30,12 +30,19 @@ impl Graph {
 
     /// factor x.
     pub fn scale(&mut self, x: Value, factor: f64) -> Result<Value> {
-        self.push1(Affine { factor, offset: 0.0 }, &[x])
+        self.affine(x, factor, 0.0)
     }
 
-    /// factor x + offset.
+    /// factor x + offset. Costs nothing where that is x, or where x is a constant scalar.
     pub fn affine(&mut self, x: Value, factor: f64, offset: f64) -> Result<Value> {
-        self.push1(Affine { factor, offset }, &[x])
+        let ty = self.ty(x)?.clone();
+        if factor == 1.0 && offset == 0.0 && ty.dtype.is_float() {
+            return Ok(x);
+        }
+        match self.constant_scalar(x) {
+            Some(constant) => self.scalar(ty.dtype, factor * constant + offset),
+            None => self.push1(Affine { factor, offset }, &[x]),
+        }
     }
 
     /// `a` where `condition` holds, else `b`, for any element type. The condition is bool and has the shape of `a`, or only

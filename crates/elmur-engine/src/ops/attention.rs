@@ -748,11 +748,7 @@ impl Op for Gradient {
         let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
         let operands = self.shape.layout.operands();
         let columns = (2 + distances) * dims.d();
-        let tables: Vec<u64> = match self.extra.relative {
-            Some(_) => (1..4).map(|o| launch.output(operands + o)).collect(),
-            None => Vec::new(),
-        };
-        let wanted = tables.iter().any(|t| *t != 0);
+        let wanted = self.extra.relative.is_some() && (1..4).any(|o| launch.output(operands + o) != 0);
         let partial = if wanted { launch.scratch(4 * batch * columns)? } else { 0 };
         let start = launch.input_if(self.extra.start);
         let (weights, dy) = (launch.input(launch.inputs.len() - 2), launch.input(launch.inputs.len() - 1));
@@ -782,10 +778,23 @@ impl Op for Gradient {
         let warps = queries.clamp(4, 16);
         let shared = base + if staged { rows } else { 0 };
         launch.kernel("attention_grad", [heads, batch, 1], 32 * warps as u32, shared, args)?;
-        if !wanted {
+        launch.notes.push(partial);
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn aside(&self, outputs: usize) -> std::ops::Range<usize> {
+        self.shape.layout.operands() + 1..outputs
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda_aside(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let operands = self.shape.layout.operands();
+        let (Some(&partial), true) = (launch.notes.first(), launch.outputs.len() > operands + 1) else {
             return Ok(());
-        }
-        let args = args![tables[0], tables[1], tables[2], partial, batch, dims.d(), columns];
+        };
+        let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
+        let columns = (2 + dims.distances) * dims.d();
+        let [du, dw, dr] = [1, 2, 3].map(|o| launch.output(operands + o));
+        let args = args![du, dw, dr, partial, dims.batch, dims.d(), columns];
         launch.kernel("attention_tables", [columns.div_ceil(32), 1, 1], 256, 0, args)
     }
 }

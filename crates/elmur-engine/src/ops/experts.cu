@@ -61,36 +61,43 @@ KERNEL gather_by_expert_grad(float* dx, const float* dy, const int* position, in
 }
 
 // y[r] = x[r] W[e]^T (W [E, n, k], transpose) or x[r] W[e] (W [E, k, n]) for the expert e whose rows r are in
-// offsets[e]..offsets[e + 1]. Blocks of 256 threads compute 32 rows by 64 columns; a tile may span several experts.
+// offsets[e]..offsets[e + 1]. Blocks of 256 threads compute 32 rows by 32 columns, 128 of the depth at a time; a tile may span several
+// experts. Dynamic shared memory: 2 x min(k, 128) x 33.
 KERNEL grouped_linear(float* y, const float* x, const float* weight, const int* offsets, int experts, i64 rows, i64 k, i64 n, int transpose) {
-    __shared__ float xs[16][33], ws[16][65];
-    int t = threadIdx.x, tx = t % 16, ty = t / 16;
-    i64 row = (i64)blockIdx.y * 32, column = (i64)blockIdx.x * 64;
+    extern __shared__ float shared[];
+    int t = threadIdx.x, tx = t % 16, ty = t / 16, panel = (int)min(k, (i64)128);
+    float *xs = shared, *ws = shared + panel * 33;
+    i64 row = (i64)blockIdx.y * 32, column = (i64)blockIdx.x * 32;
     i64 last = min(rows, row + 32);
     for (int e = 0; e < experts; ++e) {
         i64 from = max(row, (i64)offsets[e]), to = min(last, (i64)offsets[e + 1]);
         if (from >= to) continue;
         const float* w = weight + e * n * k;
-        float sums[2][4] = {};
-        for (i64 depth = 0; depth < k; depth += 16) {
-            for (int i = t; i < 16 * 32; i += 256) {
-                int r = i / 16, c = i % 16;
-                xs[c][r] = row + r < rows && depth + c < k ? x[(row + r) * k + depth + c] : 0.0f;
+        float sums[2][2] = {};
+        for (i64 depth = 0; depth < k; depth += panel) {
+            int here = (int)min((i64)panel, k - depth);
+            __syncthreads();
+            for (int i = t; i < here * 32; i += 256) {
+                int r = i / here, c = i % here;
+                xs[c * 33 + r] = row + r < rows ? x[(row + r) * k + depth + c] : 0.0f;
             }
-            for (int i = t; i < 16 * 64; i += 256) {
+            for (int i = t; i < here * 32; i += 256) {
                 // Neighbouring threads read neighbouring memory in either layout.
-                int c = transpose ? i % 16 : i / 64, o = transpose ? i / 16 : i % 64;
-                bool inside = column + o < n && depth + c < k;
-                ws[c][o] = inside ? (transpose ? w[(column + o) * k + depth + c] : w[(depth + c) * n + column + o]) : 0.0f;
+                int c = transpose ? i % here : i / 32, o = transpose ? i / here : i % 32;
+                ws[c * 33 + o] = column + o >= n ? 0.0f : transpose ? w[(column + o) * k + depth + c] : w[(depth + c) * n + column + o];
             }
             __syncthreads();
-            for (int c = 0; c < 16; ++c)
-                for (int i = 0; i < 2; ++i)
-                    for (int j = 0; j < 4; ++j) sums[i][j] += xs[c][ty + 16 * i] * ws[c][tx + 16 * j];
-            __syncthreads();
+#pragma unroll 8
+            for (int c = 0; c < here; ++c) {
+                float a = xs[c * 33 + ty], b = xs[c * 33 + ty + 16], p = ws[c * 33 + tx], q = ws[c * 33 + tx + 16];
+                sums[0][0] += a * p;
+                sums[0][1] += a * q;
+                sums[1][0] += b * p;
+                sums[1][1] += b * q;
+            }
         }
         for (int i = 0; i < 2; ++i)
-            for (int j = 0; j < 4; ++j) {
+            for (int j = 0; j < 2; ++j) {
                 i64 r = row + ty + 16 * i, c = column + tx + 16 * j;
                 if (r >= from && r < to && c < n) y[r * n + c] = sums[i][j];
             }
@@ -147,4 +154,22 @@ KERNEL combine_experts_grad(float* dy, float* dgates, const float* dout, const f
     }
     along = warp_sum(along);
     if (dgates && lane() == 0) dgates[s] = along;
+}
+
+// weights[n, e] = gate of expert e for token n, 0 if it was not chosen.
+KERNEL spread_gates(float* weights, const float* gates, const int* experts, int k, int count, i64 tokens) {
+    i64 i = thread_number();
+    if (i >= tokens * count) return;
+    i64 token = i / count;
+    float gate = 0.0f;
+    for (int s = 0; s < k; ++s)
+        if (experts[token * k + s] == i % count) gate = gates[token * k + s];
+    weights[i] = gate;
+}
+
+KERNEL spread_gates_grad(float* dgates, const float* dweights, const int* experts, int k, int count, i64 n) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    int e = experts[i];
+    dgates[i] = e >= 0 && e < count ? dweights[i / k * count + e] : 0.0f;
 }

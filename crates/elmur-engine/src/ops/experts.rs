@@ -60,6 +60,9 @@ impl Graph {
         dropout: Option<(f64, Value)>,
     ) -> Result<Value> {
         let expert_count = self.shape(gate_up)?.first().copied().unwrap_or(0);
+        if expert_count <= DENSE_EXPERTS && self.shape(gate_up)?.len() == 3 && self.shape(down)?.len() == 3 {
+            return self.dense_mixture(x, gates, experts, gate_up, down, dropout);
+        }
         let groups = self.group_by_expert(experts, expert_count)?;
         let rows = self.gather_by_expert(x, groups)?;
         let hidden = self.grouped_linear(rows, gate_up, groups)?;
@@ -69,6 +72,118 @@ impl Graph {
         }
         let y = self.grouped_linear(hidden, down, groups)?;
         self.combine_experts(y, gates, groups)
+    }
+
+    /// [`Graph::expert_mixture`] with all experts computed for all tokens and weighed by their gates, zero for those not chosen:
+    /// for few experts plain products cost less than sorting.
+    fn dense_mixture(
+        &mut self,
+        x: Value,
+        gates: Value,
+        experts: Value,
+        gate_up: Value,
+        down: Value,
+        dropout: Option<(f64, Value)>,
+    ) -> Result<Value> {
+        let (up, out) = (self.shape(gate_up)?.to_vec(), self.shape(down)?.to_vec());
+        let (count, f) = (up[0], out[2]);
+        let tokens = self.ty(x)?.rows();
+        let weight = self.reshape(gate_up, [count * up[1], up[2]])?;
+        let hidden = self.linear(x, weight, None, crate::Activation::Identity)?;
+        let hidden = self.reshape(hidden, [tokens * count, up[1]])?;
+        let hidden = self.swiglu(hidden)?;
+        let hidden = self.reshape(hidden, [tokens, count, f])?;
+        let weights = self.push1(SpreadGates { experts: count }, &[gates, experts])?;
+        let weights = self.reshape(weights, [tokens, count, 1])?;
+        let hidden = self.mul(hidden, weights)?;
+        let mut hidden = self.reshape(hidden, [tokens, count * f])?;
+        if let Some((p, rng)) = dropout {
+            hidden = self.dropout(hidden, p, rng)?;
+        }
+        let weight = self.transpose(down, &[0, 2, 1])?;
+        let weight = self.reshape(weight, [count * f, out[1]])?;
+        self.matmul(hidden, weight)
+    }
+}
+
+/// Up to this many experts are computed for all tokens.
+const DENSE_EXPERTS: usize = 4;
+
+/// w[n, e] = gate of expert e for token n, 0 if it was not chosen: from gates [N, k] and experts i32 [N, k].
+#[derive(Debug)]
+struct SpreadGates {
+    experts: usize,
+}
+
+impl Op for SpreadGates {
+    fn name(&self) -> &'static str {
+        "spread_gates"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        crate::ops::route::want_routes("expert_mixture", &inputs[0], &inputs[1])?;
+        Ok(vec![inputs[0].with([inputs[0].shape[0], self.experts])])
+    }
+    fn indices(&self, _: &[TensorType]) -> Vec<IndexBound> {
+        vec![IndexBound { input: 1, what: "expert", limit: self.experts, ignored: None }]
+    }
+    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
+        if let Some(grad) = b.grad(0) {
+            let dgates = b.graph.push1(CollectGates { experts: self.experts }, &[grad, b.inputs[1]])?;
+            b.set(0, dgates);
+        }
+        Ok(())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (experts, k) = (io.input::<i32>(1), io.ty(1).cols());
+        IndexBound { input: 1, what: "expert", limit: self.experts, ignored: None }
+            .check("expert_mixture", experts)?;
+        dispatch_float!(io.dtype(), T => {
+            let (gates, weights) = (io.input::<T>(0), io.output::<T>(0));
+            weights.fill(T::ZERO);
+            for (i, (gate, expert)) in gates.iter().zip(experts).enumerate() {
+                weights[i / k * self.experts + *expert as usize] = *gate;
+            }
+        });
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (tokens, k) = (launch.ty(0).shape[0], launch.ty(0).shape[1] as i32);
+        let args = args![launch.output(0), launch.input(0), launch.input(1), k, self.experts as i32, tokens];
+        launch.elements("spread_gates", tokens * self.experts, args)
+    }
+}
+
+/// The transpose of [`SpreadGates`]: dgate[n, s] = dw[n, expert of (n, s)].
+#[derive(Debug)]
+struct CollectGates {
+    experts: usize,
+}
+
+impl Op for CollectGates {
+    fn name(&self) -> &'static str {
+        "spread_gates_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[0].with(inputs[1].shape.clone())])
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (experts, k) = (io.input::<i32>(1), io.ty(1).cols());
+        IndexBound { input: 1, what: "expert", limit: self.experts, ignored: None }
+            .check("expert_mixture", experts)?;
+        dispatch_float!(io.dtype(), T => {
+            let (dw, dgates) = (io.input::<T>(0), io.output::<T>(0));
+            for (i, (dgate, expert)) in dgates.iter_mut().zip(experts).enumerate() {
+                *dgate = dw[i / k * self.experts + *expert as usize];
+            }
+        });
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (n, k) = (launch.ty(1).len(), launch.ty(1).shape[1] as i32);
+        let args = args![launch.output(0), launch.input(0), launch.input(1), k, self.experts as i32, n];
+        launch.elements("spread_gates_grad", n, args)
     }
 }
 
@@ -340,7 +455,8 @@ impl Op for GroupedLinear {
             n,
             self.transpose,
         ];
-        launch.kernel("grouped_linear", [n.div_ceil(64), rows.div_ceil(32), 1], 256, 0, args)
+        let shared = 2 * k.min(128) * 33 * 4;
+        launch.kernel("grouped_linear", [n.div_ceil(32), rows.div_ceil(32), 1], 256, shared, args)
     }
 }
 

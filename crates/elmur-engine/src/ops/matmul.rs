@@ -151,9 +151,9 @@ impl Op for MatMul {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(Dims { batch, m, n, k }) = self.dims(launch.ty(0), launch.ty(1)) else { return Ok(()) };
-        let c = if self.accumulate { launch.in_place(2, 0)? } else { launch.output(0) };
+        let (c, addend) = (launch.output(0), launch.input_if(self.accumulate.then_some(2)));
         let (a, b) = ((launch.input(0), self.transpose_a), (launch.input(1), self.transpose_b));
-        let product = GpuProduct { c, batch, accumulate: self.accumulate, ..GpuProduct::new(m, n, k, a, b) };
+        let product = GpuProduct { c, batch, addend, ..GpuProduct::new(m, n, k, a, b) };
         launch.product(&product)
     }
 }

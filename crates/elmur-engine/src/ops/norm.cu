@@ -27,45 +27,53 @@ KERNEL norm_rows(float* y, float* stats, float* sums, const float* x, const floa
     }
 }
 
-// Eight warps per block, each over rows of its own; columns of dgamma and dbeta are summed by block, then by the last block.
-// partial: [blocks, 2 d]; dynamic shared memory: [8, 2 d].
-KERNEL norm_grad(float* ds, float* dgamma, float* dbeta, float* partial, u32* counter, const float* s, const float* stats, const float* gamma,
-                 const float* dy, const float* passed, int layer, i64 rows, i64 d) {
-    extern __shared__ float shared[];
-    int warp = threadIdx.x / 32;
-    float* own = shared + warp * 2 * d;
-    for (i64 i = lane(); i < 2 * d; i += 32) own[i] = 0.0f;
-    for (i64 row = blockIdx.x * 8 + warp; row < rows; row += 8 * gridDim.x) {
-        i64 at = row * d;
-        float mean = stats[2 * row], inverse = stats[2 * row + 1], total = 0, along = 0;
-        for (i64 i = lane(); i < d; i += 32) {
-            float n = (s[at + i] - mean) * inverse, g = dy[at + i] * gamma[i];
-            own[i] += n * dy[at + i];
-            own[d + i] += dy[at + i];
-            total += g;
-            along += g * n;
-        }
-        if (!ds) continue;
-        float mean_g = layer ? warp_sum(total) / d : 0.0f, mean_gn = warp_sum(along) / d;
-        for (i64 i = lane(); i < d; i += 32) {
-            float n = (s[at + i] - mean) * inverse, g = dy[at + i] * gamma[i];
-            ds[at + i] = inverse * (g - mean_g - n * mean_gn) + (passed ? passed[at + i] : 0.0f);
-        }
+// One warp per row.
+KERNEL norm_grad(float* ds, const float* s, const float* stats, const float* gamma, const float* dy, const float* passed, int layer, i64 rows, i64 d) {
+    i64 row = warp_number();
+    if (row >= rows) return;
+    i64 at = row * d;
+    float mean = stats[2 * row], inverse = stats[2 * row + 1], total = 0, along = 0;
+    for (i64 i = lane(); i < d; i += 32) {
+        float n = (s[at + i] - mean) * inverse, g = dy[at + i] * gamma[i];
+        total += g;
+        along += g * n;
     }
+    float mean_g = layer ? warp_sum(total) / d : 0.0f, mean_gn = warp_sum(along) / d;
+    for (i64 i = lane(); i < d; i += 32) {
+        float n = (s[at + i] - mean) * inverse, g = dy[at + i] * gamma[i];
+        ds[at + i] = inverse * (g - mean_g - n * mean_gn) + (passed ? passed[at + i] : 0.0f);
+    }
+}
+
+// dgamma = sum dy n and dbeta = sum dy by column; blocks of 32 columns by 32 rows sum a part of the rows, the last one the parts.
+// partial: [parts, 2 d].
+KERNEL norm_tables(float* dgamma, float* dbeta, float* partial, u32* counter, const float* s, const float* stats, const float* dy, i64 rows_per_part, i64 rows, i64 d) {
+    __shared__ float sums[2][32][33];
+    int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
+    i64 c = (i64)blockIdx.x * 32 + tx, start = blockIdx.y * rows_per_part, end = min(rows, start + rows_per_part);
+    float scale = 0, shift = 0;
+    if (c < d)
+        for (i64 r = start + ty; r < end; r += 32) {
+            float g = dy[r * d + c];
+            scale += (s[r * d + c] - stats[2 * r]) * stats[2 * r + 1] * g;
+            shift += g;
+        }
+    sums[0][ty][tx] = scale;
+    sums[1][ty][tx] = shift;
     __syncthreads();
-    for (i64 i = threadIdx.x; i < 2 * d; i += blockDim.x) {
-        float total = 0;
-        for (int w = 0; w < 8; ++w) total += shared[w * 2 * d + i];
-        partial[blockIdx.x * 2 * d + i] = total;
+    if (ty < 2 && c < d) {
+        float all = 0;
+        for (int i = 0; i < 32; ++i) all += sums[ty][i][tx];
+        partial[(blockIdx.y * 2 + ty) * d + c] = all;
     }
-    if (!last_block(counter, gridDim.x)) return;
+    if (!last_block(counter, gridDim.x * gridDim.y)) return;
     for (i64 i = threadIdx.x; i < 2 * d; i += blockDim.x) {
-        float total = 0;
-        for (u32 b = 0; b < gridDim.x; ++b) total += partial[b * 2 * d + i];
+        float all = 0;
+        for (u32 part = 0; part < gridDim.y; ++part) all += partial[part * 2 * d + i];
         if (i < d) {
-            if (dgamma) dgamma[i] = total;
+            if (dgamma) dgamma[i] = all;
         } else if (dbeta) {
-            dbeta[i - d] = total;
+            dbeta[i - d] = all;
         }
     }
 }

@@ -273,25 +273,47 @@ impl Op for Gradient {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (rows, d) = (launch.ty(0).rows(), launch.ty(0).cols());
-        let blocks = rows.div_ceil(16).min(128);
-        let (partial, counter) = (launch.scratch(4 * blocks * 2 * d)?, launch.scratch(4)?);
-        let dbeta = if self.layer { launch.output(2) } else { 0 };
+        if launch.output(0) == 0 {
+            return Ok(());
+        }
+        let passed = launch.input_if(self.passed.then_some(4));
         let args = args![
             launch.output(0),
+            launch.input(0),
+            launch.input(1),
+            launch.input(2),
+            launch.input(3),
+            passed,
+            self.layer,
+            rows,
+            d,
+        ];
+        launch.warps("norm_grad", rows, args)
+    }
+    #[cfg(feature = "cuda")]
+    fn aside(&self, outputs: usize) -> std::ops::Range<usize> {
+        1..outputs
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda_aside(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (rows, d) = (launch.ty(0).rows(), launch.ty(0).cols());
+        let (tiles, each) = (d.div_ceil(32), rows.div_ceil(16).max(32));
+        let parts = rows.div_ceil(each);
+        let (partial, counter) = (launch.scratch(4 * parts * 2 * d)?, launch.scratch(4)?);
+        let dbeta = if self.layer { launch.output(2) } else { 0 };
+        let args = args![
             launch.output(1),
             dbeta,
             partial,
             counter,
             launch.input(0),
             launch.input(1),
-            launch.input(2),
             launch.input(3),
-            launch.input_if(self.passed.then_some(4)),
-            self.layer,
+            each,
             rows,
             d,
         ];
-        launch.kernel("norm_grad", [blocks, 1, 1], 256, 8 * 2 * d * 4, args)
+        launch.kernel("norm_tables", [tiles, parts, 1], 1024, 0, args)
     }
 }
 

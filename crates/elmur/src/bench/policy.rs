@@ -313,18 +313,21 @@ fn train_row(
     [opened, start_up]: [std::time::Duration; 2],
 ) -> Result<()> {
     let stride = stride(device);
-    let mut times = Vec::new();
+    let (mut times, mut queueing) = (Vec::new(), Vec::new());
     for round in 0..args.batches + WARM_UP.min(3) {
         let start = Instant::now();
         for _ in 0..stride {
             bench.batch()?;
         }
+        let queued = start.elapsed();
         device.synchronize()?;
         if round >= WARM_UP.min(3) {
             times.push(start.elapsed() / stride as u32);
+            queueing.push(queued / stride as u32);
         }
     }
     times.sort();
+    queueing.sort();
     let times = Times(times);
     let programs = &mut bench.programs;
     let mut row = json!({
@@ -337,13 +340,15 @@ fn train_row(
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => {
             row["precision"] = json!(args.device.precision()?.name());
+            // Time of the host alone: where it is as long as `ms`, the GPU waits for work.
+            row["queue_ms"] = json!(round(Times(queueing).ms(0.5)));
             row["kernels_per_segment"] = json!(programs[1].kernels());
             row["open_s"] = json!(round(opened.as_secs_f64()));
             row["first_batch_s"] = json!(round(start_up.as_secs_f64()));
         }
     }
     #[cfg(not(feature = "cuda"))]
-    let _ = (opened, start_up);
+    let _ = (opened, start_up, queueing);
     print(args.json, &row);
     if args.profile {
         let mut by_op: std::collections::BTreeMap<(&str, String), (usize, f64)> = Default::default();
