@@ -75,7 +75,13 @@ pub(crate) trait Op: Debug + Send + Sync {
         0..0
     }
 
-    /// Queues the work for the outputs of [`Op::aside`]. It comes after [`Op::cuda`] only if that left notes.
+    /// Whether [`Op::cuda_aside`] takes over from [`Op::cuda`], by its notes, and so comes after it.
+    #[cfg(feature = "cuda")]
+    fn aside_follows(&self) -> bool {
+        false
+    }
+
+    /// Queues the work for the outputs of [`Op::aside`].
     #[cfg(feature = "cuda")]
     fn cuda_aside(&self, _launch: &mut crate::cuda::launch::Launch<'_>) -> Result<()> {
         Ok(())

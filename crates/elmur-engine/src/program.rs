@@ -210,8 +210,10 @@ impl Program {
             }
             #[cfg(feature = "cuda")]
             (Device::Cuda(gpu), Memory::Cuda(arena)) => {
-                let copy = |(target, new)| crate::ops::layout::copy_step(new, target);
-                steps.extend(copies.map(copy));
+                let pairs: Vec<_> = copies.map(|(target, new)| (new, target)).collect();
+                if !pairs.is_empty() {
+                    steps.push(crate::ops::layout::copy_step(pairs));
+                }
                 let ordered = |ports: &BTreeMap<String, Port>| {
                     let mut all: Vec<&Port> = ports.values().collect();
                     all.sort_by_key(|port| port.index);

@@ -88,15 +88,15 @@ pub(crate) struct Net<'a> {
     pub dtype: DType,
     /// Generator for dropout: present in training.
     pub rng: Option<Value>,
-    /// Load-balancing losses of all layers, in training.
-    pub aux: Vec<Value>,
+    /// Gates and experts of all layers whose balance counts, in training.
+    pub routes: Vec<(Value, Value)>,
     /// Where the data lies on the device: rows of its tables, and which rows the segments are.
     pub table: Option<(usize, Value)>,
 }
 
 impl<'a> Net<'a> {
     pub(crate) fn new(g: &'a mut Graph, config: &'a ModelConfig, dtype: DType, rng: Option<Value>) -> Self {
-        Self { g, config, dtype, rng, aux: Vec::new(), table: None }
+        Self { g, config, dtype, rng, routes: Vec::new(), table: None }
     }
 
     /// The parameter `name`, declared if it is new.
@@ -425,9 +425,7 @@ impl<'a> Net<'a> {
                 let (gates, chosen) =
                     self.g.route_top_k(logits, top_k.saturating_sub(shared_experts).max(1))?;
                 if self.rng.is_some() && balance > 0.0 {
-                    let loss = self.g.load_balancing_loss(gates, chosen, experts)?;
-                    let loss = self.g.scale(loss, balance)?;
-                    self.aux.push(loss);
+                    self.routes.push((gates, chosen));
                 }
                 let gate_up = self.param(&format!("{name}.routed.gate_up"), [experts, 2 * routed_d_ff, d])?;
                 let down = self.param(&format!("{name}.routed.down"), [experts, d, routed_d_ff])?;

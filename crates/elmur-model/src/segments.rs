@@ -18,7 +18,7 @@
 
 use elmur_engine::{AdamW, CrossEntropy, DType, Graph, Program, Value};
 
-use crate::config::{Action, ModelConfig, Observation, Token};
+use crate::config::{Action, Ffn, ModelConfig, Observation, Token};
 use crate::error::{Error, Result};
 use crate::net::{MemoryValue, Net, Sources, Times, WriteMask, position_encodings};
 
@@ -86,19 +86,14 @@ pub fn training_graph(config: &ModelConfig, settings: &TrainSettings, start: Sta
     }
     let logits = net.segments(settings.batch, count, start)?;
     let (action_loss, right) = net.action_loss(logits, settings.batch, count, settings.label_smoothing)?;
-    let aux = std::mem::take(&mut net.aux);
-    let mut sum: Option<Value> = None;
-    for term in aux {
-        // A mean over segments, like the action loss.
-        let term = g.scale(term, 1.0 / count as f64)?;
-        sum = Some(match sum {
-            Some(sum) => g.add(sum, term)?,
-            None => term,
-        });
-    }
-    let aux_loss = match sum {
-        Some(sum) => sum,
-        None => g.scalar(settings.dtype, 0.0)?,
+    let routes = std::mem::take(&mut net.routes);
+    let aux_loss = match &config.ffn {
+        Ffn::Moe { experts, balance, .. } if !routes.is_empty() => {
+            let sum = g.load_balancing_losses(&routes, *experts)?;
+            // A mean over segments, like the action loss.
+            g.scale(sum, balance / count as f64)?
+        }
+        _ => g.scalar(settings.dtype, 0.0)?,
     };
     let loss = g.add(action_loss, aux_loss)?;
 

@@ -141,6 +141,17 @@ impl Stream {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
+    /// A queue whose work goes before that of others.
+    pub fn urgent(context: &Arc<Context>) -> Result<Self> {
+        context.enter()?;
+        let (mut least, mut greatest) = (0, 0);
+        call!(cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest))?;
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        call!(cuStreamCreateWithPriority(&raw mut raw, flags, greatest))?;
+        Ok(Self { raw, context: Arc::clone(context) })
+    }
+
     pub fn synchronize(&self) -> Result<()> {
         self.context.enter()?;
         call!(cuStreamSynchronize(self.raw))

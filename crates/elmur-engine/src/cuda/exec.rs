@@ -50,7 +50,6 @@ pub(crate) struct Exec {
 /// The CUDA graph while it is being recorded.
 struct Recording {
     graph: sys::CUgraph,
-    stream: Stream,
 }
 
 impl Drop for Recording {
@@ -227,41 +226,37 @@ fn record(
     keep: &mut Vec<DeviceBuffer>,
     queued: &mut usize,
 ) -> Result<sys::CUgraphExec> {
-    let mut recording = Recording { graph: std::ptr::null_mut(), stream: Stream::new(&gpu.0.context)? };
+    let streams = [Stream::new(&gpu.0.context)?, Stream::urgent(&gpu.0.context)?];
+    let mut recording = Recording { graph: std::ptr::null_mut() };
     call!(cuGraphCreate(&raw mut recording.graph, 0))?;
-    let stream = recording.stream.raw;
-    let mut parts: Vec<Part> = Vec::new();
-    let mut leaves: Vec<Leaves> = Vec::new();
-    for step in steps {
-        let mut notes = Vec::new();
-        let aside = step.aside();
-        for is_aside in [false, true] {
-            if is_aside && aside.is_empty() {
-                continue;
-            }
-            let mut part = Part::of(step, &aside, is_aside);
-            // Work aside that takes over from the step's own comes after it.
-            let own = (is_aside && !notes.is_empty()).then(|| parts.len() - 1);
-            part.wait_for(&parts, own);
-            let mut before: Leaves = Default::default();
-            for need in &part.needs {
-                before.0.extend_from_slice(&leaves[*need].0);
-                before.1.extend_from_slice(&leaves[*need].1);
-            }
-            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            let (nodes, edges) = (before.0.as_ptr(), before.1.as_ptr());
-            call!(cuStreamBeginCaptureToGraph(stream, recording.graph, nodes, edges, before.0.len(), mode))?;
-            let result =
-                step.queue(gpu, stream, keep, queued, &mut notes, is_aside).and_then(|()| last_work(stream));
-            let mut graph = std::ptr::null_mut();
-            let ended = call!(cuStreamEndCapture(stream, &raw mut graph));
-            leaves.push(result?);
-            ended?;
-            parts.push(part);
+    let parts = parts(steps);
+    let urgent = urgent(&parts);
+    let mut leaves: Vec<Leaves> = Vec::with_capacity(parts.len());
+    let mut notes = Vec::new();
+    for (part, urgent) in parts.iter().zip(urgent) {
+        let mut before: Leaves = Default::default();
+        for need in &part.needs {
+            before.0.extend_from_slice(&leaves[*need].0);
+            before.1.extend_from_slice(&leaves[*need].1);
         }
+        if !part.is_aside {
+            notes.clear();
+        }
+        let stream = streams[usize::from(urgent)].raw;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let (nodes, edges) = (before.0.as_ptr(), before.1.as_ptr());
+        call!(cuStreamBeginCaptureToGraph(stream, recording.graph, nodes, edges, before.0.len(), mode))?;
+        let step = &steps[part.step];
+        let result =
+            step.queue(gpu, stream, keep, queued, &mut notes, part.is_aside).and_then(|()| last_work(stream));
+        let mut graph = std::ptr::null_mut();
+        let ended = call!(cuStreamEndCapture(stream, &raw mut graph));
+        leaves.push(result?);
+        ended?;
     }
     let mut replay = std::ptr::null_mut();
-    call!(cuGraphInstantiateWithFlags(&raw mut replay, recording.graph, 0))?;
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY as u64;
+    call!(cuGraphInstantiateWithFlags(&raw mut replay, recording.graph, flags))?;
     Ok(replay)
 }
 
@@ -311,6 +306,9 @@ fn any_overlap(a: &[Range], b: &[Range]) -> bool {
 
 /// A step's work, or its work aside, and what it must wait for.
 struct Part {
+    /// Number of the step.
+    step: usize,
+    is_aside: bool,
     reads: Vec<Range>,
     writes: Vec<Range>,
     /// Earlier parts that this one waits for directly.
@@ -320,9 +318,11 @@ struct Part {
 }
 
 impl Part {
-    fn of(step: &Step, aside: &std::ops::Range<usize>, is_aside: bool) -> Self {
+    fn of(number: usize, step: &Step, aside: &std::ops::Range<usize>, is_aside: bool) -> Self {
         let outputs = step.outputs.iter().enumerate().filter(|(i, _)| aside.contains(i) == is_aside);
         Self {
+            step: number,
+            is_aside,
             reads: step.inputs.iter().filter_map(Range::of).collect(),
             writes: outputs.filter_map(|(_, operand)| Range::of(operand)).collect(),
             needs: Vec::new(),
@@ -351,6 +351,39 @@ impl Part {
     }
 }
 
+/// All work of a program in order.
+fn parts(steps: &[Step]) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for (number, step) in steps.iter().enumerate() {
+        let aside = step.aside();
+        let mut own = Part::of(number, step, &aside, false);
+        own.wait_for(&parts, None);
+        parts.push(own);
+        if !aside.is_empty() {
+            let mut part = Part::of(number, step, &aside, true);
+            part.wait_for(&parts, step.op.aside_follows().then(|| parts.len() - 1));
+            parts.push(part);
+        }
+    }
+    parts
+}
+
+/// Which parts lie on the longest ways through the graph, or nearly so: others must not keep them waiting.
+fn urgent(parts: &[Part]) -> Vec<bool> {
+    let mut depth = vec![1usize; parts.len()];
+    for (i, part) in parts.iter().enumerate() {
+        depth[i] = 1 + part.needs.iter().map(|n| depth[*n]).max().unwrap_or(0);
+    }
+    let mut height = vec![0usize; parts.len()];
+    for (i, part) in parts.iter().enumerate().rev() {
+        for need in &part.needs {
+            height[*need] = height[*need].max(height[i] + 1);
+        }
+    }
+    let longest = depth.iter().copied().max().unwrap_or(0);
+    depth.iter().zip(&height).map(|(d, h)| d + h + longest / 16 >= longest).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,8 +391,9 @@ mod tests {
     fn part(reads: &[(usize, usize)], writes: &[(usize, usize)], earlier: &[Part]) -> Part {
         let ranges =
             |list: &[(usize, usize)]| list.iter().map(|&(start, end)| Range { start, end }).collect();
-        let mut part =
-            Part { reads: ranges(reads), writes: ranges(writes), needs: Vec::new(), after: Vec::new() };
+        let (reads, writes) = (ranges(reads), ranges(writes));
+        let (needs, after) = (Vec::new(), Vec::new());
+        let mut part = Part { step: 0, is_aside: false, reads, writes, needs, after };
         part.wait_for(earlier, None);
         part
     }
@@ -378,6 +412,8 @@ mod tests {
             let next = part(reads, writes, &parts);
             parts.push(next);
         }
+        // 0 - 1 - 3 - 5 and 0 - 2 - 3 - 5 are the longest ways; 4 has time.
+        assert_eq!(urgent(&parts), [true, true, true, true, false, true]);
         let needs: Vec<Vec<usize>> = parts.into_iter().map(|p| p.needs).collect();
         assert_eq!(needs, [vec![], vec![0], vec![0], vec![2, 1], vec![1], vec![4, 3]]);
     }

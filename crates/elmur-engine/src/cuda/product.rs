@@ -31,6 +31,8 @@ pub(crate) struct Product {
     pub bias: u64,
     /// max(., 0) at the end.
     pub relu: bool,
+    /// In f32 whatever the queue's precision: where a rounded result could turn a decision.
+    pub exact: bool,
     pub batch: usize,
     /// Elements from one A, B, C of the batch to the next.
     pub strides: [usize; 3],
@@ -45,14 +47,14 @@ impl Product {
         (a, transpose_a): (u64, bool),
         (b, transpose_b): (u64, bool),
     ) -> Self {
-        let (addend, bias, relu, batch) = (0, 0, false, 1);
+        let (addend, bias, relu, exact, batch) = (0, 0, false, false, 1);
         let strides = [m * k, k * n, m * n];
-        Self { m, n, k, a, transpose_a, b, transpose_b, c: 0, addend, bias, relu, batch, strides }
+        Self { m, n, k, a, transpose_a, b, transpose_b, c: 0, addend, bias, relu, exact, batch, strides }
     }
 }
 
 /// What decides which algorithm is best: extents, layout, epilogue, batch, strides.
-type Key = ([usize; 4], [bool; 5], [usize; 3]);
+type Key = ([usize; 4], [bool; 6], [usize; 3]);
 
 /// How a product is computed.
 #[derive(Clone, Copy)]
@@ -81,6 +83,15 @@ fn ok(call: &'static str, status: cublasStatus_t) -> Result<()> {
         Ok(())
     } else {
         Err(Error::Cuda { call, cause: format!("{status:?}") })
+    }
+}
+
+fn compute_type(precision: Precision) -> sys::cublasComputeType_t {
+    use sys::cublasComputeType_t as C;
+    match precision {
+        Precision::F32 => C::CUBLAS_COMPUTE_32F,
+        Precision::Tf32 => C::CUBLAS_COMPUTE_32F_FAST_TF32,
+        Precision::Bf16 => C::CUBLAS_COMPUTE_32F_FAST_16BF,
     }
 }
 
@@ -114,18 +125,13 @@ const F32: sys::cudaDataType = sys::cudaDataType_t::CUDA_R_32F;
 
 impl Products {
     pub fn new(context: &Arc<Context>, kernels: &Arc<Kernels>, precision: Precision) -> Result<Self> {
-        use sys::cublasComputeType_t as C;
         // SAFETY: only looks for the library.
         require(unsafe { sys::is_culib_present() }, "libcublasLt.so (of the CUDA toolkit)")?;
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library writes the handle.
         ok("cublasLtCreate", unsafe { sys::cublasLtCreate(&raw mut handle) })?;
-        let compute = match precision {
-            Precision::F32 => C::CUBLAS_COMPUTE_32F,
-            Precision::Tf32 => C::CUBLAS_COMPUTE_32F_FAST_TF32,
-            Precision::Bf16 => C::CUBLAS_COMPUTE_32F_FAST_16BF,
-        };
+        let compute = compute_type(precision);
         let (kernels, context) = (Arc::clone(kernels), Arc::clone(context));
         Ok(Self { handle, compute, precision, algorithms: Mutex::default(), kernels, context })
     }
@@ -155,9 +161,10 @@ impl Products {
         let mut d = Descriptors { operation: std::ptr::null_mut(), layouts: [std::ptr::null_mut(); 3] };
         // SAFETY: every attribute is given as a value of its documented type and size.
         unsafe {
+            let compute = if p.exact { compute_type(Precision::F32) } else { self.compute };
             ok(
                 "cublasLtMatmulDescCreate",
-                sys::cublasLtMatmulDescCreate(&raw mut d.operation, self.compute, F32),
+                sys::cublasLtMatmulDescCreate(&raw mut d.operation, compute, F32),
             )?;
             let set = |attribute, value: *const c_void, size| {
                 let status = sys::cublasLtMatmulDescSetAttribute(d.operation, attribute, value, size);
@@ -209,6 +216,7 @@ impl Products {
         let aligned = |along: bool, extent: usize| if along { p.k % 4 == 0 } else { extent % 4 == 0 };
         let addresses = (p.a | p.b) % 16 == 0 && p.strides[0] % 4 == 0 && p.strides[1] % 4 == 0;
         self.precision != Precision::F32
+            && !p.exact
             && aligned(!p.transpose_a, p.m)
             && aligned(p.transpose_b, p.n)
             && addresses
@@ -243,7 +251,7 @@ impl Products {
     }
 
     fn algorithm(&self, p: &Product, d: &Descriptors) -> Result<Algorithm> {
-        let flags = [p.transpose_a, p.transpose_b, p.addend != 0, p.bias != 0, p.relu];
+        let flags = [p.transpose_a, p.transpose_b, p.addend != 0, p.bias != 0, p.relu, p.exact];
         let key = ([p.m, p.n, p.k, p.batch], flags, p.strides);
         let mut algorithms = self.algorithms.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = algorithms.get(&key) {
@@ -384,26 +392,47 @@ impl Trial {
         Ok(trial)
     }
 
-    /// Milliseconds of ten runs after three; none if `run` refuses.
+    /// Milliseconds of many runs, recorded and replayed so that only the GPU's time counts; none if `run` refuses.
     fn time(
         &mut self,
         run: impl Fn(cudarc::driver::sys::CUstream, [u64; 3], u64) -> bool,
     ) -> Result<Option<f32>> {
+        use cudarc::driver::sys as driver;
         let [a, b, c, space] = self.memory;
         let stream = self.stream.raw;
-        for round in 0..13 {
-            if round == 3 {
-                call!(cuEventRecord(self.events[0], stream))?;
-            }
-            if !run(stream, [a, b, c], space) {
+        // Once before, so that nothing is loaded while it is recorded.
+        if !run(stream, [a, b, c], space) {
+            return Ok(None);
+        }
+        let mode = driver::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        call!(cuStreamBeginCapture_v2(stream, mode))?;
+        let fine = (0..20).all(|_| run(stream, [a, b, c], space));
+        let (mut graph, mut replay) = (std::ptr::null_mut(), std::ptr::null_mut());
+        call!(cuStreamEndCapture(stream, &raw mut graph))?;
+        let timed = (|| {
+            if !fine {
                 return Ok(None);
             }
+            call!(cuGraphInstantiateWithFlags(&raw mut replay, graph, 0))?;
+            call!(cuGraphLaunch(replay, stream))?;
+            call!(cuEventRecord(self.events[0], stream))?;
+            call!(cuGraphLaunch(replay, stream))?;
+            call!(cuEventRecord(self.events[1], stream))?;
+            self.stream.synchronize()?;
+            let mut milliseconds = 0f32;
+            call!(cuEventElapsedTime_v2(&raw mut milliseconds, self.events[0], self.events[1]))?;
+            Ok(Some(milliseconds))
+        })();
+        // SAFETY: each is null or was made above, and its work is done.
+        unsafe {
+            if !replay.is_null() {
+                driver::cuGraphExecDestroy(replay);
+            }
+            if !graph.is_null() {
+                driver::cuGraphDestroy(graph);
+            }
         }
-        call!(cuEventRecord(self.events[1], stream))?;
-        self.stream.synchronize()?;
-        let mut milliseconds = 0f32;
-        call!(cuEventElapsedTime_v2(&raw mut milliseconds, self.events[0], self.events[1]))?;
-        Ok(Some(milliseconds))
+        timed
     }
 }
 

@@ -6,6 +6,8 @@ struct AttentionShape {
     int r_batch, bias_batch, mask_batch;
     // Keys and values (backward: queries and dy too) are copied to shared memory.
     int staged;
+    // Numbers from one staged row to the next.
+    int padded;
 };
 
 __device__ __forceinline__ int query_position(const AttentionShape& s, const int* start, int b, int i) {
@@ -14,9 +16,23 @@ __device__ __forceinline__ int query_position(const AttentionShape& s, const int
 
 __device__ __forceinline__ int query_reach(const AttentionShape& s, int position) { return s.causal ? min(position + 1, s.keys) : s.keys; }
 
-// Copies head rows [count, width] with the given stride to shared rows of width + 1.
-__device__ __forceinline__ void stage(float* to, const float* from, int stride, int count, int width) {
-    for (int i = threadIdx.x; i < count * width; i += blockDim.x) to[i / width * (width + 1) + i % width] = from[(i64)(i / width) * stride + i % width];
+// Copies head rows [count, width] with the given stride to shared rows of `padded` numbers.
+__device__ __forceinline__ void stage(float* to, const float* from, int stride, int count, int width, int padded) {
+    for (int i = threadIdx.x; i < count * width; i += blockDim.x) to[i / width * padded + i % width] = from[(i64)(i / width) * stride + i % width];
+}
+
+// x . y, four at a time where both are in shared memory and aligned.
+__device__ __forceinline__ float dot(const float* x, const float* y, int width, bool by_four) {
+    float sum = 0;
+    if (by_four) {
+        for (int c = 0; c < width; c += 4) {
+            float4 a = *(const float4*)(x + c), b = *(const float4*)(y + c);
+            sum += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+        }
+    } else {
+        for (int c = 0; c < width; ++c) sum += x[c] * y[c];
+    }
+    return sum;
 }
 
 // Grid (heads, batch, query tiles); a warp per query. Dynamic shared memory: staged keys and values, then per warp 2 width + keys.
@@ -30,16 +46,18 @@ KERNEL attention(float* y, float* weights, const float* q, const float* k, const
     int k_stride = s.k_stride, v_stride = s.v_stride;
     float* own = shared;
     if (s.staged) {
-        float *ks = shared, *vs = shared + s.keys * (s.width + 1);
-        stage(ks, k, k_stride, s.keys, s.width);
-        stage(vs, v, v_stride, s.keys, s.width);
+        float *ks = shared, *vs = shared + s.keys * s.padded;
+        stage(ks, k, k_stride, s.keys, s.width, s.padded);
+        stage(vs, v, v_stride, s.keys, s.width, s.padded);
         k = ks;
         v = vs;
-        k_stride = v_stride = s.width + 1;
-        own = vs + s.keys * (s.width + 1);
+        k_stride = v_stride = s.padded;
+        own = vs + s.keys * s.padded;
         __syncthreads();
     }
-    float *content = own + warp * (2 * s.width + s.keys), *distance = content + s.width, *p = distance + s.width;
+    int room = 2 * s.width + (s.keys + 3) / 4 * 4;
+    float *content = own + warp * room, *distance = content + s.width, *p = distance + s.width;
+    bool by_four = s.staged && s.width % 4 == 0;
     for (int i = blockIdx.z * warps + warp; i < s.queries; i += warps * gridDim.z) {
         int position = query_position(s, start, b, i), reach = query_reach(s, position);
         for (int c = lane(); c < s.width; c += 32) {
@@ -52,12 +70,8 @@ KERNEL attention(float* y, float* weights, const float* q, const float* k, const
         float top = -INF;
         bool undefined = false;
         for (int j = lane(); j < reach; j += 32) {
-            float score = 0;
-            for (int c = 0; c < s.width; ++c) score += content[c] * k[(i64)j * k_stride + c];
-            if (s.relative) {
-                const float* far = r + (i64)b * s.r_batch + (i64)(position - j) * d + h * s.width;
-                for (int c = 0; c < s.width; ++c) score += distance[c] * far[c];
-            }
+            float score = dot(content, k + (i64)j * k_stride, s.width, by_four);
+            if (s.relative) score += dot(distance, r + (i64)b * s.r_batch + (i64)(position - j) * d + h * s.width, s.width, by_four && ((u64)r & 15) == 0);
             score *= scale;
             if (bias) score += bias[(i64)b * s.bias_batch + ((i64)h * s.queries + i) * s.keys + j];
             if (mask && !mask[(i64)b * s.mask_batch + (i64)i * s.keys + j]) score = -INF;
@@ -99,24 +113,26 @@ KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* par
     int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * s.width, cells = s.queries * s.keys;
     i64 head = (i64)b * s.heads + h;
     float *ds = spill ? spill + head * 2 * cells : shared, *dropped = ds + cells;
-    float* rest = spill ? shared : shared + 2 * cells;
+    float* rest = spill ? shared : shared + (2 * cells + 3) / 4 * 4;
     float *column_sums = rest, *diagonals = rest + s.keys;
-    rest = diagonals + s.distances;
+    // Aligned for four numbers at a time.
+    rest += (s.keys + s.distances + 3) / 4 * 4;
     q += (i64)b * s.queries * s.q_stride + h * s.width;
     k += (i64)b * s.keys * s.k_stride + h * s.width;
     v += (i64)b * s.keys * s.v_stride + h * s.width;
     const float* g = dy + (i64)b * s.queries * d + h * s.width;
     int q_stride = s.q_stride, k_stride = s.k_stride, v_stride = s.v_stride, g_stride = d;
     if (s.staged) {
-        float *ks = rest, *vs = ks + s.keys * (s.width + 1), *qs = vs + s.keys * (s.width + 1), *gs = qs + s.queries * (s.width + 1);
-        stage(ks, k, k_stride, s.keys, s.width);
-        stage(vs, v, v_stride, s.keys, s.width);
-        stage(qs, q, q_stride, s.queries, s.width);
-        stage(gs, g, g_stride, s.queries, s.width);
+        float *ks = rest, *vs = ks + s.keys * s.padded, *qs = vs + s.keys * s.padded, *gs = qs + s.queries * s.padded;
+        stage(ks, k, k_stride, s.keys, s.width, s.padded);
+        stage(vs, v, v_stride, s.keys, s.width, s.padded);
+        stage(qs, q, q_stride, s.queries, s.width, s.padded);
+        stage(gs, g, g_stride, s.queries, s.width, s.padded);
         k = ks, v = vs, q = qs, g = gs;
-        q_stride = k_stride = v_stride = g_stride = s.width + 1;
+        q_stride = k_stride = v_stride = g_stride = s.padded;
         __syncthreads();
     }
+    bool by_four = s.staged && s.width % 4 == 0;
     for (int i = warp; i < s.queries; i += warps) {
         int position = query_position(s, start, b, i), reach = query_reach(s, position);
         i64 row = (head * s.queries + i) * s.keys;
@@ -124,7 +140,7 @@ KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* par
         for (int j = lane(); j < s.keys; j += 32) {
             float dp = 0, factor = 0;
             if (j < reach) {
-                for (int c = 0; c < s.width; ++c) dp += g[(i64)i * g_stride + c] * v[(i64)j * v_stride + c];
+                dp = dot(g + (i64)i * g_stride, v + (i64)j * v_stride, s.width, by_four);
                 factor = rng ? drop_factor(rng, stream, below, keep, row + j) : 1.0f;
             }
             float p = j < reach ? weights[row + j] : 0.0f;

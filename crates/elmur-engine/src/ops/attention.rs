@@ -218,6 +218,12 @@ impl Shape {
 #[cfg(feature = "cuda")]
 const GPU_SHARED: usize = 96 << 10;
 
+/// Numbers from one staged row to the next: rows start at multiples of 16 bytes where they can, in different banks.
+#[cfg(feature = "cuda")]
+fn padded(width: usize) -> usize {
+    if width.is_multiple_of(4) { width + 4 } else { width + 1 }
+}
+
 /// Arguments that both passes take.
 #[cfg(feature = "cuda")]
 struct Common {
@@ -226,7 +232,7 @@ struct Common {
     below: u32,
     keep: f32,
     scale: f32,
-    shape: [i32; 15],
+    shape: [i32; 16],
 }
 
 #[cfg(feature = "cuda")]
@@ -265,6 +271,7 @@ impl Shape {
             step(extra.bias),
             step(extra.mask),
             usize::from(staged),
+            padded(dims.width),
         ];
         Common {
             rng: if drop.is_some() { launch.input_if(extra.rng) } else { 0 },
@@ -427,8 +434,8 @@ impl Op for Forward {
         let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
         let Dims { batch, queries, keys, heads, width, .. } = dims;
         let warps = queries.clamp(4, 16);
-        let own = warps * (2 * width + keys) * 4;
-        let rows = 2 * keys * (width + 1) * 4;
+        let own = warps * (2 * width + keys.next_multiple_of(4)) * 4;
+        let rows = 2 * keys * padded(width) * 4;
         let staged = own + rows <= GPU_SHARED;
         if own > GPU_SHARED {
             return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
@@ -735,11 +742,11 @@ impl Op for Gradient {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
         let Dims { batch, queries, keys, heads, width, distances } = dims;
-        let small = (keys + distances) * 4;
-        let cells = 2 * queries * keys * 4;
-        let rows = 2 * (keys + queries) * (width + 1) * 4;
+        let small = (keys + distances).next_multiple_of(4) * 4;
+        let cells = (2 * queries * keys).next_multiple_of(4) * 4;
+        let rows = 2 * (keys + queries) * padded(width) * 4;
         let spills = small + cells > GPU_SHARED;
-        let spill = if spills { launch.scratch(batch * heads * cells)? } else { 0 };
+        let spill = if spills { launch.scratch(batch * heads * 2 * queries * keys * 4)? } else { 0 };
         let base = small + if spills { 0 } else { cells };
         let staged = base + rows <= GPU_SHARED;
         let common = self.shape.cuda(launch, &self.extra, self.drop, &dims, staged);
@@ -784,6 +791,10 @@ impl Op for Gradient {
     #[cfg(feature = "cuda")]
     fn aside(&self, outputs: usize) -> std::ops::Range<usize> {
         self.shape.layout.operands() + 1..outputs
+    }
+    #[cfg(feature = "cuda")]
+    fn aside_follows(&self) -> bool {
+        true
     }
     #[cfg(feature = "cuda")]
     fn cuda_aside(&self, launch: &mut Launch<'_>) -> Result<()> {

@@ -28,3 +28,12 @@ template <class T> __device__ __forceinline__ void fill(T* y, T x, i64 n) {
 KERNEL fill_1(unsigned char* y, u64 x, i64 n) { fill(y, (unsigned char)x, n); }
 KERNEL fill_4(u32* y, u64 x, i64 n) { fill(y, (u32)x, n); }
 KERNEL fill_8(u64* y, u64 x, i64 n) { fill(y, x, n); }
+
+// Entries of 3 words: to, from, bytes; one row of blocks each.
+KERNEL copy_all(const u64* table) {
+    const u64* entry = table + 3 * blockIdx.y;
+    u64 to = entry[0], from = entry[1];
+    i64 bytes = (i64)entry[2], wide = ((to | from) & 15) == 0 ? bytes / 16 : 0;
+    for (i64 i = thread_number(); i < wide; i += (i64)gridDim.x * blockDim.x) ((uint4*)to)[i] = ((const uint4*)from)[i];
+    for (i64 i = 16 * wide + thread_number(); i < bytes; i += (i64)gridDim.x * blockDim.x) ((unsigned char*)to)[i] = ((const unsigned char*)from)[i];
+}

@@ -187,10 +187,43 @@ impl Op for Full {
 #[cfg(feature = "cuda")]
 const COPY_COLUMNS: [&str; 3] = ["copy_columns_1", "copy_columns_4", "copy_columns_8"];
 
-/// A step that copies one operand over another.
+/// A step that copies operands over others, (from, to) each.
 #[cfg(feature = "cuda")]
-pub(crate) fn copy_step(from: crate::op::Operand, to: crate::op::Operand) -> crate::program::Step {
-    crate::program::Step { op: std::sync::Arc::new(Copy), inputs: Box::new([from]), outputs: Box::new([to]) }
+pub(crate) fn copy_step(pairs: Vec<(crate::op::Operand, crate::op::Operand)>) -> crate::program::Step {
+    let (inputs, outputs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    crate::program::Step { op: std::sync::Arc::new(CopyAll), inputs: inputs.into(), outputs: outputs.into() }
+}
+
+/// Each input over the output of the same number; only ever run on a GPU, where one kernel does it for all.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct CopyAll;
+
+#[cfg(feature = "cuda")]
+impl Op for CopyAll {
+    fn name(&self) -> &'static str {
+        "copy_all"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(inputs.to_vec())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        for i in 0..io.inputs.len() {
+            dispatch_bits!(io.ty(i).dtype, U => io.output_bits::<U>(i).copy_from_slice(io.input_bits(i)));
+        }
+        Ok(())
+    }
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let mut table = Vec::new();
+        for i in 0..launch.inputs.len() {
+            table.extend([launch.output(i), launch.input(i), launch.ty(i).bytes() as u64]);
+        }
+        let count = launch.inputs.len();
+        let largest = launch.inputs.iter().map(|o| o.ty.bytes()).max().unwrap_or(0);
+        let table = launch.table(&table)?;
+        let blocks = largest.div_ceil(16 * 256).clamp(1, 256);
+        launch.kernel("copy_all", [blocks, count, 1], 256, 0, args![table])
+    }
 }
 
 /// (rows before the axis, elements of one step along the axis).

@@ -42,19 +42,25 @@ KERNEL scatter_slots(float* dmemory, const float* grad, const int* slots, int w,
 
 __device__ __forceinline__ float blend_weight(i64 anchor, float lambda, int empty_too) { return anchor < 0 && !empty_too ? 1.0f : lambda; }
 
-// One block per batch row; memory and new_anchors hold the old values. Dynamic shared memory: w floats.
-KERNEL lru_blend(float* memory, i64* new_anchors, const i64* anchors, const int* slots, const float* candidates, const i64* times, const unsigned char* active,
-                 float lambda, int empty_too, int w, int m, i64 d) {
+// One block per batch row; outputs may stand where their inputs do, or be null. Dynamic shared memory: w floats.
+KERNEL lru_blend(float* new_memory, i64* new_anchors, const float* memory, const i64* anchors, const int* slots, const float* candidates, const i64* times,
+                 const unsigned char* active, float lambda, int empty_too, int w, int m, i64 d) {
     extern __shared__ float shared[];
     i64 b = blockIdx.x;
+    bool written = !active || active[b];
     for (int i = threadIdx.x; i < w; i += blockDim.x) shared[i] = blend_weight(anchors[b * m + slots[b * w + i]], lambda, empty_too);
     __syncthreads();
-    if (active && !active[b]) return;
-    for (int i = threadIdx.x; i < w && new_anchors; i += blockDim.x) new_anchors[b * m + slots[b * w + i]] = times[b];
-    if (!memory) return;
-    for (i64 i = threadIdx.x; i < w * d; i += blockDim.x) {
-        float a = shared[i / d], *x = &memory[(b * m + slots[b * w + i / d]) * d + i % d];
-        *x = a * candidates[b * w * d + i] + (1.0f - a) * *x;
+    for (int s = threadIdx.x; s < m && new_anchors; s += blockDim.x) {
+        i64 anchor = anchors[b * m + s];
+        for (int i = 0; i < w && written; ++i)
+            if (slots[b * w + i] == s) anchor = times[b];
+        new_anchors[b * m + s] = anchor;
+    }
+    for (i64 at = threadIdx.x; at < m * d && new_memory; at += blockDim.x) {
+        float x = memory[b * m * d + at];
+        for (int i = 0; i < w && written; ++i)
+            if (slots[b * w + i] == at / d) x = shared[i] * candidates[(b * w + i) * d + at % d] + (1.0f - shared[i]) * x;
+        new_memory[b * m * d + at] = x;
     }
 }
 

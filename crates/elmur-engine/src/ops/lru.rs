@@ -297,11 +297,11 @@ impl Op for BlendSlots {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (batch, m, d) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.ty(0).shape[2]);
         let w = launch.ty(2).cols();
-        let (memory, new_anchors) = (launch.in_place(0, 0)?, launch.in_place(1, 1)?);
         let active = launch.input_if((launch.inputs.len() > 5).then_some(5));
         let args = args![
-            memory,
-            new_anchors,
+            launch.output(0),
+            launch.output(1),
+            launch.input(0),
             launch.input(1),
             launch.input(2),
             launch.input(3),
@@ -313,7 +313,7 @@ impl Op for BlendSlots {
             m as i32,
             d,
         ];
-        launch.kernel("lru_blend", [batch, 1, 1], 128, 4 * w, args)
+        launch.kernel("lru_blend", [batch, 1, 1], 256, 4 * w, args)
     }
 }
 

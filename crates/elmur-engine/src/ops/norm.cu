@@ -3,25 +3,43 @@ KERNEL norm_rows(float* y, float* stats, float* sums, const float* x, const floa
     i64 row = warp_number();
     if (row >= rows) return;
     i64 at = row * d;
-    float total = 0;
-    for (i64 i = lane(); i < d; i += 32) {
+    // A row of up to 256 stays in registers; of longer ones the rest waits in y.
+    float kept[8], total = 0;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        i64 i = lane() + 32 * k;
+        kept[k] = 0;
+        if (i < d) {
+            kept[k] = x[at + i] + (f ? f[at + i] : 0.0f);
+            if (sums) sums[at + i] = kept[k];
+        }
+        total += kept[k];
+    }
+    for (i64 i = lane() + 256; i < d; i += 32) {
         float s = x[at + i] + (f ? f[at + i] : 0.0f);
-        // Kept in y until the row's moments are known.
         y[at + i] = s;
         if (sums) sums[at + i] = s;
         total += s;
     }
     float mean = beta ? warp_sum(total) / d : 0.0f, square = 0;
-    for (i64 i = lane(); i < d; i += 32) {
-        float s = y[at + i] - mean;
-        square += s * s;
-    }
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+        if (lane() + 32 * k < d) square += (kept[k] - mean) * (kept[k] - mean);
+    for (i64 i = lane() + 256; i < d; i += 32) square += (y[at + i] - mean) * (y[at + i] - mean);
     float inverse = 1.0f / sqrtf(warp_sum(square) / d + eps);
     if (stats && lane() == 0) {
         stats[2 * row] = mean;
         stats[2 * row + 1] = inverse;
     }
-    for (i64 i = lane(); i < d; i += 32) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        i64 i = lane() + 32 * k;
+        if (i < d) {
+            float n = (kept[k] - mean) * inverse;
+            y[at + i] = beta ? fmaf(n, gamma[i], beta[i]) : n * gamma[i];
+        }
+    }
+    for (i64 i = lane() + 256; i < d; i += 32) {
         float n = (y[at + i] - mean) * inverse;
         y[at + i] = beta ? fmaf(n, gamma[i], beta[i]) : n * gamma[i];
     }

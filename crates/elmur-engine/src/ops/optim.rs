@@ -227,6 +227,8 @@ impl Op for AdamWOp {
             self.max_norm.unwrap_or(0.0) as f32,
             b1,
             b2,
+            b1.ln(),
+            b2.ln(),
             eps as f32,
             weight_decay as f32,
             lr_scale as f32,

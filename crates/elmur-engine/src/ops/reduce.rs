@@ -159,8 +159,8 @@ pub(crate) fn cuda_sum_columns(
     accumulate: bool,
 ) -> Result<()> {
     let tiles = columns.div_ceil(32);
-    // Enough blocks to fill a GPU, each with enough rows to be worth it.
-    let parts = (256 / tiles).min(rows / 256).max(1);
+    // Enough blocks to fill a GPU, each with so many rows that a second kernel is worth it.
+    let parts = (256 / tiles).min(rows / 2048).max(1);
     let (mut from, mut left) = (x, rows);
     if parts > 1 {
         let each = rows.div_ceil(parts);

@@ -28,8 +28,12 @@ KERNEL route_top_k_grad(float* dlogits, const float* dgates, const float* gates,
     for (int s = 0; s < k; ++s) dlogits[row * count + experts[row * k + s]] = gates[row * k + s] * (dgates[row * k + s] - mean);
 }
 
-// One block: E sum_e f_e g_e.
-KERNEL load_balancing_loss(float* loss, const float* gates, const int* experts, int count, i64 n) {
+// E sum_e f_e g_e, summed over several routings: a block each. Entries of 3 words: gates, experts, assignments.
+KERNEL load_balancing_loss(float* loss, double* partial, u32* counter, const u64* table, int count) {
+    const u64* entry = table + 3 * blockIdx.x;
+    const float* gates = (const float*)entry[0];
+    const int* experts = (const int*)entry[1];
+    i64 n = (i64)entry[2];
     double all = 0;
     for (int e = 0; e < count; ++e) {
         double gate = 0, chosen = 0;
@@ -42,7 +46,11 @@ KERNEL load_balancing_loss(float* loss, const float* gates, const int* experts, 
         chosen = block_sum(chosen);
         all += chosen / n * (gate / n);
     }
-    if (threadIdx.x == 0) *loss = (float)(count * all);
+    if (threadIdx.x == 0) partial[blockIdx.x] = all;
+    if (!last_block(counter, gridDim.x) || threadIdx.x != 0) return;
+    double sum = 0;
+    for (u32 b = 0; b < gridDim.x; ++b) sum += partial[b];
+    *loss = (float)(count * sum);
 }
 
 // One block; dynamic shared memory: count integers.

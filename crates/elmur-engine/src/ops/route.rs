@@ -6,7 +6,7 @@ use crate::cpu::float::Float;
 use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
-use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want_float};
+use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
 use crate::types::{DType, TensorType};
 
 impl Graph {
@@ -26,7 +26,13 @@ impl Graph {
         experts: Value,
         expert_count: usize,
     ) -> Result<Value> {
-        self.push1(Balance { experts: expert_count }, &[gates, experts])
+        self.load_balancing_losses(&[(gates, experts)], expert_count)
+    }
+
+    /// The sum of [`Graph::load_balancing_loss`] over several routings (gates, experts).
+    pub fn load_balancing_losses(&mut self, routes: &[(Value, Value)], expert_count: usize) -> Result<Value> {
+        let inputs: Vec<Value> = routes.iter().flat_map(|(gates, experts)| [*gates, *experts]).collect();
+        self.push1(Balance { experts: expert_count }, &inputs)
     }
 }
 
@@ -180,34 +186,43 @@ impl Op for Balance {
     fn name(&self) -> &'static str {
         "load_balancing_loss"
     }
-    fn indices(&self, _: &[TensorType]) -> Vec<IndexBound> {
-        vec![IndexBound { input: 1, what: "expert", limit: self.experts, ignored: None }]
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        let bound = |input| IndexBound { input, what: "expert", limit: self.experts, ignored: None };
+        (1..inputs.len()).step_by(2).map(bound).collect()
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        want_routes("load_balancing_loss", &inputs[0], &inputs[1])?;
+        let Some(first) = inputs.first() else {
+            return mismatch("load_balancing_loss", "at least one routing", "none");
+        };
+        for pair in inputs.chunks_exact(2) {
+            want_routes("load_balancing_loss", &pair[0], &pair[1])?;
+            want("load_balancing_loss", "gates", &pair[0], first.dtype, &pair[0].shape)?;
+        }
         if self.experts == 0 {
             return mismatch("load_balancing_loss", "at least one expert", "0");
         }
-        Ok(vec![inputs[0].with([])])
+        Ok(vec![first.with([])])
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
-        if let Some(grad) = b.grad(0) {
-            let dgates =
-                b.graph.push1(BalanceGrad { experts: self.experts }, &[grad, b.inputs[0], b.inputs[1]])?;
-            b.set(0, dgates);
+        let Some(grad) = b.grad(0) else { return Ok(()) };
+        for input in (0..b.inputs.len()).step_by(2) {
+            let inputs = [grad, b.inputs[input], b.inputs[input + 1]];
+            let dgates = b.graph.push1(BalanceGrad { experts: self.experts }, &inputs)?;
+            b.set(input, dgates);
         }
         Ok(())
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let experts = io.input::<i32>(1);
         dispatch_float!(io.dtype(), T => {
-            let gates = io.input::<T>(0);
-            let total = gates.len() as f64;
             let mut loss = 0.0;
-            for e in 0..self.experts {
-                let chosen = gates.iter().zip(experts).filter(|(_, x)| **x == e as i32);
-                let gate: f64 = chosen.map(|(g, _)| g.to_f64()).sum();
-                loss += Self::count(experts, e) as f64 / total * (gate / total);
+            for input in (0..io.inputs.len()).step_by(2) {
+                let (gates, experts) = (io.input::<T>(input), io.input::<i32>(input + 1));
+                let total = gates.len() as f64;
+                for e in 0..self.experts {
+                    let chosen = gates.iter().zip(experts).filter(|(_, x)| **x == e as i32);
+                    let gate: f64 = chosen.map(|(g, _)| g.to_f64()).sum();
+                    loss += Self::count(experts, e) as f64 / total * (gate / total);
+                }
             }
             io.output::<T>(0)[0] = T::of(self.experts as f64 * loss);
         });
@@ -215,9 +230,15 @@ impl Op for Balance {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let n = launch.ty(0).len();
-        let args = args![launch.output(0), launch.input(0), launch.input(1), self.experts as i32, n];
-        launch.kernel("load_balancing_loss", [1, 1, 1], 1024, 0, args)
+        let mut table = Vec::new();
+        for input in (0..launch.inputs.len()).step_by(2) {
+            table.extend([launch.input(input), launch.input(input + 1), launch.ty(input).len() as u64]);
+        }
+        let routes = table.len() / 3;
+        let table = launch.table(&table)?;
+        let (partial, counter) = (launch.scratch(8 * routes)?, launch.scratch(4)?);
+        let args = args![launch.output(0), partial, counter, table, self.experts as i32];
+        launch.kernel("load_balancing_loss", [routes, 1, 1], 1024, 0, args)
     }
 }
 
