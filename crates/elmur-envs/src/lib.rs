@@ -2,19 +2,21 @@
 //!
 //! - [`Space`]: what observations and actions may be; numbers lie flat, floats apart from integers.
 //! - [`Env`]: one environment. [`VecEnv`]: many stepped as one, each row with its own seed and episode ends.
-//! - [`Expert`]: plays an environment well, from what it has seen or from what it may peek at.
-//! - [`TMaze`], [`CartPole`]: the environments; [`EnvConfig`] makes them by name.
+//! - [`Expert`]: plays an environment well, from what it has seen or from what it may peek at. [`Player`]: from observations
+//!   alone.
+//! - [`TMaze`], [`CartPole`], [`popgym`]: the environments; [`EnvConfig`] makes them by name.
 
 mod cartpole;
 mod env;
 mod error;
+pub mod popgym;
 mod registry;
 mod space;
 mod tmaze;
 mod vec_env;
 
 pub use cartpole::{CartPole, CartPoleExpert};
-pub use env::{Env, Expert, Step};
+pub use env::{Env, Expert, Player, Step};
 pub use error::{Error, Result};
 pub use registry::{EnvConfig, EnvKind};
 pub use space::{Leaf, Space, Spaces, Values, ValuesMut};

@@ -121,6 +121,7 @@ impl Rng {
     }
 
     /// The next 32 random bits. After 2^34 draws the sequence moves on to the next step of its stream.
+    #[inline]
     pub fn bits(&mut self) -> u32 {
         if self.left == 0 {
             self.block = self.stream.block(self.next);
@@ -135,12 +136,16 @@ impl Rng {
     }
 
     /// A whole number below `n`, each equally likely; 0 for `n` = 0.
+    #[inline]
     pub fn below(&mut self, n: u32) -> u32 {
         // Lemire: the high half of bits * n, rejecting the few low halves that would favour some numbers.
-        let threshold = if n == 0 { return 0 } else { n.wrapping_neg() % n };
+        if n == 0 {
+            return 0;
+        }
         loop {
             let product = u64::from(self.bits()) * u64::from(n);
-            if product as u32 >= threshold {
+            // The division is needed for few draws only.
+            if product as u32 >= n || product as u32 >= n.wrapping_neg() % n {
                 return (product >> 32) as u32;
             }
         }
