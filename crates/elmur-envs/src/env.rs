@@ -93,3 +93,26 @@ impl<P: Player + ?Sized> Player for Box<P> {
         (**self).act(observation, action);
     }
 }
+
+/// A [`Player`] as the [`Expert`] of some environment, whose hidden state it does not look at.
+#[derive(Debug, Clone)]
+pub struct Playing<E, P>(P, std::marker::PhantomData<fn(E)>);
+
+impl<E, P> Playing<E, P> {
+    /// The player.
+    pub fn new(player: P) -> Self {
+        Self(player, std::marker::PhantomData)
+    }
+}
+
+impl<E: Env, P: Player> Expert for Playing<E, P> {
+    type Env = E;
+
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+
+    fn act(&mut self, _: &E, observation: Values<'_>, action: ValuesMut<'_>) {
+        self.0.act(observation, action);
+    }
+}

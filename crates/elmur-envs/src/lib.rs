@@ -4,6 +4,7 @@
 //! - [`Env`]: one environment. [`VecEnv`]: many stepped as one, each row with its own seed and episode ends.
 //! - [`Expert`]: plays an environment well, from what it has seen or from what it may peek at. [`Player`]: from observations
 //!   alone.
+//! - [`Wrappers`]: the usual changes of what is seen and done: previous action, first-step flag, one-hot, flat actions.
 //! - [`TMaze`], [`CartPole`], [`popgym`]: the environments; [`EnvConfig`] makes them by name.
 
 mod cartpole;
@@ -14,11 +15,13 @@ mod registry;
 mod space;
 mod tmaze;
 mod vec_env;
+mod wrappers;
 
 pub use cartpole::{CartPole, CartPoleExpert};
-pub use env::{Env, Expert, Player, Step};
+pub use env::{Env, Expert, Player, Playing, Step};
 pub use error::{Error, Result};
 pub use registry::{EnvConfig, EnvKind};
-pub use space::{Leaf, Space, Spaces, Values, ValuesMut};
+pub use space::{Leaf, Numbers, Space, Spaces, Values, ValuesMut};
 pub use tmaze::{Corridor, TMaze, TMazeExpert};
 pub use vec_env::{VecEnv, VecStep};
+pub use wrappers::{Behind, Wrapped, Wrappers};

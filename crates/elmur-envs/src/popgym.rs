@@ -4,13 +4,16 @@
 //! - Every family is an [`Env`](crate::Env) that also implements [`Replay`]: an episode can be begun from its hidden state and
 //!   stepped with given random numbers, so that traces of the Python package replay exactly ([`trace`]).
 //! - Every family has a [`Player`](crate::Player) that plays it well from observations alone.
+//! - [`Task::make`] and [`Task::player`] give both; [`Task::visit`] hands out their concrete types, for loops that must be fast.
 
 mod deck;
 mod repeat;
 mod replay;
+mod table;
 mod task;
 pub mod trace;
 
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
+pub use table::Visit;
 pub use task::{Difficulty, Family, Task, Version};

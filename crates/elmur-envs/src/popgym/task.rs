@@ -54,6 +54,19 @@ macro_rules! families {
             pub fn name(self) -> &'static str {
                 match self { $(Family::$name => stringify!($name),)* }
             }
+
+            /// What it asks for, in a sentence.
+            pub fn summary(self) -> &'static str {
+                match self { $(Family::$name => $doc,)* }
+            }
+
+            fn ids(self) -> [&'static str; 3] {
+                match self { $(Family::$name => [
+                    concat!("popgym-", stringify!($name), "Easy-v0"),
+                    concat!("popgym-", stringify!($name), "Medium-v0"),
+                    concat!("popgym-", stringify!($name), "Hard-v0"),
+                ],)* }
+            }
         }
     };
 }
@@ -94,14 +107,19 @@ impl Task {
     }
 
     /// The Python package's id, for example `popgym-AutoencodeEasy-v0`.
-    pub fn id(self) -> String {
-        format!("popgym-{}{}-v0", self.family.name(), self.difficulty.name())
+    pub fn id(self) -> &'static str {
+        self.difficulty.pick(self.family.ids())
+    }
+
+    /// The id without the `-v0` at its end.
+    pub fn name(self) -> &'static str {
+        self.id().trim_end_matches("-v0")
     }
 
     /// The task of this id, with or without the `-v0` at its end.
     pub fn find(id: &str) -> Option<Self> {
         let name = id.strip_suffix("-v0").unwrap_or(id);
-        Self::all().find(|task| task.id().strip_suffix("-v0") == Some(name))
+        Self::all().find(|task| task.name() == name)
     }
 }
 
@@ -113,7 +131,8 @@ mod tests {
     fn tasks_are_found_by_their_ids() {
         assert_eq!(Task::all().count(), 48);
         for task in Task::all() {
-            assert_eq!(Task::find(&task.id()), Some(task));
+            assert_eq!(Task::find(task.id()), Some(task));
+            assert_eq!(Task::find(task.name()), Some(task));
         }
         let task = Task { family: Family::VelocityOnlyCartpole, difficulty: Difficulty::Hard };
         assert_eq!(task.id(), "popgym-VelocityOnlyCartpoleHard-v0");

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::replay::Replay;
 use super::task::{Task, Version};
 use crate::error::{Error, Result};
-use crate::space::{Space, Values, ValuesMut};
+use crate::space::Numbers;
 
 /// One file.
 #[derive(Debug, Clone, Deserialize)]
@@ -145,9 +145,9 @@ impl Episode {
         let hidden = parse::<E::Hidden>(&self.hidden)?;
         env.begin(&hidden, seen.room())?;
         report.episodes += 1;
-        report.wrong_observations += usize::from(!seen.equal(&self.reset_obs)?);
+        report.wrong_observations += usize::from(!equal(&seen, &self.reset_obs)?);
         for t in 0..steps {
-            action.read(&self.actions[t])?;
+            read(&mut action, &self.actions[t])?;
             let draw = match &self.draws {
                 Some(draws) => parse::<E::Draw>(&draws[t])?,
                 None if size_of::<E::Draw>() == 0 => E::Draw::default(),
@@ -155,7 +155,7 @@ impl Episode {
             };
             let step = env.advance(action.values(), draw, seen.room())?;
             report.steps += 1;
-            report.wrong_observations += usize::from(!seen.equal(&self.obs[t])?);
+            report.wrong_observations += usize::from(!equal(&seen, &self.obs[t])?);
             let flags = (step.terminated, step.truncated);
             report.wrong_flags += usize::from(flags != (self.terminated[t], self.truncated[t]));
             report.reward_error = report.reward_error.max((step.reward - self.rewards[t]).abs());
@@ -176,46 +176,26 @@ fn parse<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T> {
     T::deserialize(value).or_else(|e| malformed("numbers of this task", e.to_string()))
 }
 
-/// One value of a space, and its form in a trace: numbers in lists, however nested.
-struct Numbers {
-    floats: Vec<f32>,
-    ints: Vec<i32>,
+/// Whether a value is the one in the trace: numbers in lists, however nested.
+fn equal(own: &Numbers, value: &Value) -> Result<bool> {
+    let mut numbers = Vec::new();
+    flatten(value, &mut numbers)?;
+    let own = own.ints.iter().map(|i| f64::from(*i)).chain(own.floats.iter().map(|x| f64::from(*x)));
+    Ok(own.eq(numbers))
 }
 
-impl Numbers {
-    fn of(space: &Space) -> Self {
-        Self { floats: vec![0.0; space.floats()], ints: vec![0; space.ints()] }
+/// Takes a value over from the trace.
+fn read(own: &mut Numbers, value: &Value) -> Result<()> {
+    let mut numbers = Vec::new();
+    flatten(value, &mut numbers)?;
+    let count = own.ints.len() + own.floats.len();
+    if numbers.len() != count {
+        return malformed(format!("{count} numbers per action"), numbers.len().to_string());
     }
-
-    fn values(&self) -> Values<'_> {
-        Values { floats: &self.floats, ints: &self.ints }
-    }
-
-    fn room(&mut self) -> ValuesMut<'_> {
-        ValuesMut { floats: &mut self.floats, ints: &mut self.ints }
-    }
-
-    fn equal(&self, value: &Value) -> Result<bool> {
-        let mut numbers = Vec::new();
-        flatten(value, &mut numbers)?;
-        let own = self.ints.iter().map(|i| f64::from(*i)).chain(self.floats.iter().map(|x| f64::from(*x)));
-        Ok(own.eq(numbers))
-    }
-
-    fn read(&mut self, value: &Value) -> Result<()> {
-        let mut numbers = Vec::new();
-        flatten(value, &mut numbers)?;
-        if numbers.len() != self.ints.len() + self.floats.len() {
-            return malformed(
-                format!("{} numbers per action", self.ints.len() + self.floats.len()),
-                numbers.len().to_string(),
-            );
-        }
-        let (ints, floats) = numbers.split_at(self.ints.len());
-        self.ints.iter_mut().zip(ints).for_each(|(i, x)| *i = *x as i32);
-        self.floats.iter_mut().zip(floats).for_each(|(f, x)| *f = *x as f32);
-        Ok(())
-    }
+    let (ints, floats) = numbers.split_at(own.ints.len());
+    own.ints.iter_mut().zip(ints).for_each(|(i, x)| *i = *x as i32);
+    own.floats.iter_mut().zip(floats).for_each(|(f, x)| *f = *x as f32);
+    Ok(())
 }
 
 fn flatten(value: &Value, numbers: &mut Vec<f64>) -> Result<()> {
