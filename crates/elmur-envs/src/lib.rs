@@ -10,6 +10,7 @@
 mod cartpole;
 mod env;
 mod error;
+mod nearest;
 pub mod popgym;
 mod registry;
 mod space;
@@ -20,8 +21,9 @@ mod wrappers;
 pub use cartpole::{CartPole, CartPoleExpert};
 pub use env::{Env, Expert, Player, Playing, Step};
 pub use error::{Error, Result};
+pub use nearest::nearest;
 pub use registry::{EnvConfig, EnvKind};
 pub use space::{Leaf, Numbers, Space, Spaces, Values, ValuesMut};
 pub use tmaze::{Corridor, TMaze, TMazeExpert};
 pub use vec_env::{VecEnv, VecStep};
-pub use wrappers::{Behind, Wrapped, Wrappers};
+pub use wrappers::{Behind, Wrapped, Wrappers, Wrapping};

@@ -29,15 +29,35 @@ impl Wrappers {
         *self == Self::default()
     }
 
+    fn all(&mut self) -> [(&'static str, &mut bool); 4] {
+        [
+            ("previous_action", &mut self.previous_action),
+            ("first_step", &mut self.first_step),
+            ("one_hot", &mut self.one_hot),
+            ("flat_action", &mut self.flat_action),
+        ]
+    }
+
     /// The names of those that are on.
-    pub fn names(&self) -> Vec<&'static str> {
-        let all = [
-            ("previous_action", self.previous_action),
-            ("first_step", self.first_step),
-            ("one_hot", self.one_hot),
-            ("flat_action", self.flat_action),
-        ];
-        all.into_iter().filter(|(_, on)| *on).map(|(name, _)| name).collect()
+    pub fn names(mut self) -> Vec<&'static str> {
+        self.all().into_iter().filter(|(_, on)| **on).map(|(name, _)| name).collect()
+    }
+
+    /// Those of these names, all others off.
+    pub fn named(names: &[impl AsRef<str>]) -> Result<Self> {
+        let mut wrappers = Self::default();
+        for name in names {
+            let mut all = wrappers.all();
+            let known = all.each_ref().map(|(name, _)| *name);
+            match all.iter_mut().find(|(known, _)| *known == name.as_ref()) {
+                Some((_, on)) => **on = true,
+                None => {
+                    let (expected, got) = (format!("one of {}", known.join(", ")), name.as_ref().to_owned());
+                    return Err(Error::Config { key: "wrappers", expected, got });
+                }
+            }
+        }
+        Ok(wrappers)
     }
 }
 
@@ -50,33 +70,26 @@ enum Entry {
     Float,
 }
 
-/// An environment behind wrappers.
+/// What wrappers make of the numbers of an environment with given spaces.
 #[derive(Debug, Clone)]
-pub struct Wrapped<E> {
-    inner: E,
+pub struct Wrapping {
     wrappers: Wrappers,
     spaces: Spaces,
-    /// What the environment itself showed last.
-    own: Numbers,
-    /// What it was last told to do.
-    action: Numbers,
-    /// Bounds of the action's floats.
+    /// Bounds of the own action's floats.
     bounds: Vec<(f32, f32)>,
-    /// Choices of the action's integers.
+    /// Choices of the own action's integers.
     choices: Vec<usize>,
-    /// The whole observation before it becomes one-hot.
-    seen: Numbers,
     entries: Vec<Entry>,
+    /// The whole observation before it becomes one-hot.
+    plain: Numbers,
 }
 
-impl<E: Env> Wrapped<E> {
-    /// Puts the wrappers around `inner`. Flat actions are refused where actions are not all integers.
-    pub fn new(inner: E, wrappers: Wrappers) -> Result<Self> {
-        let Spaces { observation, action } = inner.spaces().clone();
-        let (own, last) = (Numbers::of(&observation), Numbers::of(&action));
+impl Wrapping {
+    /// The wrappers around an environment with the spaces `own`. Flat actions are refused where actions are not all integers.
+    pub fn new(own: &Spaces, wrappers: Wrappers) -> Result<Self> {
         let mut bounds = Vec::new();
         let mut choices = Vec::new();
-        for leaf in action.leaves() {
+        for leaf in own.action.leaves() {
             match leaf {
                 Leaf::Ints(sizes) => choices.extend_from_slice(sizes),
                 Leaf::Floats { low, high, .. } => {
@@ -84,26 +97,48 @@ impl<E: Env> Wrapped<E> {
                 }
             }
         }
-        let taken = if wrappers.flat_action { flat(&action, &choices)? } else { action.clone() };
-        let shown = extended(observation, &action, wrappers);
-        let entries = entries(&shown);
-        let seen = Numbers::of(&shown);
-        let shown = if wrappers.one_hot { one_hot(&shown, &entries) } else { shown };
-        let spaces = Spaces { observation: shown, action: taken };
-        Ok(Self { inner, wrappers, spaces, own, action: last, bounds, choices, seen, entries })
+        let action = if wrappers.flat_action { flat(&own.action, &choices)? } else { own.action.clone() };
+        let plain = extended(own, wrappers);
+        let entries = entries(&plain);
+        let observation = if wrappers.one_hot { one_hot(&plain, &entries) } else { plain.clone() };
+        let spaces = Spaces { observation, action };
+        Ok(Self { wrappers, spaces, bounds, choices, entries, plain: Numbers::of(&plain) })
     }
 
-    /// The environment itself.
-    pub fn inner(&self) -> &E {
-        &self.inner
+    /// What is seen and done from outside.
+    pub fn spaces(&self) -> &Spaces {
+        &self.spaces
     }
 
-    /// What the environment itself showed last.
-    pub fn own_observation(&self) -> Values<'_> {
-        self.own.values()
+    /// Writes the observation that `own` becomes. `previous` is the action before it; none at the start of an episode.
+    pub fn observe(&mut self, own: Values<'_>, previous: Option<Values<'_>>, out: ValuesMut<'_>) {
+        let target = if self.wrappers.one_hot {
+            self.plain.room()
+        } else {
+            ValuesMut { floats: &mut *out.floats, ints: &mut *out.ints }
+        };
+        let (floats, more_floats) = target.floats.split_at_mut(own.floats.len());
+        let (ints, more_ints) = target.ints.split_at_mut(own.ints.len());
+        floats.copy_from_slice(own.floats);
+        ints.copy_from_slice(own.ints);
+        let mut rest = more_ints.iter_mut();
+        if self.wrappers.previous_action {
+            let last = |i: usize| previous.map_or(0.0, |action| action.floats[i]);
+            for (i, (x, (low, high))) in more_floats.iter_mut().zip(&self.bounds).enumerate() {
+                *x = last(i).clamp(*low, *high);
+            }
+            let last = |i: usize| previous.map_or(0, |action| action.ints[i]);
+            (0..self.choices.len()).zip(&mut rest).for_each(|(i, x)| *x = last(i));
+        }
+        if let Some(flag) = rest.next() {
+            *flag = i32::from(previous.is_none());
+        }
+        if self.wrappers.one_hot {
+            encode(&self.entries, self.plain.values(), out.floats);
+        }
     }
 
-    /// The environment's own action as one of this environment.
+    /// Writes the environment's own action as it is taken from outside.
     pub fn wrap_action(&self, own: Values<'_>, action: ValuesMut<'_>) {
         action.floats.copy_from_slice(own.floats);
         if self.wrappers.flat_action {
@@ -114,66 +149,64 @@ impl<E: Env> Wrapped<E> {
         }
     }
 
-    /// Writes the observation that belongs to `own` and `action`.
-    fn show(&mut self, first: bool, out: ValuesMut<'_>) {
-        let Self { own, action, seen, .. } = self;
-        let target = if self.wrappers.one_hot {
-            seen.room()
-        } else {
-            ValuesMut { floats: &mut *out.floats, ints: &mut *out.ints }
+    /// Writes the environment's own action that an action from outside means.
+    fn unwrap_flat(&self, action: Values<'_>, own: &mut Numbers) -> Result<()> {
+        let count = self.choices.iter().product::<usize>();
+        let mut rest = match action {
+            Values { floats: [], ints: [a] } if (*a as usize) < count => *a as usize,
+            _ => return refused(count, action),
         };
-        let (floats, more_floats) = target.floats.split_at_mut(own.floats.len());
-        let (ints, more_ints) = target.ints.split_at_mut(own.ints.len());
-        floats.copy_from_slice(&own.floats);
-        ints.copy_from_slice(&own.ints);
-        // What is left has room for exactly the parts that are on.
-        for (x, (last, (low, high))) in more_floats.iter_mut().zip(action.floats.iter().zip(&self.bounds)) {
-            *x = last.clamp(*low, *high);
+        for (i, n) in own.ints.iter_mut().zip(&self.choices).rev() {
+            (*i, rest) = ((rest % n) as i32, rest / n);
         }
-        let mut rest = more_ints.iter_mut();
-        if self.wrappers.previous_action {
-            action.ints.iter().zip(&mut rest).for_each(|(last, i)| *i = *last);
-        }
-        if let Some(flag) = rest.next() {
-            *flag = i32::from(first);
-        }
-        if self.wrappers.one_hot {
-            encode(&self.entries, seen.values(), out.floats);
-        }
+        Ok(())
+    }
+}
+
+/// An environment behind wrappers.
+#[derive(Debug, Clone)]
+pub struct Wrapped<E> {
+    inner: E,
+    wrapping: Wrapping,
+    /// What the environment itself showed last.
+    own: Numbers,
+    /// What it was last told to do.
+    action: Numbers,
+}
+
+impl<E: Env> Wrapped<E> {
+    /// Puts the wrappers around `inner`. Flat actions are refused where actions are not all integers.
+    pub fn new(inner: E, wrappers: Wrappers) -> Result<Self> {
+        let wrapping = Wrapping::new(inner.spaces(), wrappers)?;
+        let (own, action) = (Numbers::of(&inner.spaces().observation), Numbers::of(&inner.spaces().action));
+        Ok(Self { inner, wrapping, own, action })
+    }
+
+    /// The environment itself.
+    pub fn inner(&self) -> &E {
+        &self.inner
     }
 }
 
 impl<E: Env> Env for Wrapped<E> {
     fn spaces(&self) -> &Spaces {
-        &self.spaces
+        self.wrapping.spaces()
     }
 
     fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
         self.inner.reset(seed, self.own.room());
-        self.action.floats.fill(0.0);
-        self.action.ints.fill(0);
-        self.show(true, observation);
+        self.wrapping.observe(self.own.values(), None, observation);
     }
 
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        let step = if self.wrappers.flat_action {
-            let count = self.choices.iter().product::<usize>();
-            let mut rest = match action {
-                Values { floats: [], ints: [a] } if (*a as usize) < count => *a as usize,
-                _ => return refused(count, action),
-            };
-            for (i, n) in self.action.ints.iter_mut().zip(&self.choices).rev() {
-                (*i, rest) = ((rest % n) as i32, rest / n);
-            }
-            self.inner.step(self.action.values(), self.own.room())?
+        let (own, action) = if self.wrapping.wrappers.flat_action {
+            self.wrapping.unwrap_flat(action, &mut self.action)?;
+            (&mut self.own, self.action.values())
         } else {
-            let step = self.inner.step(action, self.own.room())?;
-            // The environment has taken it, so it has the right length.
-            self.action.floats.copy_from_slice(action.floats);
-            self.action.ints.copy_from_slice(action.ints);
-            step
+            (&mut self.own, action)
         };
-        self.show(false, observation);
+        let step = self.inner.step(action, own.room())?;
+        self.wrapping.observe(own.values(), Some(action), observation);
         Ok(step)
     }
 
@@ -209,16 +242,16 @@ fn flat(action: &Space, choices: &[usize]) -> Result<Space> {
 }
 
 /// An observation with the parts that the wrappers put behind it.
-fn extended(observation: Space, action: &Space, wrappers: Wrappers) -> Space {
+fn extended(own: &Spaces, wrappers: Wrappers) -> Space {
     if !wrappers.previous_action && !wrappers.first_step {
-        return observation;
+        return own.observation.clone();
     }
-    let mut parts = match observation {
-        Space::Tuple { parts } => parts,
-        one => vec![one],
+    let mut parts = match &own.observation {
+        Space::Tuple { parts } => parts.clone(),
+        one => vec![one.clone()],
     };
     if wrappers.previous_action {
-        parts.push(action.clone());
+        parts.push(own.action.clone());
     }
     if wrappers.first_step {
         parts.push(Space::Discrete { n: 2 });
@@ -289,8 +322,8 @@ impl<X: Expert> Expert for Behind<X> {
     }
 
     fn act(&mut self, env: &Self::Env, _: Values<'_>, action: ValuesMut<'_>) {
-        self.expert.act(&env.inner, env.own_observation(), self.action.room());
-        env.wrap_action(self.action.values(), action);
+        self.expert.act(&env.inner, env.own.values(), self.action.room());
+        env.wrapping.wrap_action(self.action.values(), action);
     }
 }
 
@@ -396,7 +429,7 @@ mod tests {
             step(&mut env, &[a], &mut seen).unwrap();
             assert_eq!(env.inner().last, (a / 3, a % 3));
             let mut again = [9];
-            env.wrap_action(env.action.values(), ValuesMut { floats: &mut [], ints: &mut again });
+            env.wrapping.wrap_action(env.action.values(), ValuesMut { floats: &mut [], ints: &mut again });
             assert_eq!(again, [a]);
         }
         for bad in [&[6][..], &[-1], &[0, 0], &[]] {
@@ -458,5 +491,7 @@ mod tests {
         assert!(read("{}").unwrap().is_none());
         assert_eq!(read(r#"{"first_step":true}"#).unwrap().names(), ["first_step"]);
         assert!(read(r#"{"firststep":true}"#).is_err());
+        assert!(Wrappers::named(&["one_hot"]).unwrap().one_hot);
+        assert!(Wrappers::named(&["onehot"]).unwrap_err().to_string().contains("previous_action"));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use elmur_data::Dataset;
-use elmur_envs::{EnvConfig, EnvKind, Leaf, Space};
+use elmur_envs::{EnvConfig, EnvKind, Leaf, Space, Wrappers};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
 use elmur_model::presets::{self, Preset};
@@ -221,16 +221,35 @@ impl RunConfig {
     /// The demonstrations: read from `data.file`, or played by the expert.
     pub fn dataset(&self) -> Result<Dataset> {
         if let Some(file) = &self.data.file {
-            return Ok(Dataset::open(file)?);
+            return self.read(file);
         }
         let env = self.env.ok_or_else(|| Error::config("data.file", "a dataset", "null"))?;
         let mut episodes = Vec::with_capacity(self.data.episodes.min(1 << 20));
-        elmur_data::collect::collect(&env, self.data.episodes, self.data.seed, |episode| {
-            episodes.push(episode);
-            Ok(())
-        })?;
+        elmur_data::collect::collect(
+            &env,
+            self.data.episodes,
+            self.data.seed,
+            self.train.threads,
+            |episode| {
+                episodes.push(episode);
+                Ok(())
+            },
+        )?;
         let metadata = elmur_data::collect::metadata(&env, self.data.seed);
         Ok(Dataset::from_episodes(elmur_data::collect::spaces(&env)?, metadata, episodes)?)
+    }
+
+    /// A dataset file or folder. Plain data of the environment gets the environment's wrappers.
+    fn read(&self, file: &std::path::Path) -> Result<Dataset> {
+        let Some(env) = self.env else { return Ok(Dataset::open(file)?) };
+        let plain = EnvConfig { wrappers: Wrappers::default(), ..env }.evaluation()?.spaces().clone();
+        // Arrays do not tell their spaces: those of the environment are right unless the numbers say otherwise.
+        let known = if file.is_dir() { elmur_data::read_npz(file, Some(plain.clone())).ok() } else { None };
+        let dataset = known.map_or_else(|| Dataset::open(file), Ok)?;
+        if env.wrappers.is_none() || *dataset.spaces() != plain {
+            return Ok(dataset);
+        }
+        Ok(elmur_data::wrap(&dataset, env.wrappers)?)
     }
 }
 

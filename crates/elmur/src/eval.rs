@@ -8,7 +8,6 @@ use elmur_model::Checkpoint;
 use elmur_train::{Error, Evaluation, Outcome, Result, Seeds, Statistic, Stop, evaluate};
 use serde_json::json;
 
-use crate::collect::env_kind;
 use crate::plot;
 use crate::progress::Bar;
 use crate::say;
@@ -56,10 +55,8 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         let checkpoint = Checkpoint::load(&path)?;
         let config = run.and_then(|run| run.config().ok());
         let env = match (&args.env, config.as_ref().and_then(|c| c.validation_env())) {
-            (Some(name), of_run) => {
-                let length = of_run.map_or(30, |env| env.length);
-                EnvConfig { name: env_kind(name)?, length }
-            }
+            (Some(name), Some(of_run)) => EnvConfig { name: name.parse()?, ..of_run },
+            (Some(name), None) => EnvConfig { length: 30, ..EnvConfig::new(name.parse()?) },
             (None, Some(env)) => env,
             (None, None) => {
                 let expected = "--env: this checkpoint does not lie in a run with an environment".to_owned();
@@ -161,7 +158,7 @@ pub fn plot_error(path: &std::path::Path, error: impl ToString) -> Error {
 /// Evaluates with a progress bar.
 pub fn with_bar(label: &str, what: &Evaluation<'_>, stop: &Stop) -> Result<Outcome> {
     const PARTS: f64 = 1e4;
-    let steps = what.env.length.max(1) as f64 * what.episodes as f64;
+    let steps = what.env.max_steps() as f64 * what.episodes as f64;
     let bar = Mutex::new(Bar::new(label, 0, steps as u64));
     let outcome = evaluate(what, stop, &|part| {
         if let Ok(mut bar) = bar.lock() {

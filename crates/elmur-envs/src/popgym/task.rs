@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
+
 /// How hard; what that means differs from family to family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Difficulty {
@@ -38,6 +40,24 @@ pub enum Version {
     #[default]
     #[serde(rename = "1.0.7")]
     V107,
+}
+
+impl Version {
+    /// As in configs and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Version::V106 => "1.0.6",
+            Version::V107 => "1.0.7",
+        }
+    }
+
+    /// The version of this name.
+    pub fn find(name: &str) -> Result<Self> {
+        [Version::V106, Version::V107].into_iter().find(|version| version.name() == name).ok_or_else(|| {
+            let (expected, got) = ("1.0.6 or 1.0.7".to_owned(), name.to_owned());
+            Error::Config { key: "version", expected, got }
+        })
+    }
 }
 
 macro_rules! families {
