@@ -25,5 +25,7 @@ pub use nearest::nearest;
 pub use registry::{EnvConfig, EnvKind};
 pub use space::{Leaf, Numbers, Space, Spaces, Values, ValuesMut};
 pub use tmaze::{Corridor, TMaze, TMazeExpert};
-pub use vec_env::{VecEnv, VecStep};
+pub use vec_env::{AnyVecEnv, VecEnv, VecStep};
+
+pub use elmur_pool::Pool;
 pub use wrappers::{Behind, Wrapped, Wrappers, Wrapping};

@@ -1,11 +1,14 @@
 //! Which types a task is made of: the one place that knows all families.
 
+use elmur_pool::Pool;
+
 use super::replay::Replay;
 use super::task::{Family, Task, Version};
 use super::trace::{Report, Trace};
 use super::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 use crate::env::{Env, Player};
 use crate::error::Result;
+use crate::vec_env::{AnyVecEnv, VecEnv};
 
 /// Something to do with the concrete types of a task, where a `Box<dyn Env>` would be too slow or know too little.
 pub trait Visit {
@@ -45,6 +48,22 @@ impl Task {
             }
         }
         self.visit(version, Make)
+    }
+
+    /// Many of it, stepped as one by the pool's threads in loops made for its types.
+    pub fn make_rows(self, version: Version, rows: usize, pool: &Pool) -> Result<Box<dyn AnyVecEnv>> {
+        struct Make<'a>(usize, &'a Pool);
+        impl Visit for Make<'_> {
+            type Output = Result<Box<dyn AnyVecEnv>>;
+            fn visit<E, P>(self, env: impl Fn() -> E, _: impl Fn() -> P) -> Self::Output
+            where
+                E: Replay + 'static,
+                P: Player + 'static,
+            {
+                Ok(Box::new(VecEnv::new((0..self.0).map(|_| env()).collect())?.with_pool(self.1)))
+            }
+        }
+        self.visit(version, Make(rows, pool))
     }
 
     /// One who plays it well from observations alone.

@@ -86,7 +86,7 @@ impl Pool {
     }
 
     /// A pool without workers, for products inside a task.
-    pub(crate) fn serial() -> &'static Pool {
+    pub fn serial() -> &'static Pool {
         static SERIAL: std::sync::OnceLock<Pool> = std::sync::OnceLock::new();
         SERIAL.get_or_init(|| Pool::new(1))
     }
@@ -97,7 +97,7 @@ impl Pool {
     }
 
     /// Runs `task(i, thread)` for every `i < count`, in any order, on any thread; returns when all are done.
-    pub(crate) fn run(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
+    pub fn run(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
         let inner = &*self.0;
         if count <= 1 || inner.workers.is_empty() {
             return (0..count).for_each(|i| task(i, 0));
@@ -136,28 +136,22 @@ impl Pool {
 
     /// Splits `rows` rows of the given outputs among the threads: `body(first_row, parts)` gets exclusive slices of
     /// the rows it owns. `work` is the cost of one row in elements touched; small jobs stay on the calling thread.
-    pub(crate) fn rows<R: Rows>(
-        &self,
-        rows: usize,
-        work: usize,
-        outputs: R,
-        body: impl Fn(usize, R::Part) + Sync,
-    ) {
+    pub fn rows<R: Rows>(&self, rows: usize, work: usize, outputs: R, body: impl Fn(usize, R::Part) + Sync) {
         self.blocks(rows, self.rows_per_task(rows, work), outputs, |first, part, _| body(first, part));
     }
 
     /// How many rows of the given cost one task should take; there are never more than [`Pool::max_tasks`] tasks.
-    pub(crate) fn rows_per_task(&self, rows: usize, work: usize) -> usize {
+    pub fn rows_per_task(&self, rows: usize, work: usize) -> usize {
         rows.div_ceil((rows * work / MIN_TASK_WORK).clamp(1, self.max_tasks())).max(1)
     }
 
     /// Bound on the tasks of [`Pool::rows_per_task`], for scratch memory per task.
-    pub(crate) fn max_tasks(&self) -> usize {
+    pub fn max_tasks(&self) -> usize {
         max_tasks(self.threads())
     }
 
     /// Like [`Pool::rows`], with a fixed number of rows per task, and the task's number for partial results.
-    pub(crate) fn blocks<R: Rows>(
+    pub fn blocks<R: Rows>(
         &self,
         rows: usize,
         per_task: usize,
@@ -175,7 +169,7 @@ impl Pool {
 }
 
 /// Most tasks that [`Pool::rows_per_task`] makes for this many threads: a few each, to even out.
-pub(crate) fn max_tasks(threads: usize) -> usize {
+pub fn max_tasks(threads: usize) -> usize {
     if threads == 1 { 1 } else { 4 * threads }
 }
 
@@ -236,9 +230,13 @@ impl Drop for Inner {
 }
 
 /// Outputs that can be split by rows among threads.
-pub(crate) trait Rows: Sync {
+///
+/// # Safety
+/// Where `check(rows)` returns, `part` must be sound for every range within `rows`, and parts of disjoint ranges must not overlap.
+pub unsafe trait Rows: Sync {
+    /// What one task gets.
     type Part;
-    /// Panics unless there are at least `rows` rows: a planner bug, not data.
+    /// Panics unless there are at least `rows` rows: a caller's bug, not data.
     fn check(&self, rows: usize);
     /// # Safety
     /// Rows `first..first + count` must exist and be handed out to one task only.
@@ -246,7 +244,8 @@ pub(crate) trait Rows: Sync {
 }
 
 /// A mutable slice seen as rows of equal length.
-pub(crate) struct RowsMut<'a, T> {
+#[derive(Debug)]
+pub struct RowsMut<'a, T> {
     data: *mut T,
     len: usize,
     row: usize,
@@ -257,15 +256,18 @@ pub(crate) struct RowsMut<'a, T> {
 unsafe impl<T: Send> Sync for RowsMut<'_, T> {}
 
 impl<'a, T> RowsMut<'a, T> {
-    pub(crate) fn new(data: &'a mut [T], row: usize) -> Self {
+    /// Rows of `row` elements each.
+    pub fn new(data: &'a mut [T], row: usize) -> Self {
         Self { len: data.len(), data: data.as_mut_ptr(), row, lifetime: std::marker::PhantomData }
     }
 }
 
-impl<'a, T: Send> Rows for RowsMut<'a, T> {
+// SAFETY: `check` has shown that the rows lie inside the slice, and rows do not overlap.
+unsafe impl<'a, T: Send> Rows for RowsMut<'a, T> {
     type Part = &'a mut [T];
     fn check(&self, rows: usize) {
-        assert!(rows * self.row <= self.len, "{rows} rows of {} exceed {} elements", self.row, self.len);
+        let fits = rows.checked_mul(self.row).is_some_and(|count| count <= self.len);
+        assert!(fits, "{rows} rows of {} exceed {} elements", self.row, self.len);
     }
     unsafe fn part(&self, first: usize, count: usize) -> &'a mut [T] {
         // SAFETY: the caller guarantees that the rows exist and that nobody else has them.
@@ -273,7 +275,8 @@ impl<'a, T: Send> Rows for RowsMut<'a, T> {
     }
 }
 
-impl<R: Rows> Rows for Option<R> {
+// SAFETY: as sound as what it holds.
+unsafe impl<R: Rows> Rows for Option<R> {
     type Part = Option<R::Part>;
     fn check(&self, rows: usize) {
         if let Some(r) = self {
@@ -288,7 +291,8 @@ impl<R: Rows> Rows for Option<R> {
 
 macro_rules! tuple_rows {
     ($($name:ident $index:tt),*) => {
-        impl<$($name: Rows),*> Rows for ($($name,)*) {
+        // SAFETY: as sound as its members.
+        unsafe impl<$($name: Rows),*> Rows for ($($name,)*) {
             type Part = ($($name::Part,)*);
             fn check(&self, rows: usize) { $(self.$index.check(rows);)* }
             unsafe fn part(&self, first: usize, count: usize) -> Self::Part {
