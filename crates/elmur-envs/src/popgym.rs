@@ -5,12 +5,20 @@
 //!   stepped with given random numbers, so that traces of the Python package replay exactly ([`trace`]).
 //! - Every family has a [`Player`](crate::Player) that plays it well from observations alone.
 
+mod autoencode;
+mod concentration;
+mod count_recall;
 mod deck;
+mod higher_lower;
 mod repeat;
 mod replay;
 mod task;
 pub mod trace;
 
+pub use autoencode::{Autoencode, AutoencodePlayer};
+pub use concentration::{Concentration, ConcentrationPlayer};
+pub use count_recall::{CountRecall, CountRecallPlayer};
+pub use higher_lower::{HigherLower, HigherLowerPlayer};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use task::{Difficulty, Family, Task, Version};
