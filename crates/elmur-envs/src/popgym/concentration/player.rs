@@ -235,8 +235,10 @@ fn flip(failures: &[f64], one: Counts, other: Counts) -> (f64, bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::popgym::Concentration;
+    use crate::env::Env;
+    use crate::popgym::concentration::Layout;
     use crate::popgym::trace::tests::mean_return;
+    use crate::popgym::{Concentration, Replay};
 
     /// The number of failed turns of the best play, from a dynamic program over all options written apart.
     #[test]
@@ -260,5 +262,43 @@ mod tests {
             let (mean, error) = mean_return(&mut Concentration::new(difficulty), &mut player, 0..1000);
             assert!((mean - expected).abs() < 4.0 * error && error < 0.003, "{mean} ± {error}");
         }
+    }
+
+    /// The player's first flips of this layout.
+    fn flips(difficulty: Difficulty, layout: Vec<u16>, n: usize) -> Vec<i32> {
+        let (mut env, mut player) = (Concentration::new(difficulty), ConcentrationPlayer::new(difficulty));
+        let (mut seen, mut action) = (vec![0; layout.len()], [0]);
+        env.begin(&Layout { layout }, ValuesMut { floats: &mut [], ints: &mut seen }).unwrap();
+        let mut flip = || {
+            let values = Values { floats: &[], ints: &seen };
+            player.act(values, ValuesMut { floats: &mut [], ints: &mut action });
+            let room = ValuesMut { floats: &mut [], ints: &mut seen };
+            env.step(Values { floats: &[], ints: &action }, room).unwrap();
+            action[0]
+        };
+        (0..n).map(|_| flip()).collect()
+    }
+
+    #[test]
+    fn known_pairs_are_kept_for_later() {
+        // Aces to kings four times over: the fourteenth card makes a pair of aces known.
+        let layout = (0..52).map(|i| 4 * (i % 13) + i / 13).collect();
+        let flips = flips(Difficulty::Hard, layout, 78);
+        let fourteen: Vec<i32> = (0..14).collect();
+        assert_eq!(flips[..14], fourteen);
+        assert_eq!(flips[14..18], [14, 1, 15, 2]);
+        assert_eq!(flips[36..44], [25, 12, 26, 0, 27, 28, 29, 30]);
+        assert_eq!(flips[50..54], [37, 38, 39, 13]);
+        assert_eq!(flips[74..], [50, 37, 51, 38]);
+    }
+
+    #[test]
+    fn with_two_colours_a_second_unseen_card_can_be_better_than_the_known_partner() {
+        // Black and red in turn: card 2 matches card 0, but there is much to gain from card 3.
+        assert_eq!(flips(Difficulty::Easy, (0..52).collect(), 4), [0, 1, 2, 3]);
+        // All black, then all red: no black card is left unseen after 26, and the reds pair up.
+        let blacks_first: Vec<u16> = (0..52).map(|i| if i < 26 { 2 * i } else { 2 * (i - 26) + 1 }).collect();
+        let whole: Vec<i32> = (0..52).collect();
+        assert_eq!(flips(Difficulty::Easy, blacks_first, 52), whole);
     }
 }
