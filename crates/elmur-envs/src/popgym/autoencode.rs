@@ -1,9 +1,10 @@
 //! Autoencode: watch a deck of cards, then name their suits from the last to the first.
 //!
-//! Observation: a mode (1 watch, 0 play) and a suit. Actions: a suit. While watching, actions are ignored and every step shows the next
-//! card; the last card already comes with mode 0, so that it must be named at once. While playing, each step takes the newest
-//! card that has not been named, pays 1/N for its suit and costs as much for another, and shows (0, 0). N - 1 steps of
-//! watching and N of playing; the task ends with the last card named.
+//! Observation: a mode (1 watch, 0 play) and a suit. Actions: a suit. While watching, actions are ignored and
+//! every step shows the next card; the last card already comes with mode 0, so that it must be named at once.
+//! While playing, each step takes the newest card that has not been named, pays 1/N for its suit and costs as
+//! much for another, and shows (0, 0). N - 1 steps of watching and N of playing; the task ends with the last
+//! card named.
 
 use elmur_rng::Rng;
 

@@ -1,11 +1,12 @@
 //! Concentration: cards lie face down; turn them over two at a time and find all pairs.
 //!
-//! Observation: of every position its value, or K (the number of values) where the card lies face down. Values are colours (K = 2) or ranks
-//! (K = 13). Actions: a position. A turn is two flips, and an observation shows the cards of its turn as well as the pairs found
-//! so far. L = 2N for N cards:
+//! Observation: of every position its value, or K (the number of values) where the card lies face down.
+//! Values are colours (K = 2) or ranks (K = 13). Actions: a position. A turn is two flips, and an observation
+//! shows the cards of its turn as well as the pairs found so far. L = 2N for N cards:
 //!
 //! - the first flip of a turn pays nothing;
-//! - a second flip with the same value elsewhere pays 2/N, and both cards stay up; any other second flip costs 2/L;
+//! - a second flip with the same value elsewhere pays 2/N, and both cards stay up; any other second flip
+//!   costs 2/L;
 //! - a flip of a card that is already up ends the turn, at 1/L for every flip of it.
 //!
 //! The task ends when all cards are up, and is cut off after L steps; both may come together.
@@ -41,7 +42,8 @@ pub struct Concentration {
     up: u128,
     /// The first card of this turn.
     first: Option<usize>,
-    /// Cards of the turn that has just ended without a pair: still in the newest observation, not in the next.
+    /// Cards of the turn that has just ended without a pair: still in the newest observation, not in the
+    /// next.
     closing: [Option<usize>; 2],
     /// Steps left; 0 before the first reset and after the end.
     left: usize,
@@ -221,6 +223,8 @@ mod tests {
                 last = step(&mut env, card).1;
             }
             assert_eq!((last.terminated, last.truncated), (true, truncated), "{wasted}");
+            let room = ValuesMut { floats: &mut [], ints: &mut [0; 52] };
+            assert_eq!(env.step(Values { floats: &[], ints: &[0] }, room), Err(Error::Finished));
         }
         let mut env = in_order(Difficulty::Easy);
         let last = (0..104).map(|_| step(&mut env, 9).1).last().unwrap();

@@ -1,9 +1,10 @@
 //! CountRecall: say how often a value has been shown.
 //!
-//! Observation: a value and a query, dealt from two decks shuffled apart. Values are colours, suits or ranks. Actions: a number from 0 to the cards of
-//! one value (one less in version 1.0.6, where some queries therefore have no right answer). Right is how often the
-//! query's value has been shown, the value beside the query included: it pays 1/(N - 1), another answer costs as much. N cards make
-//! N - 1 steps; the last query is not asked.
+//! Observation: a value and a query, dealt from two decks shuffled apart. Values are colours, suits or ranks.
+//! Actions: a number from 0 to the cards of one value (one less in version 1.0.6, where some queries
+//! therefore have no right answer). Right is how often the query's value has been shown, the value beside the
+//! query included: it pays 1/(N - 1), another answer costs as much. N cards make N - 1 steps; the last query
+//! is not asked.
 
 use elmur_rng::Rng;
 use serde::Deserialize;
@@ -131,7 +132,8 @@ impl Replay for CountRecall {
         Ok(())
     }
 
-    /// Takes every count, as the package does: traces of version 1.0.6 have answers outside of its action space.
+    /// Takes every count, as the package does: traces of version 1.0.6 have answers outside of its action
+    /// space.
     #[inline]
     fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
         if !self.running() {
@@ -192,7 +194,8 @@ mod tests {
         }
     }
 
-    /// Expected returns: 1 less twice the share of queries that come when the last card of their value is out.
+    /// Expected returns: 1 less twice the share of queries that come when the last card of their value is
+    /// out.
     #[test]
     fn the_player_misses_only_what_1_0_6_cannot_express() {
         for (difficulty, expected) in Difficulty::ALL.into_iter().zip([0.962_237, 0.943_905, 0.890_878]) {

@@ -1,4 +1,5 @@
-//! Decks of cards. Card c of d decks of 52: suit c mod 4, colour c mod 2, rank (c mod 52) / 4 with the ace as 0.
+//! Decks of cards. Card c of d decks of 52: suit c mod 4, colour c mod 2, rank (c mod 52) / 4 with the ace as
+//! 0.
 
 use elmur_rng::Rng;
 use serde::Deserialize;
@@ -109,7 +110,8 @@ pub(super) mod tests {
     use crate::error::Error;
     use crate::space::{Space, Values, ValuesMut};
 
-    /// What an environment of integers shows and pays when it is given random actions until the end, or for `limit` steps.
+    /// What an environment of integers shows and pays when it is given random actions until the end, or for
+    /// `limit` steps.
     pub fn play(env: &mut impl Env, seed: u64, limit: usize) -> (Vec<Vec<i32>>, Vec<Step>) {
         let mut seen = vec![0; env.spaces().observation.ints()];
         let Space::Discrete { n } = env.spaces().action else { panic!("no choice between actions") };
@@ -125,7 +127,8 @@ pub(super) mod tests {
         (shown, steps)
     }
 
-    /// Every seed has its own episode, whatever was played before; it lasts `length` steps, and after it a step is an error.
+    /// Every seed has its own episode, whatever was played before; it lasts `length` steps, and after it a
+    /// step is an error.
     pub fn check_seeds(env: &mut impl Env, length: usize) {
         let whole = play(env, 3, usize::MAX);
         assert_eq!(whole.1.len(), length);
@@ -155,8 +158,8 @@ pub(super) mod tests {
         assert!(step(env, &[n as i32 - 1]).is_ok());
     }
 
-    /// Two cards of one shuffled deck: chi-square of the pairs of values that episodes show. Equal values have probability
-    /// (m - 1) / (N - 1) after the first, with m cards of each value; others m / (N - 1).
+    /// Two cards of one shuffled deck: chi-square of the pairs of values that episodes show. Equal values
+    /// have probability (m - 1) / (N - 1) after the first, with m cards of each value; others m / (N - 1).
     pub fn check_pairs(values: usize, cards: usize, rounds: u64, mut pair: impl FnMut(u64) -> (i32, i32)) {
         let mut counts = vec![0u32; values * values];
         (0..rounds).map(&mut pair).for_each(|(a, b)| counts[a as usize * values + b as usize] += 1);
@@ -203,8 +206,8 @@ pub(super) mod tests {
         assert!(deck.arrange(&[60; 52]).is_err());
     }
 
-    /// Every card is equally likely at every place: chi-square with 51 degrees of freedom at four places, and of the order of
-    /// one pair.
+    /// Every card is equally likely at every place: chi-square with 51 degrees of freedom at four places, and
+    /// of the order of one pair.
     #[test]
     fn shuffles_are_uniform() {
         let (mut deck, rounds) = (Deck::new(1), 52_000);

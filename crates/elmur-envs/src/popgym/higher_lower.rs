@@ -1,7 +1,7 @@
 //! HigherLower: say whether the next card is higher or lower than the current one.
 //!
-//! Observation: the rank of the current card, from 0 (ace) to 12 (king). Actions: 0 higher, 1 lower. A right answer pays 1/N, a wrong one
-//! costs as much, and equal ranks pay nothing. N cards make N - 1 steps.
+//! Observation: the rank of the current card, from 0 (ace) to 12 (king). Actions: 0 higher, 1 lower. A right
+//! answer pays 1/N, a wrong one costs as much, and equal ranks pay nothing. N cards make N - 1 steps.
 
 use elmur_rng::Rng;
 
@@ -94,7 +94,8 @@ impl Replay for HigherLower {
     }
 }
 
-/// Counts the cards that are left: what it says does not change what comes, so the likelier answer is the best one.
+/// Counts the cards that are left: what it says does not change what comes, so the likelier answer is the
+/// best one.
 #[derive(Debug, Clone)]
 pub struct HigherLowerPlayer {
     decks: usize,

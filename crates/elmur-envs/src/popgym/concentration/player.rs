@@ -1,15 +1,17 @@
-//! The best play. Nothing hurries a player who is never cut off, so what counts is the number of turns that find no pair:
-//! a turn that fails costs 2/L whenever it comes.
+//! The best play. Nothing hurries a player who is never cut off, so what counts is the number of turns that
+//! find no pair: a turn that fails costs 2/L whenever it comes.
 //!
-//! - A pair that is known is kept for later: it cannot be lost, and until then its cards can match others. So the first flip of a turn
-//!   is an unseen card, as long as there is one.
-//! - If that card matches a seen one, the pair can be taken. With many cards of a value, it can be better to try another unseen
-//!   card: it matches too, or the failure shows two cards that make later turns safe. With two values, [`Trials`] says when, from
-//!   the expected number of failures of every state. With 13 ranks of four cards it never is.
+//! - A pair that is known is kept for later: it cannot be lost, and until then its cards can match others. So
+//!   the first flip of a turn is an unseen card, as long as there is one.
+//! - If that card matches a seen one, the pair can be taken. With many cards of a value, it can be better to
+//!   try another unseen card: it matches too, or the failure shows two cards that make later turns safe. With
+//!   two values, [`Trials`] says when, from the expected number of failures of every state. With 13 ranks of
+//!   four cards it never is.
 //! - If it matches none, the second flip is an unseen card as well, which may match and will be known.
 //!
-//! Dynamic programming over all options of all states (flipping seen cards first, taking known pairs at once and others
-//! included) finds nothing better. Every failed turn shows two new cards, so there are at most N/2, and the limit of 2N steps is enough.
+//! Dynamic programming over all options of all states (flipping seen cards first, taking known pairs at once
+//! and others included) finds nothing better. Every failed turn shows two new cards, so there are at most
+//! N/2, and the limit of 2N steps is enough.
 
 use std::sync::OnceLock;
 
@@ -101,7 +103,8 @@ impl ConcentrationPlayer {
         }
     }
 
-    /// Whether to leave the partner of an unseen card that has just been flipped, and try another unseen card.
+    /// Whether to leave the partner of an unseen card that has just been flipped, and try another unseen
+    /// card.
     fn tries(&self, first: usize) -> bool {
         match self.cards[first] {
             Card::Seen(value) if self.values == 2 => {
@@ -160,7 +163,8 @@ const MOST: usize = 52;
 const STATES: usize = (MOST / 2 + 1) * (MOST / 2 + 1);
 
 impl Counts {
-    /// The states of one value in a row: 2h cards have 2h + 1 states, which h^2 states of fewer cards precede.
+    /// The states of one value in a row: 2h cards have 2h + 1 states, which h^2 states of fewer cards
+    /// precede.
     fn index(self) -> usize {
         let half = (self.unseen + self.seen) / 2;
         half * half + self.unseen
@@ -191,8 +195,8 @@ impl Trials {
         self.pays.get(index(flipped, other)).is_some_and(|pays| *pays)
     }
 
-    /// By the number of unseen cards: every turn leaves fewer. As long as both values are unseen, that is; without unseen cards of
-    /// one value all others are known, and no turn fails.
+    /// In the order of the number of unseen cards, which every turn makes smaller. Once the unseen cards all
+    /// have one value, no turn fails any more: the zeros that the table starts with.
     fn solve() -> Self {
         let mut failures = vec![0.0; STATES * STATES];
         let mut pays = vec![false; STATES * STATES];
@@ -218,7 +222,8 @@ impl Trials {
     }
 }
 
-/// Expected failures from the flip of an unseen card of value `one`, and whether another unseen card is better than its partner.
+/// Expected failures from the flip of an unseen card of value `one`, and whether another unseen card is
+/// better than its partner.
 fn flip(failures: &[f64], one: Counts, other: Counts) -> (f64, bool) {
     let left = (one.unseen - 1 + other.unseen) as f64;
     let mut trial = other.unseen as f64 / left * (1.0 + failures[index(one.after(1, 1), other.after(1, 1))]);
@@ -264,7 +269,7 @@ mod tests {
         }
     }
 
-    /// The player's first flips of this layout.
+    /// The player's first flips of this layout. Its counts must be those of the cards at any time.
     fn flips(difficulty: Difficulty, layout: Vec<u16>, n: usize) -> Vec<i32> {
         let (mut env, mut player) = (Concentration::new(difficulty), ConcentrationPlayer::new(difficulty));
         let (mut seen, mut action) = (vec![0; layout.len()], [0]);
@@ -272,6 +277,12 @@ mod tests {
         let mut flip = || {
             let values = Values { floats: &[], ints: &seen };
             player.act(values, ValuesMut { floats: &mut [], ints: &mut action });
+            for value in 0..player.values {
+                let known = player.cards.iter().filter(|card| **card == Card::Seen(value)).count();
+                assert_eq!(player.counts[value].seen, known);
+            }
+            let unseen = player.cards.iter().filter(|card| **card == Card::Unseen).count();
+            assert_eq!(player.counts.iter().map(|counts| counts.unseen).sum::<usize>(), unseen);
             let room = ValuesMut { floats: &mut [], ints: &mut seen };
             env.step(Values { floats: &[], ints: &action }, room).unwrap();
             action[0]
@@ -300,5 +311,30 @@ mod tests {
         let blacks_first: Vec<u16> = (0..52).map(|i| if i < 26 { 2 * i } else { 2 * (i - 26) + 1 }).collect();
         let whole: Vec<i32> = (0..52).collect();
         assert_eq!(flips(Difficulty::Easy, blacks_first, 52), whole);
+    }
+
+    /// Unseen and seen cards of the flipped card's value and of the other, before the flip; literals of the
+    /// other program.
+    #[test]
+    fn trials_are_made_where_they_pay() {
+        let mut player = ConcentrationPlayer::new(Difficulty::Easy);
+        player.cards[0] = Card::Seen(0);
+        for ([unseen, seen, other_unseen, other_seen], expected) in [
+            ([3, 1, 2, 0], false),
+            ([5, 1, 2, 0], true),
+            ([5, 1, 4, 0], true),
+            ([5, 1, 6, 0], false),
+            ([5, 1, 1, 1], false),
+            ([5, 1, 5, 1], true),
+            ([5, 1, 7, 1], false),
+            ([14, 2, 12, 0], true),
+            ([14, 2, 14, 0], false),
+            ([25, 1, 26, 0], true),
+        ] {
+            // The flipped card is seen now.
+            player.counts[0] = Counts { unseen: unseen - 1, seen: seen + 1 };
+            player.counts[1] = Counts { unseen: other_unseen, seen: other_seen };
+            assert_eq!(player.tries(0), expected, "{unseen} {seen} {other_unseen} {other_seen}");
+        }
     }
 }
