@@ -6,13 +6,21 @@
 //! - Every family has a [`Player`](crate::Player) that plays it well from observations alone.
 //! - [`Task::make`] and [`Task::player`] give both; [`Task::visit`] hands out their concrete types, for loops that must be fast.
 
+mod autoencode;
+mod concentration;
+mod count_recall;
 mod deck;
+mod higher_lower;
 mod repeat;
 mod replay;
 mod table;
 mod task;
 pub mod trace;
 
+pub use autoencode::{Autoencode, AutoencodePlayer};
+pub use concentration::{Concentration, ConcentrationPlayer};
+pub use count_recall::{CountRecall, CountRecallPlayer};
+pub use higher_lower::{HigherLower, HigherLowerPlayer};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use table::Visit;

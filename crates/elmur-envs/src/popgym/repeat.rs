@@ -4,21 +4,13 @@
 //! the number of answers that count: all of them in RepeatFirst, all but the first k - 1 in RepeatPrevious.
 
 use elmur_rng::Rng;
-use serde::Deserialize;
 
-use super::deck::Deck;
+use super::deck::{DealOrder, Deck};
 use super::replay::{Replay, choice};
 use super::task::Difficulty;
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
 use crate::space::{Space, Spaces, Values, ValuesMut};
-
-/// The order of a deck.
-#[derive(Debug, Clone, Deserialize)]
-pub struct DealOrder {
-    /// Cards, the first dealt first.
-    pub deal_order: Vec<u16>,
-}
 
 /// What both tasks are: a deck that is dealt card by card, and a rule that says which card to name.
 #[derive(Debug, Clone)]

@@ -232,7 +232,6 @@ pub(crate) mod tests {
     }
 
     /// [`check_family`] for the traces of 1.0.6.
-    #[allow(dead_code)] // until the first family that differs between versions
     pub(crate) fn check_family_v106<E: Replay>(family: &str, make: impl Fn(Difficulty) -> E) {
         for difficulty in Difficulty::ALL {
             let trace = golden("popgym-1.0.6", family, difficulty);
