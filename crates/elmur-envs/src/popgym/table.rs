@@ -5,6 +5,10 @@ use elmur_pool::Pool;
 use super::replay::Replay;
 use super::task::{Family, Task, Version};
 use super::trace::{Report, Trace};
+use super::{
+    Autoencode, AutoencodePlayer, Concentration, ConcentrationPlayer, CountRecall, CountRecallPlayer,
+    HigherLower, HigherLowerPlayer,
+};
 use super::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 use crate::env::{Env, Player};
 use crate::error::Result;
@@ -25,8 +29,12 @@ pub trait Visit {
 impl Task {
     /// Hands the task's concrete types to `visitor`.
     pub fn visit<V: Visit>(self, version: Version, visitor: V) -> V::Output {
-        let (d, _v) = (self.difficulty, version);
+        let (d, v) = (self.difficulty, version);
         match self.family {
+            Family::Autoencode => visitor.visit(|| Autoencode::new(d), || AutoencodePlayer::new(d)),
+            Family::Concentration => visitor.visit(|| Concentration::new(d), || ConcentrationPlayer::new(d)),
+            Family::CountRecall => visitor.visit(|| CountRecall::new(d, v), || CountRecallPlayer::new(d, v)),
+            Family::HigherLower => visitor.visit(|| HigherLower::new(d), || HigherLowerPlayer::new(d)),
             Family::RepeatPrevious => {
                 visitor.visit(|| RepeatPrevious::new(d), || RepeatPreviousPlayer::new(d))
             }

@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Environments stepped as one.
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = 2048)]
     rows: usize,
     /// Measured windows of a tenth of a second.
     #[arg(long, default_value_t = 5)]
@@ -65,10 +65,10 @@ pub fn run(args: &Args) -> Result<()> {
         let rates = rates(task, args, pools)?;
         let one = rates[0];
         let row = match rates.get(1) {
-            None => json!({"env": task.id(), "steps_per_s": one.round()}),
+            None => json!({"env": task.id(), "steps_per_s": one.round() as u64}),
             Some(many) => json!({
-                "env": task.id(), "steps_per_s": many.round(), "threads": args.threads,
-                "one_thread": one.round(), "ratio": round(many / one),
+                "env": task.id(), "steps_per_s": many.round() as u64, "threads": args.threads,
+                "one_thread": one.round() as u64, "ratio": round(many / one),
             }),
         };
         print(args.json, &row);
