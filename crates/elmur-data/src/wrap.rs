@@ -86,7 +86,8 @@ mod tests {
                 let wrappers = Wrappers {
                     previous_action: on(0),
                     first_step: on(1),
-                    one_hot: on(2),
+                    one_hot: on(2) && !on(1),
+                    as_floats: on(2) && on(1),
                     flat_action: on(3) && plain.spaces().action.floats() == 0,
                 };
                 let played = demonstrations(EnvConfig { wrappers, ..config });

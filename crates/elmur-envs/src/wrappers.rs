@@ -1,7 +1,7 @@
 //! The usual changes of what an environment shows and takes, as options of any environment.
 //!
-//! In this order: the observation, then the previous action, then the first-step flag; all of it as one-hot numbers. Where actions
-//! are made flat, the previous action is still shown as the environment's own.
+//! In this order: the observation, then the previous action, then the first-step flag; all of it as floats where asked for. Where
+//! actions are made flat, the previous action is still shown as the environment's own.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +17,10 @@ pub struct Wrappers {
     pub previous_action: bool,
     /// Observations end with a flag that is 1 at the start of an episode and 0 after it.
     pub first_step: bool,
-    /// Every discrete number becomes one-hot floats.
+    /// Observations are floats: every discrete number becomes as many as it has values, one of them 1 and the others 0.
     pub one_hot: bool,
+    /// Observations are floats: every discrete number becomes one, of the same value (the published code's way). Not with `one_hot`.
+    pub as_floats: bool,
     /// Actions of several choices become one number, row-major: row * columns + column.
     pub flat_action: bool,
 }
@@ -29,11 +31,12 @@ impl Wrappers {
         *self == Self::default()
     }
 
-    fn all(&mut self) -> [(&'static str, &mut bool); 4] {
+    fn all(&mut self) -> [(&'static str, &mut bool); 5] {
         [
             ("previous_action", &mut self.previous_action),
             ("first_step", &mut self.first_step),
             ("one_hot", &mut self.one_hot),
+            ("as_floats", &mut self.as_floats),
             ("flat_action", &mut self.flat_action),
         ]
     }
@@ -61,11 +64,13 @@ impl Wrappers {
     }
 }
 
-/// One number of an observation.
+/// One number of an observation on its way to floats.
 #[derive(Debug, Clone, Copy)]
 enum Entry {
-    /// One of this many.
+    /// An integer below this becomes as many floats.
     OneOf(usize),
+    /// An integer below this becomes a float.
+    Number(usize),
     /// A float.
     Float,
 }
@@ -74,13 +79,15 @@ enum Entry {
 #[derive(Debug, Clone)]
 pub struct Wrapping {
     wrappers: Wrappers,
+    /// Whether observations become floats.
+    encoded: bool,
     spaces: Spaces,
     /// Bounds of the own action's floats.
     bounds: Vec<(f32, f32)>,
     /// Choices of the own action's integers.
     choices: Vec<usize>,
     entries: Vec<Entry>,
-    /// The whole observation before it becomes one-hot.
+    /// The whole observation before it becomes floats.
     plain: Numbers,
 }
 
@@ -98,11 +105,16 @@ impl Wrapping {
             }
         }
         let action = if wrappers.flat_action { flat(&own.action, &choices)? } else { own.action.clone() };
+        if wrappers.one_hot && wrappers.as_floats {
+            let (key, got) = ("wrappers.as_floats", "both".to_owned());
+            return Err(Error::Config { key, expected: "one_hot or as_floats".to_owned(), got });
+        }
         let plain = extended(own, wrappers);
-        let entries = entries(&plain);
-        let observation = if wrappers.one_hot { one_hot(&plain, &entries) } else { plain.clone() };
+        let entries = entries(&plain, wrappers.one_hot);
+        let encoded = wrappers.one_hot || wrappers.as_floats;
+        let observation = if encoded { floats(&plain, &entries) } else { plain.clone() };
         let spaces = Spaces { observation, action };
-        Ok(Self { wrappers, spaces, bounds, choices, entries, plain: Numbers::of(&plain) })
+        Ok(Self { wrappers, encoded, spaces, bounds, choices, entries, plain: Numbers::of(&plain) })
     }
 
     /// What is seen and done from outside.
@@ -112,7 +124,7 @@ impl Wrapping {
 
     /// Writes the observation that `own` becomes. `previous` is the action before it; none at the start of an episode.
     pub fn observe(&mut self, own: Values<'_>, previous: Option<Values<'_>>, out: ValuesMut<'_>) {
-        let target = if self.wrappers.one_hot {
+        let target = if self.encoded {
             self.plain.room()
         } else {
             ValuesMut { floats: &mut *out.floats, ints: &mut *out.ints }
@@ -133,7 +145,7 @@ impl Wrapping {
         if let Some(flag) = rest.next() {
             *flag = i32::from(previous.is_none());
         }
-        if self.wrappers.one_hot {
+        if self.encoded {
             encode(&self.entries, self.plain.values(), out.floats);
         }
     }
@@ -259,16 +271,17 @@ fn extended(own: &Spaces, wrappers: Wrappers) -> Space {
     Space::Tuple { parts }
 }
 
-fn entries(space: &Space) -> Vec<Entry> {
+fn entries(space: &Space, one_hot: bool) -> Vec<Entry> {
+    let integer = |n: &usize| if one_hot { Entry::OneOf(*n) } else { Entry::Number(*n) };
     let entries = |leaf: &Leaf<'_>| match leaf {
-        Leaf::Ints(sizes) => sizes.iter().map(|n| Entry::OneOf(*n)).collect(),
+        Leaf::Ints(sizes) => sizes.iter().map(integer).collect(),
         Leaf::Floats { .. } => vec![Entry::Float; leaf.len()],
     };
     space.leaves().iter().flat_map(entries).collect()
 }
 
-/// The box of a space's numbers as one-hot floats.
-fn one_hot(space: &Space, entries: &[Entry]) -> Space {
+/// The box of a space's numbers as floats.
+fn floats(space: &Space, entries: &[Entry]) -> Space {
     let mut bounds = space.leaves().into_iter().flat_map(|leaf| match leaf {
         Leaf::Ints(_) => vec![],
         Leaf::Floats { low, high, .. } => (0..leaf.len()).map(|i| (at(low, i), at(high, i))).collect(),
@@ -277,6 +290,7 @@ fn one_hot(space: &Space, entries: &[Entry]) -> Space {
     for entry in entries {
         let (count, bound) = match entry {
             Entry::OneOf(n) => (*n, (0.0, 1.0)),
+            Entry::Number(n) => (1, (0.0, (*n - 1) as f32)),
             Entry::Float => (1, bounds.next().unwrap_or((f32::MIN, f32::MAX))),
         };
         low.extend(std::iter::repeat_n(bound.0, count));
@@ -285,7 +299,7 @@ fn one_hot(space: &Space, entries: &[Entry]) -> Space {
     Space::Box { shape: vec![low.len()], low, high }
 }
 
-/// Writes one-hot floats.
+/// Writes an observation as floats.
 fn encode(entries: &[Entry], values: Values<'_>, out: &mut [f32]) {
     out.fill(0.0);
     let (mut floats, mut ints) = (values.floats.iter(), values.ints.iter());
@@ -293,6 +307,7 @@ fn encode(entries: &[Entry], values: Values<'_>, out: &mut [f32]) {
     for entry in entries {
         let (offset, value, width) = match entry {
             Entry::OneOf(n) => (ints.next().map_or(0, |i| *i as usize).min(n - 1), 1.0, *n),
+            Entry::Number(_) => (0, ints.next().map_or(0.0, |i| *i as f32), 1),
             Entry::Float => (0, floats.next().copied().unwrap_or(0.0), 1),
         };
         out[at + offset] = value;
@@ -368,6 +383,14 @@ mod tests {
         }
     }
 
+    const ALL: Wrappers = Wrappers {
+        previous_action: true,
+        first_step: true,
+        one_hot: true,
+        as_floats: true,
+        flat_action: true,
+    };
+
     struct Corner;
 
     impl Expert for Corner {
@@ -411,7 +434,7 @@ mod tests {
 
     #[test]
     fn one_hot_is_laid_out_part_by_part() {
-        let on = Wrappers { previous_action: true, first_step: true, one_hot: true, flat_action: true };
+        let on = Wrappers { as_floats: false, ..ALL };
         let (mut env, mut seen) = wrapped(on);
         assert_eq!(env.spaces().observation.floats(), 9 + 1 + 2 + 3 + 2);
         step(&mut env, &[5], &mut seen).unwrap();
@@ -419,6 +442,15 @@ mod tests {
         (expected[1], expected[9], expected[11], expected[14], expected[15]) = (1.0, -0.5, 1.0, 1.0, 1.0);
         assert_eq!(seen.floats, expected);
         assert!(seen.ints.is_empty());
+    }
+
+    #[test]
+    fn numbers_can_become_floats_as_they_are() {
+        let on = Wrappers { one_hot: false, ..ALL };
+        let (mut env, mut seen) = wrapped(on);
+        step(&mut env, &[5], &mut seen).unwrap();
+        assert_eq!(seen.floats, [1.0, -0.5, 1.0, 2.0, 0.0]);
+        assert!(Wrapping::new(&Board::new().spaces, ALL).is_err());
     }
 
     #[test]
@@ -472,8 +504,13 @@ mod tests {
     fn experts_play_through_any_wrappers() {
         for bits in 0..16 {
             let on = |bit: u32| bits >> bit & 1 == 1;
-            let wrappers =
-                Wrappers { previous_action: on(0), first_step: on(1), one_hot: on(2), flat_action: on(3) };
+            let wrappers = Wrappers {
+                previous_action: on(0),
+                first_step: on(1),
+                one_hot: on(2),
+                flat_action: on(3),
+                as_floats: false,
+            };
             let (mut env, mut seen) = wrapped(wrappers);
             let mut expert = Behind::new(Corner, &env);
             let mut action = Numbers::of(&env.spaces().action);

@@ -6,11 +6,12 @@ use elmur_data::Dataset;
 use elmur_envs::{EnvConfig, EnvKind, Leaf, Space, Wrappers};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
-use elmur_model::presets::{self, Preset};
+use elmur_model::presets::{self, Preset, TrainPreset};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::evaluate::MAX_EPISODES;
+use crate::popgym;
 use crate::schedule::{Decay, Schedule, Unit};
 
 /// A whole run.
@@ -94,11 +95,17 @@ pub struct EvalConfig {
 impl RunConfig {
     /// The run that the paper does with a preset (or ours, for our own presets).
     pub fn preset(name: &str) -> Result<Self> {
+        if let Some(run) = popgym::preset(name) {
+            return run;
+        }
         let Some(Preset { model, train, .. }) = presets::find(name) else {
-            let names: Vec<&str> = presets::all().iter().map(|p| p.name).collect();
-            let nearest = crate::overrides::nearest(name, names.iter().copied());
+            let mut names: Vec<String> = presets::all().iter().map(|p| p.name.to_owned()).collect();
+            let own = names.join(", ");
+            names.extend(popgym::names());
+            let nearest = crate::overrides::nearest(name, names.iter().map(String::as_str));
             let hint = nearest.map(|n| format!(" (did you mean `{n}`?)")).unwrap_or_default();
-            return Err(Error::config("preset", format!("one of {}{hint}", names.join(", ")), name));
+            let expected = format!("one of {own}, or a POPGym task such as popgym-RepeatFirstEasy{hint}");
+            return Err(Error::config("preset", expected, name));
         };
         let steps = (model.segment_length * train.segments) as u64;
         let (env, episodes) = match name {
@@ -117,22 +124,7 @@ impl RunConfig {
         Ok(Self {
             env,
             data: DataConfig { file: None, episodes, seed: 0 },
-            train: TrainConfig {
-                seed: 0,
-                batch: train.batch,
-                segments: train.segments,
-                epochs: train.epochs as u64,
-                batches: 0,
-                lr: train.lr,
-                schedule,
-                label_smoothing: train.label_smoothing,
-                clip: train.clip,
-                weight_decay: train.weight_decay,
-                betas: train.betas,
-                checkpoint_every: 100,
-                max_loss: 1e4,
-                threads: 0,
-            },
+            train: TrainConfig::of(&train, schedule),
             // Retention far beyond the crop comes and goes while the loss stands still, so it is looked at often.
             eval: EvalConfig {
                 every: if quick { 100 } else { 50 },
@@ -250,6 +242,28 @@ impl RunConfig {
             return Ok(dataset);
         }
         Ok(elmur_data::wrap(&dataset, env.wrappers)?)
+    }
+}
+
+impl TrainConfig {
+    /// The settings that go with a model preset.
+    pub(crate) fn of(train: &TrainPreset, schedule: Schedule) -> Self {
+        Self {
+            seed: 0,
+            batch: train.batch,
+            segments: train.segments,
+            epochs: train.epochs as u64,
+            batches: 0,
+            lr: train.lr,
+            schedule,
+            label_smoothing: train.label_smoothing,
+            clip: train.clip,
+            weight_decay: train.weight_decay,
+            betas: train.betas,
+            checkpoint_every: 100,
+            max_loss: 1e4,
+            threads: 0,
+        }
     }
 }
 

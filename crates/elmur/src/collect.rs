@@ -24,7 +24,8 @@ pub struct Args {
     /// POPGym: rules of this version of the Python package, 1.0.6 or 1.0.7.
     #[arg(long, default_value = "1.0.7", value_name = "VERSION")]
     rules: String,
-    /// What to add to observations or change about actions: previous_action, first_step, one_hot, flat_action.
+    /// What to add to observations or change about actions: previous_action, first_step, one_hot or as_floats,
+    /// flat_action.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     wrappers: Vec<String>,
     /// Seed, below 2^30; other seeds give other episodes.
