@@ -5,12 +5,14 @@
 //!   stepped with given random numbers, so that traces of the Python package replay exactly ([`trace`]).
 //! - Every family has a [`Player`](crate::Player) that plays it well from observations alone.
 
+mod battleship;
 mod deck;
 mod repeat;
 mod replay;
 mod task;
 pub mod trace;
 
+pub use battleship::{Battleship, BattleshipPlayer, Ships};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use task::{Difficulty, Family, Task, Version};
