@@ -7,12 +7,14 @@
 
 mod battleship;
 mod deck;
+mod mine_sweeper;
 mod repeat;
 mod replay;
 mod task;
 pub mod trace;
 
 pub use battleship::{Battleship, BattleshipPlayer, Ships};
+pub use mine_sweeper::{MineSweeper, Mines};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use task::{Difficulty, Family, Task, Version};
