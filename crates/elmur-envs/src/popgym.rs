@@ -14,7 +14,7 @@ mod task;
 pub mod trace;
 
 pub use battleship::{Battleship, BattleshipPlayer, Ships};
-pub use mine_sweeper::{MineSweeper, Mines};
+pub use mine_sweeper::{MineSweeper, MineSweeperPlayer, Mines};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use task::{Difficulty, Family, Task, Version};

@@ -16,6 +16,12 @@ use crate::env::{Env, Step};
 use crate::error::{Error, Result};
 use crate::space::{Space, Spaces, Values, ValuesMut};
 
+mod chances;
+mod endgame;
+mod player;
+mod view;
+pub use player::MineSweeperPlayer;
+
 /// What a difficulty means.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
@@ -38,6 +44,11 @@ impl Rules {
         let found = 1.0 / clear as f64;
         let (blown, wasted) = (-(0.5 + found), -0.5 / (clear - 2) as f64);
         Self { size, cells, mines, clear, found, blown, wasted }
+    }
+
+    /// All cells, one bit each.
+    fn board(&self) -> u64 {
+        u64::MAX >> (64 - self.cells)
     }
 
     /// The 3 x 3 block around every cell, one bit per cell, row by row.

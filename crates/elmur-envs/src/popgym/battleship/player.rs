@@ -453,6 +453,8 @@ impl Player for BattleshipPlayer {
 
 #[cfg(test)]
 mod tests {
+    use elmur_rng::Rng;
+
     use super::*;
     use crate::popgym::Battleship;
     use crate::popgym::trace::tests::mean_return;
@@ -517,11 +519,20 @@ mod tests {
         }
     }
 
+    /// The chances before the first shot are those of boards as they are drawn.
     #[test]
-    fn a_ship_is_more_likely_where_it_takes_places_from_later_ships() {
-        let chart = Chart::of(Difficulty::Easy);
-        let (corner, middle) = (chart.through[0].of(0)[0], chart.through[0].of(27)[0]);
-        assert!(chart.weights[usize::from(middle)] > 1.1 * chart.weights[usize::from(corner)]);
+    fn weights_are_those_of_ships_placed_one_after_the_other() {
+        let (mut counts, rounds) = ([0u32; 64], 40_000u32);
+        for seed in 0..rounds {
+            let board = super::super::place(8, &SHIPS, &mut Rng::new(seed.into(), 2));
+            (0..64).for_each(|i| counts[i] += u32::from(board[i / 8] >> (i % 8) & 1));
+        }
+        let cells = Sums::new(Chart::of(Difficulty::Easy)).cells();
+        let all = cells.iter().sum::<f64>() / 12.0;
+        let (n, chance) = (f64::from(rounds), |sum: f64| sum / all);
+        let squared = |(count, p): (&u32, f64)| (f64::from(*count) - n * p).powi(2) / (n * p * (1.0 - p));
+        let chi: f64 = counts.iter().zip(cells.map(chance)).map(squared).sum();
+        assert!(chi < 110.0, "{chi}"); // of 64 cells: passed once in 3,000
     }
 
     #[test]
