@@ -157,6 +157,22 @@ mod tests {
         assert!((sum / 120.0 - best).abs() < 1e-9, "{} of {best}", sum / 120.0);
     }
 
+    #[test]
+    fn the_player_gives_up_a_toss_for_the_last_cell() {
+        let mut player = MineSweeperPlayer::new(Difficulty::Medium);
+        // A mine in cell 0 or 1, behind mines in 2 and 8.
+        let mines: u64 = [0, 2, 8, 33, 34, 35].iter().map(|cell| 1 << cell).sum();
+        for cell in cells(player.rules.board() & !mines & !(1 << 1)) {
+            let clue = (mines & player.rules.blocks()[cell]).count_ones() as u8;
+            player.view = player.view.with(cell, clue);
+        }
+        player.chances.find(&player.view);
+        assert_eq!((player.chances.arrangements, player.chances.mine[1]), (2.0, 0.5));
+        assert_eq!(player.guess(mines | 1 << 1), Choice::GiveUp);
+        let again = player.pick();
+        assert!(player.view.viewed >> again & 1 == 1 && player.pick() == again);
+    }
+
     /// The cells clicked, the rewards, and whether the episode was cut off.
     type Played = (Vec<[i32; 2]>, Vec<f64>, bool);
 
