@@ -7,10 +7,12 @@
 //! - [`Task::make`] and [`Task::player`] give both; [`Task::visit`] hands out their concrete types, for loops that must be fast.
 
 mod autoencode;
+mod battleship;
 mod concentration;
 mod count_recall;
 mod deck;
 mod higher_lower;
+mod mine_sweeper;
 mod repeat;
 mod replay;
 mod table;
@@ -18,9 +20,11 @@ mod task;
 pub mod trace;
 
 pub use autoencode::{Autoencode, AutoencodePlayer};
+pub use battleship::{Battleship, BattleshipPlayer, Ships};
 pub use concentration::{Concentration, ConcentrationPlayer};
 pub use count_recall::{CountRecall, CountRecallPlayer};
 pub use higher_lower::{HigherLower, HigherLowerPlayer};
+pub use mine_sweeper::{MineSweeper, MineSweeperPlayer, Mines};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use table::Visit;
