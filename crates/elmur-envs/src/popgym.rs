@@ -5,12 +5,16 @@
 //!   stepped with given random numbers, so that traces of the Python package replay exactly ([`trace`]).
 //! - Every family has a [`Player`](crate::Player) that plays it well from observations alone.
 
+mod bandit;
 mod deck;
+mod labyrinth;
 mod repeat;
 mod replay;
 mod task;
 pub mod trace;
 
+pub use bandit::MultiarmedBandit;
+pub use labyrinth::{LabyrinthEscape, LabyrinthExplore};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use task::{Difficulty, Family, Task, Version};
