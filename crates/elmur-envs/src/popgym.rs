@@ -13,8 +13,8 @@ mod replay;
 mod task;
 pub mod trace;
 
-pub use bandit::MultiarmedBandit;
-pub use labyrinth::{LabyrinthEscape, LabyrinthExplore};
+pub use bandit::{MultiarmedBandit, MultiarmedBanditPlayer};
+pub use labyrinth::{LabyrinthEscape, LabyrinthEscapePlayer, LabyrinthExplore, LabyrinthExplorePlayer};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use task::{Difficulty, Family, Task, Version};
