@@ -1,8 +1,8 @@
 //! MultiarmedBandit: find the arm that pays best and keep pulling it.
 //!
-//! 10, 20 or 30 arms, each with its own chance of a payout, uniform in [0, 1) and fixed for the episode. Observation: whether the last
-//! pull paid (0 at the start). A payout earns 1/L and a miss costs as much, with L = 200, 400 or 600 pulls, after which the episode
-//! is cut off.
+//! 10, 20 or 30 arms, each with its own chance of a payout, uniform in [0, 1) and fixed for the episode.
+//! Observation: whether the last pull paid (0 at the start). A payout earns 1/L and a miss costs as much,
+//! with L = 200, 400 or 600 pulls, after which the episode is cut off.
 
 use std::sync::OnceLock;
 
@@ -110,9 +110,9 @@ impl Replay for MultiarmedBandit {
     }
 }
 
-/// Pulls the arm with the largest Gittins index. An arm's chance is Beta(1 + payouts, 1 + misses) distributed; its index is the sure
-/// payment per pull for which one would just as well give the arm up, when the future is discounted by 1 - 1/horizon per pull.
-/// The horizon is [`STRETCH`] times the pulls left.
+/// Pulls the arm with the largest Gittins index. An arm's chance is Beta(1 + payouts, 1 + misses)
+/// distributed; its index is the sure payment per pull for which one would just as well give the arm up, when
+/// the future is discounted by 1 - 1/horizon per pull. The horizon is 1.25 times the pulls left.
 #[derive(Debug, Clone)]
 pub struct MultiarmedBanditPlayer {
     /// Pulls and payouts of every arm.
@@ -159,7 +159,8 @@ impl Player for MultiarmedBanditPlayer {
     }
 }
 
-/// Gittins indices of arms pulled up to [`Indices::PULLS`] times, for horizons 1, [`Horizon::RATIO`], ... : a twentieth of a second's work.
+/// Gittins indices of arms pulled up to [`Indices::PULLS`] times, for horizons 1, [`Horizon::RATIO`] and so
+/// on: a tenth of a second of work.
 struct Indices {
     levels: Vec<Vec<f64>>,
 }
@@ -174,8 +175,8 @@ impl Indices {
         })
     }
 
-    /// For arms pulled more often than those of the table: the index's excess over the mean is a function of horizon / pulls, times the
-    /// standard deviation, which goes as 1 / sqrt(pulls).
+    /// For arms pulled more often than those of the table: the index's excess over the mean is a function of
+    /// horizon / pulls, times the standard deviation, which goes as 1 / sqrt(pulls).
     fn index(&self, pulls: u32, payouts: u32, horizon: Horizon) -> f64 {
         let (pulls, payouts) = (pulls as usize, payouts as usize);
         if pulls <= Self::PULLS {
@@ -237,7 +238,8 @@ fn row(pulls: usize) -> usize {
 /// gain = mean - c + discount * (mean * max(gain after a payout, 0) + (1 - mean) * max(gain after a miss, 0))
 /// ```
 ///
-/// and the index is the c at which it is 0; it is found between neighbours on a grid. After 140 pulls the chance counts as known.
+/// and the index is the c at which it is 0; it is found between neighbours on a grid. After 140 pulls the
+/// chance counts as known.
 fn gittins(discount: f64) -> Vec<f64> {
     const DEPTH: usize = 140;
     const GRID: usize = 200;
@@ -344,8 +346,8 @@ mod tests {
         assert_eq!(play(1), one);
     }
 
-    /// Chances are uniform: chi-square of 20 classes, first and last arm apart, and of the pair of both. Payouts are as frequent as
-    /// chances say, class by class.
+    /// Chances are uniform: chi-square of 20 classes, first and last arm apart, and of the pair of both.
+    /// Payouts are as frequent as chances say, class by class.
     #[test]
     fn arms_and_payouts_have_their_distributions() {
         let (mut env, mut seen, rounds) = (MultiarmedBandit::new(Difficulty::Easy), [0], 8000);

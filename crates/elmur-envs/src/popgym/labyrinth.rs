@@ -1,14 +1,16 @@
 //! LabyrinthEscape and LabyrinthExplore: find the goal of a maze, or visit all of it.
 //!
-//! Grid of S x S, S = 11, 15 or 19. Cells with two odd coordinates are rooms; passages between neighbouring rooms make them a tree,
-//! dug by hunt-and-kill. The start lies on the border in front of a room, the goal on the opposite border (Explore has a wall there).
+//! Grid of S x S, S = 11, 15 or 19. Cells with two odd coordinates are rooms; passages between neighbouring
+//! rooms make them a tree, dug by hunt-and-kill. The start lies on the border in front of a room, the goal on
+//! the opposite border (Explore has a wall there).
 //!
-//! - Observation: the 3 x 3 cells around the agent row by row (0 free, 1 wall, 2 start, 3 goal) and the last action (4 at the start).
-//!   Windows begin no earlier than row 0 and column 0: on those the agent stands in the window's first row or column, and
-//!   what is missing at the far side is filled with walls.
+//! - Observation: the 3 x 3 cells around the agent row by row (0 free, 1 wall, 2 start, 3 goal) and the last
+//!   action (4 at the start). Windows begin no earlier than row 0 and column 0: on those the agent stands in
+//!   the window's first row or column, and what is missing at the far side is filled with walls.
 //! - Actions: left, right, up, down; into a wall nothing moves.
-//! - Escape: every step costs 1/1024, the goal pays 1 and ends the episode. Explore: a new cell pays 1/(number of free cells), any
-//!   other step costs 1/1024, the last free cell ends the episode. Both are cut off at step 1023.
+//! - Escape: every step costs 1/1024, the goal pays 1 and ends the episode. Explore: a new cell pays
+//!   1/(number of free cells), any other step costs 1/1024, the last free cell ends the episode. Both are cut
+//!   off at step 1023.
 
 mod player;
 
@@ -122,8 +124,8 @@ impl Maze {
         self.left = STEPS;
     }
 
-    /// Hunt-and-kill: walk from a random room into solid neighbours until there are none, then S^2 times look at a random room
-    /// and walk on from it if it is dug. A few mazes in 100,000 keep a solid room.
+    /// Hunt-and-kill: walk from a random room into solid neighbours until there are none, then S^2 times look
+    /// at a random room and walk on from it if it is dug. A few mazes in 100,000 keep a solid room.
     fn dig(&mut self, rng: &mut Rng) {
         self.grid = self.rock;
         let count = self.rooms.len() as u32;
@@ -233,7 +235,8 @@ impl Maze {
     }
 }
 
-/// Digs from a room on into solid neighbours, each equally likely, until there are none. Returns how many it dug.
+/// Digs from a room on into solid neighbours, each equally likely, until there are none. Returns how many it
+/// dug.
 fn walk(grid: &mut [u8; BYTES], mut room: usize, rng: &mut Rng) -> u32 {
     let mut dug = 0;
     loop {
@@ -552,8 +555,9 @@ mod tests {
         }
     }
 
-    /// All rooms dug and connected by as few passages as possible. Longest ways and ways to the goal are on average those of the
-    /// package's mazes (from returns of players who know the maze, rounded to half a step).
+    /// All rooms dug and connected by as few passages as possible. Longest ways and ways to the goal are on
+    /// average those of the package's mazes (from returns of players who know the maze, rounded to half a
+    /// step).
     #[test]
     fn mazes_are_trees_as_deep_as_the_packages() {
         // Tolerances: four standard errors and the rounding.
@@ -611,7 +615,8 @@ mod tests {
         assert!(chi(counts.map(|side| side.as_flattened().iter().sum())) < 16.3);
     }
 
-    /// A wall is open as often as its seven images under turns and reflections, and all together as often as trees ask.
+    /// A wall is open as often as its seven images under turns and reflections, and all together as often as
+    /// trees ask.
     #[test]
     fn walls_have_no_preferred_direction() {
         let (mut maze, rounds) = (Maze::new(Difficulty::Easy), 6000);

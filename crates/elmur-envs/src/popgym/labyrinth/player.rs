@@ -1,8 +1,8 @@
 //! Players of both labyrinths. They draw a map of rooms while they walk, and decide in rooms only.
 //!
-//! The map's rows count from the start's side, its columns from the start: where along its side the start lies is not shown, so
-//! the maze may reach further to either side until as many columns as it has are known. A *door* is a room not visited yet
-//! next to one that is, with an open passage between.
+//! The map's rows count from the start's side, its columns from the start: where along its side the start
+//! lies is not shown, so the maze may reach further to either side until as many columns as it has are known.
+//! A *door* is a room not visited yet next to one that is, with an open passage between.
 
 use super::{FREE, GOAL, START, WALL, rooms};
 use crate::env::Player;
@@ -84,7 +84,8 @@ impl Map {
         (1..=self.size).contains(&(room / WIDTH)) && column + self.size > most && column < least + self.size
     }
 
-    /// Takes an observation in. The action, unless there is something to decide: then `self.doors` holds at least one door.
+    /// Takes an observation in. The action, unless there is something to decide: then `self.doors` holds at
+    /// least one door.
     fn look(&mut self, observation: &[i32]) -> Option<usize> {
         let sees = |i: usize, cell: u8| observation.get(i).is_some_and(|seen| *seen == i32::from(cell));
         if let Some(action) = self.settled {
@@ -165,7 +166,8 @@ impl Map {
         }
     }
 
-    /// Fewest passages to every unvisited room from the nearest of the given ones, if all walls not seen were open.
+    /// Fewest passages to every unvisited room from the nearest of the given ones, if all walls not seen were
+    /// open.
     fn flood(&self, from: impl Iterator<Item = usize>) -> [u8; ROOMS] {
         let mut distances = [FAR; ROOMS];
         let mut queue = [0u8; ROOMS];
@@ -191,8 +193,9 @@ impl Map {
     }
 }
 
-/// Goes through the door with the shortest possible way to the goal, steps over unknown ground counting one and a half: as the
-/// goal lies on the far side, before a room not visited yet, doors behind which no such room can be reached are left alone.
+/// Goes through the door with the shortest possible way to the goal, steps over unknown ground counting one
+/// and a half: as the goal lies on the far side, before a room not visited yet, doors behind which no such
+/// room can be reached are left alone.
 #[derive(Debug, Clone)]
 pub struct LabyrinthEscapePlayer(Map);
 
@@ -223,8 +226,9 @@ impl Player for LabyrinthEscapePlayer {
     }
 }
 
-/// Visits room after room. As all but the way to the last room is walked twice, that way should be long: of all doors, the one
-/// that promises the longest is left for last, and of the others the nearest comes first that does not lie the same way.
+/// Visits room after room. As all but the way to the last room is walked twice, that way should be long: of
+/// all doors, the one that promises the longest is left for last, and of the others the nearest comes first
+/// that does not lie the same way.
 #[derive(Debug, Clone)]
 pub struct LabyrinthExplorePlayer(Map);
 
@@ -250,8 +254,8 @@ impl Player for LabyrinthExplorePlayer {
     }
 }
 
-/// Depth behind a door is guessed as half the rooms of the unknown ground there, shared among the doors that lead to it; guesses
-/// from sampled mazes did no better.
+/// Depth behind a door is guessed as half the rooms of the unknown ground there, shared among the doors that
+/// lead to it; guesses from sampled mazes did no better.
 fn next_way(map: &Map) -> u8 {
     let (mut longest, mut last) = (f64::NEG_INFINITY, 0);
     if map.doors.len() > 1 {
