@@ -7,11 +7,13 @@
 //! - [`Task::make`] and [`Task::player`] give both; [`Task::visit`] hands out their concrete types, for loops that must be fast.
 
 mod autoencode;
+mod bandit;
 mod battleship;
 mod concentration;
 mod count_recall;
 mod deck;
 mod higher_lower;
+mod labyrinth;
 mod mine_sweeper;
 mod repeat;
 mod replay;
@@ -20,10 +22,12 @@ mod task;
 pub mod trace;
 
 pub use autoencode::{Autoencode, AutoencodePlayer};
+pub use bandit::{MultiarmedBandit, MultiarmedBanditPlayer};
 pub use battleship::{Battleship, BattleshipPlayer, Ships};
 pub use concentration::{Concentration, ConcentrationPlayer};
 pub use count_recall::{CountRecall, CountRecallPlayer};
 pub use higher_lower::{HigherLower, HigherLowerPlayer};
+pub use labyrinth::{LabyrinthEscape, LabyrinthEscapePlayer, LabyrinthExplore, LabyrinthExplorePlayer};
 pub use mine_sweeper::{MineSweeper, MineSweeperPlayer, Mines};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
