@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use elmur_data::Dataset;
+use elmur_data::{Dataset, collect};
 use elmur_envs::{EnvConfig, EnvKind, Leaf, Space, Wrappers};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::evaluate::MAX_EPISODES;
 use crate::popgym;
+use crate::run::Stop;
 use crate::schedule::{Decay, Schedule, Unit};
 
 /// A whole run.
@@ -99,13 +100,7 @@ impl RunConfig {
             return run;
         }
         let Some(Preset { model, train, .. }) = presets::find(name) else {
-            let mut names: Vec<String> = presets::all().iter().map(|p| p.name.to_owned()).collect();
-            let own = names.join(", ");
-            names.extend(popgym::names());
-            let nearest = crate::overrides::nearest(name, names.iter().map(String::as_str));
-            let hint = nearest.map(|n| format!(" (did you mean `{n}`?)")).unwrap_or_default();
-            let expected = format!("one of {own}, or a POPGym task such as popgym-RepeatFirstEasy{hint}");
-            return Err(Error::config("preset", expected, name));
+            return Err(Error::config("preset", Self::expected_preset(name), name));
         };
         let steps = (model.segment_length * train.segments) as u64;
         let (env, episodes) = match name {
@@ -135,6 +130,16 @@ impl RunConfig {
             },
             model,
         })
+    }
+
+    /// What to say to someone who asked for a preset of this name, which there is not.
+    pub fn expected_preset(name: &str) -> String {
+        let mut names: Vec<String> = presets::all().iter().map(|p| p.name.to_owned()).collect();
+        let own = names.join(", ");
+        names.extend(popgym::names());
+        let nearest = crate::overrides::nearest(name, names.iter().map(String::as_str));
+        let hint = nearest.map(|n| format!(" (did you mean `{n}`?)")).unwrap_or_default();
+        format!("one of {own}, or a POPGym task such as popgym-RepeatFirstEasy{hint}")
     }
 
     /// Checks everything that the types leave open.
@@ -189,7 +194,7 @@ impl RunConfig {
             let most = 1 << 28;
             let count = self.data.episodes;
             check((1..=most).contains(&count), "data.episodes", &format!("1 to {most}"), count.to_string())?;
-            elmur_data::collect::spaces(env)?;
+            collect::spaces(env)?;
         }
         if let Some(env) = self.validation_env() {
             check_spaces(&self.model, env.evaluation()?.spaces(), "environment")?;
@@ -212,23 +217,30 @@ impl RunConfig {
 
     /// The demonstrations: read from `data.file`, or played by the expert.
     pub fn dataset(&self) -> Result<Dataset> {
+        self.watched_dataset(&Stop::default(), &mut |_| {})
+    }
+
+    /// [`Self::dataset`] for someone who waits: `progress` hears how many episodes the expert has played.
+    pub fn watched_dataset(&self, stop: &Stop, progress: &mut dyn FnMut(usize)) -> Result<Dataset> {
         if let Some(file) = &self.data.file {
             return self.read(file);
         }
         let env = self.env.ok_or_else(|| Error::config("data.file", "a dataset", "null"))?;
         let mut episodes = Vec::with_capacity(self.data.episodes.min(1 << 20));
-        elmur_data::collect::collect(
-            &env,
-            self.data.episodes,
-            self.data.seed,
-            self.train.threads,
-            |episode| {
-                episodes.push(episode);
-                Ok(())
-            },
-        )?;
-        let metadata = elmur_data::collect::metadata(&env, self.data.seed);
-        Ok(Dataset::from_episodes(elmur_data::collect::spaces(&env)?, metadata, episodes)?)
+        let keep = |episode| {
+            episodes.push(episode);
+            progress(episodes.len());
+            let interrupted = std::io::Error::from(std::io::ErrorKind::Interrupted);
+            let path = PathBuf::new();
+            if stop.requested() { Err(elmur_data::Error::Io { path, cause: interrupted }) } else { Ok(()) }
+        };
+        let played = collect::collect(&env, self.data.episodes, self.data.seed, self.train.threads, keep);
+        if stop.requested() {
+            return Err(Error::Stopped);
+        }
+        played?;
+        let metadata = collect::metadata(&env, self.data.seed);
+        Ok(Dataset::from_episodes(collect::spaces(&env)?, metadata, episodes)?)
     }
 
     /// A dataset file or folder. Plain data of the environment gets the environment's wrappers.

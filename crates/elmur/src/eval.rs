@@ -89,6 +89,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
     for length in lengths {
         let mut scores = Vec::new();
         let mut single = None;
+        let mut successful = true;
         for (run, (path, checkpoint, env, trained)) in policies.iter().enumerate() {
             let what = Evaluation {
                 model: &checkpoint.config,
@@ -101,6 +102,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
             };
             let outcome = with_bar(&label(&what.env), &what, stop)?;
             let (score, returns) = (outcome.score(), outcome.returns());
+            successful = outcome.episodes[0].success.is_some();
             if args.json {
                 let row = json!({
                     "checkpoint": path.display().to_string(), "env": env.name.name(), "train_length": trained,
@@ -120,18 +122,20 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         if args.json {
             let row = json!({
                 "env": policies[0].2.name.name(), "length": length, "runs": scores.len(), "episodes": args.episodes,
-                "score": score.mean, "sem": score.sem, "sem_over": over,
+                "score": score.mean, "sem": score.sem, "sem_over": over, "good_return": first.best_return(),
             });
             say(&row.to_string());
         } else {
             say(&format!(
-                "{}: {:.3} ± {:.3} ({} run{} x {} episodes, ± over {over})",
+                "{}: {:.3} ± {:.3} ({} run{} x {} episodes, ± over {over}{})",
                 label(&EnvConfig { length, ..first }),
                 score.mean,
                 score.sem,
                 scores.len(),
                 if scores.len() == 1 { "" } else { "s" },
-                args.episodes
+                args.episodes,
+                // Where the score is a return, what it could be.
+                if successful { String::new() } else { format!("; good play: {:.3}", first.best_return()) }
             ));
         }
         points.push((length, score.mean, score.sem));

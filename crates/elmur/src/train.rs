@@ -47,13 +47,13 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
             let changes: Vec<String> = preset.iter().cloned().chain(changes).collect();
             let folder = RunFolder::open(path)?;
             let config = overrides::apply(&folder.config()?, &changes)?;
-            let dataset = config.dataset()?;
+            let dataset = dataset(&config, stop)?;
             (folder, config, dataset)
         }
         (None, Some(preset)) => {
             let config = overrides::apply(&RunConfig::preset(preset)?, &changes)?;
             // Everything that can be wrong is found before anything is written.
-            let dataset = config.dataset()?;
+            let dataset = dataset(&config, stop)?;
             drop(Trainer::new(&config, &dataset, &Pool::new(1))?);
             let path = args
                 .out
@@ -68,6 +68,14 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
     };
     let ended = watch(&folder, &config, &dataset, args.resume.is_some(), stop)?;
     conclude(&folder, ended)
+}
+
+/// The demonstrations, with a progress bar while the expert plays.
+fn dataset(config: &RunConfig, stop: &Stop) -> Result<Dataset> {
+    let mut bar = Bar::new("collecting", 0, config.data.episodes as u64);
+    let dataset = config.watched_dataset(stop, &mut |done| bar.update(done as u64, "episodes", ""));
+    bar.finish();
+    dataset
 }
 
 /// Trains with a progress bar.

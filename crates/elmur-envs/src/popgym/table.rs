@@ -5,11 +5,7 @@ use elmur_pool::Pool;
 use super::replay::Replay;
 use super::task::{Family, Task, Version};
 use super::trace::{Report, Trace};
-use super::{
-    Autoencode, AutoencodePlayer, Concentration, ConcentrationPlayer, CountRecall, CountRecallPlayer,
-    HigherLower, HigherLowerPlayer,
-};
-use super::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
+use super::*;
 use crate::env::{Env, Player};
 use crate::error::Result;
 use crate::vec_env::{AnyVecEnv, VecEnv};
@@ -32,9 +28,20 @@ impl Task {
         let (d, v) = (self.difficulty, version);
         match self.family {
             Family::Autoencode => visitor.visit(|| Autoencode::new(d), || AutoencodePlayer::new(d)),
+            Family::Battleship => visitor.visit(|| Battleship::new(d), || BattleshipPlayer::new(d)),
             Family::Concentration => visitor.visit(|| Concentration::new(d), || ConcentrationPlayer::new(d)),
             Family::CountRecall => visitor.visit(|| CountRecall::new(d, v), || CountRecallPlayer::new(d, v)),
             Family::HigherLower => visitor.visit(|| HigherLower::new(d), || HigherLowerPlayer::new(d)),
+            Family::LabyrinthEscape => {
+                visitor.visit(|| LabyrinthEscape::new(d), || LabyrinthEscapePlayer::new(d))
+            }
+            Family::LabyrinthExplore => {
+                visitor.visit(|| LabyrinthExplore::new(d), || LabyrinthExplorePlayer::new(d))
+            }
+            Family::MineSweeper => visitor.visit(|| MineSweeper::new(d, v), || MineSweeperPlayer::new(d)),
+            Family::MultiarmedBandit => {
+                visitor.visit(|| MultiarmedBandit::new(d), || MultiarmedBanditPlayer::new(d))
+            }
             Family::RepeatPrevious => {
                 visitor.visit(|| RepeatPrevious::new(d), || RepeatPreviousPlayer::new(d))
             }
