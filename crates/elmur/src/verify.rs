@@ -43,16 +43,16 @@ fn name(file: &Path) -> String {
 /// POPGym: observations and flags exactly, rewards to 1e-9, states of control tasks in every bit.
 fn verify_tasks(files: &[&PathBuf], as_json: bool) -> Result<bool> {
     let mut fine = true;
-    if !files.is_empty() && !as_json {
-        say(
-            "wrong                                            rules episodes  steps  observations  flags  states   rewards by",
-        );
-    }
-    for file in files {
+    for (index, file) in files.iter().enumerate() {
         let trace = Trace::read(file)?;
         let report = trace.verify()?;
         fine &= report.exact();
         let rules = trace.version().name();
+        if index == 0 && !as_json {
+            say(
+                "wrong                                            rules episodes  steps  observations  flags  states   rewards by",
+            );
+        }
         if as_json {
             let row = json!({
                 "file": file.display().to_string(), "env": trace.env, "rules": rules, "ok": report.exact(),
