@@ -5,12 +5,16 @@
 //!   stepped with given random numbers, so that traces of the Python package replay exactly ([`trace`]).
 //! - Every family has a [`Player`](crate::Player) that plays it well from observations alone.
 
+mod cartpole;
 mod deck;
+mod pendulum;
 mod repeat;
 mod replay;
 mod task;
 pub mod trace;
 
+pub use cartpole::{NoisyPositionOnlyCartPole, PositionOnlyCartPole, VelocityOnlyCartpole};
+pub use pendulum::{NoisyPositionOnlyPendulum, PositionOnlyPendulum};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use task::{Difficulty, Family, Task, Version};
