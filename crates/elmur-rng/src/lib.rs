@@ -156,6 +156,13 @@ impl Rng {
         low + (high - low) * unit(self.bits())
     }
 
+    /// Two independent standard normal numbers, from two draws.
+    #[inline]
+    pub fn normals(&mut self) -> [f64; 2] {
+        let (a, b) = (self.bits(), self.bits());
+        box_muller(a, b)
+    }
+
     /// Puts the items in a random order, each equally likely.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
@@ -172,13 +179,15 @@ pub fn unit(draw: u32) -> f64 {
 
 /// Four standard normal numbers from one block: pairs (0, 1) and (2, 3) by Box-Muller.
 pub fn normals(draws: [u32; 4]) -> [f64; 4] {
-    let pair = |a: u32, b: u32| {
-        let radius = (-2.0 * ((f64::from(a) + 1.0) * (1.0 / 4_294_967_296.0)).ln()).sqrt();
-        let (sin, cos) = (std::f64::consts::TAU * unit(b)).sin_cos();
-        [radius * cos, radius * sin]
-    };
-    let ([a, b], [c, d]) = (pair(draws[0], draws[1]), pair(draws[2], draws[3]));
+    let ([a, b], [c, d]) = (box_muller(draws[0], draws[1]), box_muller(draws[2], draws[3]));
     [a, b, c, d]
+}
+
+#[inline]
+fn box_muller(a: u32, b: u32) -> [f64; 2] {
+    let radius = (-2.0 * ((f64::from(a) + 1.0) * (1.0 / 4_294_967_296.0)).ln()).sqrt();
+    let (sin, cos) = (std::f64::consts::TAU * unit(b)).sin_cos();
+    [radius * cos, radius * sin]
 }
 
 /// Draws below this are dropped: `p` as a 32-bit threshold.
@@ -247,5 +256,8 @@ mod tests {
         Stream::new(1, 0, 1).fill_normal(&mut x, 2.0);
         let (mean, variance) = moments(&x);
         assert!(mean.abs() < 0.04 && (variance - 4.0).abs() < 0.1, "{mean} {variance}");
+        let block = Stream::new(3, 0, 1).block(0);
+        let mut rng = Rng::new(3, 1);
+        assert_eq!([rng.normals(), rng.normals()].as_flattened(), normals(block));
     }
 }
