@@ -15,9 +15,6 @@ use crate::env::{Env, Step};
 use crate::error::{Error, Result};
 use crate::space::{Space, Spaces, Values, ValuesMut};
 
-
-
-
 /// Largest number of a first state.
 const START: f64 = 0.05;
 /// Largest observed position and angle.

@@ -16,9 +16,6 @@ use crate::env::{Env, Step};
 use crate::error::{Error, Result};
 use crate::space::{Space, Spaces, Values, ValuesMut};
 
-
-
-
 const TAU: f64 = 0.05;
 const MAX_SPEED: f64 = 8.0;
 const MAX_TORQUE: f32 = 2.0;
