@@ -72,7 +72,7 @@ fn ours(task: Task) -> Result<RunConfig> {
     };
     let mut run = run(env, model, &train, schedule);
     run.train.batches = 3000;
-    run.eval.every = 250;
+    run.eval.every = 100;
     // Where the best return is certain there is something to reach.
     run.eval.target = (task.good_return() == 1.0).then_some(0.995);
     Ok(run)
