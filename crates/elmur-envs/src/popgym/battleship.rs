@@ -1,11 +1,13 @@
-//! Battleship: find every cell of four hidden ships, of 2, 3, 3 and 4 cells, on a board of 8, 10 or 12 cells a side.
+//! Battleship: find every cell of four hidden ships, of 2, 3, 3 and 4 cells, on a board of 8, 10 or 12 cells
+//! a side.
 //!
-//! Observation: 1 if the last shot hit something new, else 0 (also for a cell shot at before, and at the start). Nothing tells that a
-//! ship is sunk. Action: row and column. A hit pays 1/12; any other shot costs 1 / (cells - 12), so that sweeping the whole board
-//! sums to 0. The episode terminates with the twelfth hit and is truncated after as many shots as there are cells; both can fall
-//! on the same shot.
+//! Observation: 1 if the last shot hit something new, else 0 (also for a cell shot at before, and at the
+//! start). Nothing tells that a ship is sunk. Action: row and column. A hit pays 1/12; any other shot costs
+//! 1 / (cells - 12), so that sweeping the whole board sums to 0. The episode terminates with the twelfth hit
+//! and is truncated after as many shots as there are cells; both can fall on the same shot.
 //!
-//! The ships are placed in that order, each uniformly over the places that are still free for it; ships may touch.
+//! The ships are placed in that order, each uniformly over the places that are still free for it; ships may
+//! touch.
 
 use elmur_rng::Rng;
 use serde::Deserialize;
@@ -72,7 +74,8 @@ impl Battleship {
     }
 }
 
-/// Draws a board. Every place on the board is as likely as any other, and draws until one is free leave it so among the free ones.
+/// Draws a board. Every place on the board is as likely as any other, and draws until one is free leave it so
+/// among the free ones.
 fn place(size: usize, ships: &[usize], rng: &mut Rng) -> Board {
     let mut board: Board = [0; 16];
     for length in ships {
@@ -294,8 +297,8 @@ mod tests {
         assert_eq!(boards(3), first);
     }
 
-    /// The two-cell ship is uniform over its 112 places and the next one over those that it leaves: the chances of every cell
-    /// follow from counting.
+    /// The two-cell ship is uniform over its 112 places and the next one over those that it leaves: the
+    /// chances of every cell follow from counting.
     #[test]
     fn ships_are_placed_one_after_the_other_each_uniformly() {
         let places = |length: usize| -> Vec<u64> {

@@ -1,9 +1,10 @@
 //! MineSweeper: uncover every cell without a mine; 4 x 4 cells with 2 mines, 6 x 6 with 6 or 8 x 8 with 10.
 //!
-//! Observation: the number of mines in the 3 x 3 block around the clicked cell, that cell included; 0 at the start. Action: row and
-//! column. There are L = cells - mines cells to find. A new clear cell pays 1/L, a mine costs 0.5 + 1/L and ends the episode, a cell
-//! viewed before costs 0.5 / (L - 2). The episode terminates when all clear cells are found and is truncated at step L, so that one
-//! wasted click makes it impossible to find them all.
+//! Observation: the number of mines in the 3 x 3 block around the clicked cell, that cell included; 0 at the
+//! start. Action: row and column. There are L = cells - mines cells to find. A new clear cell pays 1/L, a
+//! mine costs 0.5 + 1/L and ends the episode, a cell viewed before costs 0.5 / (L - 2). The episode
+//! terminates when all clear cells are found and is truncated at step L, so that one wasted click makes it
+//! impossible to find them all.
 //!
 //! In 1.0.6 it is truncated at step L + 1, also when it terminates on that step.
 

@@ -1,9 +1,10 @@
 //! Shoots where a ship is most likely.
 //!
-//! The chance of every cell is a sum over all fleets that agree with the shots so far. A fleet splits in one way into ships that
-//! lie on hits and ships that lie on cells never shot at. The former are enumerated: the first hit that no ship covers yet must be
-//! covered by one of the ships left. The latter are summed without enumerating them: with S the sum of the weights w of a ship's
-//! free places and K(b) that of the places that overlap place b,
+//! The chance of every cell is a sum over all fleets that agree with the shots so far. A fleet splits in one
+//! way into ships that lie on hits and ships that lie on cells never shot at. The former are enumerated: the
+//! first hit that no ship covers yet must be covered by one of the ships left. The latter are summed without
+//! enumerating them: with S the sum of the weights w of a ship's free places and K(b) that of the places that
+//! overlap place b,
 //!
 //! ```text
 //! one ship left:     T(b) = w(b)
@@ -11,15 +12,16 @@
 //! three, b, c, d:    T(b) = w(b) ((S_c - K_c(b)) (S_d - K_d(b)) - overlapping pairs (c, d) that avoid b)
 //! ```
 //!
-//! are the weights of all fleets with a ship at b. The pairs that avoid b are all pairs less those in which c or d meets b; pairs in
-//! which both do are so taken off twice. They are few: to put them back changed the return by less than 0.0005 and took three times
-//! as long. Before the first hit all four ships are free; then the places of the longest are
-//! enumerated too, which costs more, but all episodes share these shots (each is the only answer to a row of misses), so they
-//! are found once per process.
+//! are the weights of all fleets with a ship at b. The pairs that avoid b are all pairs less those in which c
+//! or d meets b; pairs in which both do are so taken off twice. They are few: to put them back changed the
+//! return by less than 0.0005 and took two to four times as long. Before the first hit all four ships are
+//! free; then the places of the longest are enumerated too, which costs more, but all episodes share these
+//! shots (each is the only answer to a row of misses), so they are found once per process.
 //!
-//! The weights: a fleet placed ship by ship has the chance 1 / (n_1 n_2 n_3 n_4) with n_i the places that the ships before leave
-//! for ship i. The share of the n places of a later ship that a ship takes away is k/n, so a ship's weight is the product of
-//! 1 / (1 - k/n) over the ships placed after it. (Shares of several ships multiply only on average; the error is of second order.)
+//! The weights: a fleet placed ship by ship has the chance 1 / (n_1 n_2 n_3 n_4) with n_i the places that the
+//! ships before leave for ship i. The share of the n places of a later ship that a ship takes away is k/n, so
+//! a ship's weight is the product of 1 / (1 - k/n) over the ships placed after it. (Shares of several ships
+//! multiply only on average; the error is of second order.)
 
 use std::sync::OnceLock;
 
@@ -148,7 +150,8 @@ impl Chart {
                 let kept = |later: usize| {
                     1.0 - overlaps[later].of(p).len() as f64 / (starts[later + 1] - starts[later]) as f64
                 };
-                // The two ships of three cells are alike to the sums: each has the (geometric) mean of both weights.
+                // The two ships of three cells are alike to the sums: each has the (geometric) mean of both
+                // weights.
                 weights[p] = match kind {
                     0 => 1.0 / (kept(1) * kept(1) * kept(2)),
                     1 => 1.0 / (kept(1).sqrt() * kept(2)),
@@ -292,7 +295,8 @@ impl Sums {
         added
     }
 
-    /// Adds the fleets that have these ships in place and all others on cells without a shot. Returns their weight.
+    /// Adds the fleets that have these ships in place and all others on cells without a shot. Returns their
+    /// weight.
     fn finish(&mut self, placed: &Placed, weight: f64) -> f64 {
         let chart = self.chart;
         let mut kinds = [0; 4];
@@ -512,7 +516,8 @@ mod tests {
             let error = largest_error(after(5, 5, shots));
             assert!(error < 1e-12, "{shots:?}: {error}");
         }
-        // Three or four ships free: pairs that meet the third at both ends are left out, here on a fifth of the board.
+        // Three or four ships free: pairs that meet the third at both ends are left out, here on a fifth of
+        // the board.
         for shots in [&[(9, true)][..], &[(12, false)]] {
             let error = largest_error(after(5, 5, shots));
             assert!(error < 0.05, "{shots:?}: {error}");

@@ -1,8 +1,9 @@
 //! Exact chances of mines.
 //!
-//! Unviewed cells that touch the same viewed cells are alike: only their number of mines matters. These groups hang together by the
-//! clues (viewed cells) they share; each such component is enumerated, group by group, for the number of its arrangements with m
-//! mines, and components, together with the cells that touch no clue, are combined by the total number of mines.
+//! Unviewed cells that touch the same viewed cells are alike: only their number of mines matters. These
+//! groups hang together by the clues (viewed cells) they share; each such component is enumerated, group by
+//! group, for the number of its arrangements with m mines, and components, together with the cells that touch
+//! no clue, are combined by the total number of mines.
 
 use super::Rules;
 use super::view::{View, cells};
@@ -82,7 +83,8 @@ impl Chances {
         self.combine(rest);
     }
 
-    /// Finds groups and components; groups of a component follow one another, ordered so that clues are complete early.
+    /// Finds groups and components; groups of a component follow one another, ordered so that clues are
+    /// complete early.
     fn group(&mut self, view: &View, unknown: u64) {
         self.groups.clear();
         self.components.clear();
@@ -148,7 +150,8 @@ impl Chances {
 
     fn combine(&mut self, rest: u64) {
         let free = rest.count_ones() as usize;
-        // Arrangements of the rest of the board, by the mines that components leave for it; then with one cell of it a mine.
+        // Arrangements of the rest of the board, by the mines that components leave for it; then with one
+        // cell of it a mine.
         let outside: Counts =
             std::array::from_fn(|m| if m <= self.mines { self.choose[free][self.mines - m] } else { 0.0 });
         let all = self.components.iter().fold(one(), |all, component| product(&all, &component.1));

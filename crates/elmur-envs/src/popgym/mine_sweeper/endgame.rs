@@ -1,17 +1,18 @@
 //! The best play where few arrangements of mines are left.
 //!
-//! With L clear cells, s = 1/L and the costs b of a mine and w of a wasted click, the expected return from here on is, with k clear
-//! cells to go,
+//! With L clear cells, s = 1/L and the costs b of a mine and w of a wasted click, the expected return from
+//! here on is, with k clear cells to go,
 //!
 //! ```text
 //! one arrangement left:      k s
-//! some cell surely clear:    s + mean over arrangements of the value after its clue (it must be clicked anyway)
+//! some cell surely clear:    s + mean value after its clue (it must be clicked anyway)
 //! else the larger of
 //!     giving up:             -k w: clicks on a viewed cell until the episode is cut off
-//!     any cell:              -p b + (1 - p) s + mean over arrangements without a mine there of the value after its clue
+//!     any cell:              -p b + (1 - p) (s + mean value after its clue), p its chance of a mine
 //! ```
 //!
-//! A wasted click makes the last clear cell unreachable and teaches nothing, so there is no point in wasting one and going on.
+//! A wasted click makes the last clear cell unreachable and teaches nothing, so there is no point in wasting
+//! one and going on.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -33,8 +34,8 @@ pub(super) struct Endgame {
     blocks: [u64; 64],
     /// Lists of arrangements, one on top of the other, each with the clue that told it from its neighbours.
     lists: Vec<(u32, u64)>,
-    /// Positions in which nothing is surely clear, by a hash of their arrangements and their number. (The arrangements tell
-    /// what has been viewed: all that is clear in all of them.)
+    /// Positions in which nothing is surely clear, by a hash of their arrangements and their number. (The
+    /// arrangements tell what has been viewed: all that is clear in all of them.)
     known: HashMap<(u64, usize), (f64, Choice)>,
 }
 
@@ -189,7 +190,8 @@ mod tests {
 
     #[test]
     fn a_toss_for_the_last_cell_is_given_up() {
-        // A mine in cell 0 or 1, behind mines in 2 and 8: an even chance of 0.033 or -0.533, or -0.018 for a wasted click.
+        // A mine in cell 0 or 1, behind mines in 2 and 8: an even chance of 0.033 or -0.533, or -0.018 for a
+        // wasted click.
         let (mut endgame, view) = view(&[0, 2, 8, 33, 34, 35], &[1]);
         let (value, choice) = endgame.solve(&view);
         assert_eq!(choice, Choice::GiveUp);

@@ -1,9 +1,10 @@
 //! Clicks what is surely clear; guesses as well as it can.
 //!
-//! Where nothing is surely clear and few arrangements of the mines are left, the best guess, or to give up, is found by going through
-//! all that can follow ([`Endgame`]); Easy is played so from the first click on. Where there are more, the guess is the cell with
-//! the best chance to survive it and one more guess: (1 - p) times the mean over clues of 1 - p', with p' the lowest chance
-//! of a mine after that clue. It begins in a corner, where that chance is best.
+//! Where nothing is surely clear and few arrangements of the mines are left, the best guess, or to give up,
+//! is found by going through all that can follow ([`Endgame`]); Easy is played so from the first click on.
+//! Where there are more, the guess is the cell with the best chance to survive it and one more guess: (1 - p)
+//! times the mean over clues of 1 - p', with p' the lowest chance of a mine after that clue. It begins in a
+//! corner, where that chance is best.
 
 use super::Rules;
 use super::chances::Chances;
@@ -13,7 +14,8 @@ use crate::env::Player;
 use crate::popgym::Difficulty;
 use crate::space::{Values, ValuesMut};
 
-/// Arrangements for which the best guess is found. More of them (1,000) brought nothing that 2,000 episodes could show.
+/// Arrangements for which the best guess is found. More of them (1,000) brought nothing that 2,000 episodes
+/// could show.
 const FEW: f64 = 200.0;
 
 /// Plays from exact chances of mines.
@@ -73,7 +75,8 @@ impl MineSweeperPlayer {
         Choice::Click(self.survivor(unviewed))
     }
 
-    /// The unviewed cell with the best chance to survive it and one more guess, while there is more than one clear cell to go.
+    /// The unviewed cell with the best chance to survive it and one more guess, while there is more than one
+    /// clear cell to go.
     fn survivor(&mut self, unviewed: u64) -> usize {
         let (mine, all) = (self.chances.mine, self.chances.arrangements);
         let (mut best, mut most) = (0, 0.0);
