@@ -54,6 +54,21 @@ impl MultiarmedBandit {
         self.left = self.pulls;
         observation.ints[0] = 0;
     }
+
+    /// The arm that an action pulls.
+    #[inline]
+    fn arm(&self, action: Values<'_>) -> Result<usize> {
+        if self.left == 0 { Err(Error::Finished) } else { choice(action, self.arms.len(), "arm") }
+    }
+
+    #[inline]
+    fn pull(&mut self, arm: usize, draw: f64, observation: ValuesMut<'_>) -> Step {
+        // The package compares as f32.
+        let paid = (draw as f32) < self.arms[arm];
+        self.left -= 1;
+        observation.ints[0] = i32::from(paid);
+        Step { reward: self.rewards[usize::from(paid)], terminated: false, truncated: self.left == 0 }
+    }
 }
 
 impl Env for MultiarmedBandit {
@@ -71,8 +86,9 @@ impl Env for MultiarmedBandit {
 
     #[inline]
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
+        let arm = self.arm(action)?; // refused actions draw nothing
         let draw = unit(self.rng.bits());
-        self.advance(action, draw, observation)
+        Ok(self.pull(arm, draw, observation))
     }
 }
 
@@ -95,18 +111,11 @@ impl Replay for MultiarmedBandit {
 
     #[inline]
     fn advance(&mut self, action: Values<'_>, draw: f64, observation: ValuesMut<'_>) -> Result<Step> {
-        if self.left == 0 {
-            return Err(Error::Finished);
-        }
-        let arm = choice(action, self.arms.len(), "arm")?;
+        let arm = self.arm(action)?;
         if !(0.0..1.0).contains(&draw) {
             return impossible("a draw from 0 up to 1", draw.to_string());
         }
-        // The package compares as f32.
-        let paid = (draw as f32) < self.arms[arm];
-        self.left -= 1;
-        observation.ints[0] = i32::from(paid);
-        Ok(Step { reward: self.rewards[usize::from(paid)], terminated: false, truncated: self.left == 0 })
+        Ok(self.pull(arm, draw, observation))
     }
 }
 
@@ -332,20 +341,23 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_an_episode() {
+    fn a_seed_is_an_episode_whatever_is_refused() {
         let mut env = MultiarmedBandit::new(Difficulty::Easy);
-        let mut play = |seed: u64| {
+        let mut play = |seed: u64, mistakes: bool| {
             let mut seen = [0];
             env.reset(seed, room(&mut seen));
             let pull = |i: i32| {
+                if mistakes {
+                    assert!(env.step(Values { floats: &[], ints: &[10] }, room(&mut seen)).is_err());
+                }
                 env.step(Values { floats: &[], ints: &[i % 10] }, room(&mut seen)).unwrap();
                 seen[0]
             };
             (0..200).map(pull).collect::<Vec<_>>()
         };
-        let (one, other) = (play(1), play(2));
+        let (one, other) = (play(1, false), play(2, false));
         assert_ne!(one, other);
-        assert_eq!(play(1), one);
+        assert_eq!(play(1, true), one);
     }
 
     /// Chances are uniform: chi-square of 20 classes, first and last arm apart, and of the pair of both.

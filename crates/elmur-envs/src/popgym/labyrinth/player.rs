@@ -4,7 +4,7 @@
 //! lies is not shown, so the maze may reach further to either side until as many columns as it has are known.
 //! A *door* is a room not visited yet next to one that is, with an open passage between.
 
-use super::{FREE, GOAL, START, WALL, rooms};
+use super::{FREE, GOAL, START, rooms};
 use crate::env::Player;
 use crate::popgym::Difficulty;
 use crate::space::{Values, ValuesMut};
