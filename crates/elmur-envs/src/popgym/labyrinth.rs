@@ -527,6 +527,8 @@ mod tests {
         refused(&|h| h.grid[1][5] = WALL); // passages into rock
         refused(&|h| h.grid[0][5] = FREE);
         refused(&|h| h.grid[5][5] = 7);
+        refused(&|h| h.grid[4][4] = 7);
+        refused(&|h| h.grid[0][5] = GOAL);
         refused(&|h| h.grid[5][5] = GOAL);
         refused(&|h| h.grid[5][5] = START);
         refused(&|h| h.grid[0][1] = WALL);

@@ -4,7 +4,7 @@
 //! lies is not shown, so the maze may reach further to either side until as many columns as it has are known.
 //! A *door* is a room not visited yet next to one that is, with an open passage between.
 
-use super::{FREE, GOAL, START, WALL, rooms};
+use super::{FREE, GOAL, START, rooms};
 use crate::env::Player;
 use crate::popgym::Difficulty;
 use crate::space::{Values, ValuesMut};
@@ -95,20 +95,16 @@ impl Map {
             self.begun = true;
             // On row 0 and column 0 the window begins with the start, elsewhere the start is in its middle.
             let [left, right, up, down] = [0, 1, 2, 3];
-            let (actions, ahead) = if sees(1, START) {
-                ([up, down, left, right], 4)
+            self.actions = if sees(1, START) {
+                [up, down, left, right]
             } else if sees(3, START) {
-                ([left, right, up, down], 4)
+                [left, right, up, down]
             } else if sees(1, FREE) {
-                ([down, up, left, right], 1)
+                [down, up, left, right]
             } else {
-                ([right, left, up, down], 3)
+                [right, left, up, down]
             };
-            self.actions = actions;
-            if sees(ahead, WALL) {
-                self.settled = Some(actions[FORWARD]);
-            }
-            return Some(actions[FORWARD]);
+            return Some(self.actions[FORWARD]);
         }
         if let Some(way) = self.half.take() {
             self.room = self.room.wrapping_add_signed(STEPS[way]);
@@ -157,7 +153,7 @@ impl Map {
             }
             for way in (0..4).filter(|way| self.open[room] >> way & 1 == 1) {
                 let next = room.wrapping_add_signed(STEPS[way]);
-                if self.holds(next) && !std::mem::replace(&mut seen[next], true) {
+                if !std::mem::replace(&mut seen[next], true) {
                     let way = if here.distance == 0 { way as u8 } else { here.way };
                     queue[tail] = Door { room: next as u8, distance: here.distance + 1, way };
                     tail += 1;
