@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use elmur_data::Dataset;
 use elmur_engine::Pool;
@@ -70,10 +71,15 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
     conclude(&folder, ended)
 }
 
-/// The demonstrations, with a progress bar while the expert plays.
+/// The demonstrations, with a progress bar where the expert takes its time.
 fn dataset(config: &RunConfig, stop: &Stop) -> Result<Dataset> {
+    let start = Instant::now();
     let mut bar = Bar::new("collecting", 0, config.data.episodes as u64);
-    let dataset = config.watched_dataset(stop, &mut |done| bar.update(done as u64, "episodes", ""));
+    let dataset = config.watched_dataset(stop, &mut |done| {
+        if start.elapsed() > Duration::from_secs(2) {
+            bar.update(done as u64, "episodes", "");
+        }
+    });
     bar.finish();
     dataset
 }
