@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use elmur_pool::{Pool, RowsMut};
+use elmur_pool::{Claims, Pool, RowsMut};
 use elmur_rng::Stream;
 
 use crate::env::Env;
@@ -27,6 +27,7 @@ pub struct VecEnv<E> {
     final_ints: Vec<i32>,
     step: VecStep,
     pool: Option<Pool>,
+    claims: Claims,
     /// The first row that refused its action, and why.
     refused: Mutex<Option<(usize, Error)>>,
 }
@@ -86,6 +87,7 @@ impl<E: Env> VecEnv<E> {
             final_ints: vec![0; n * widths.ints],
             step: VecStep { rewards: vec![0.0; n], terminated: vec![false; n], truncated: vec![false; n] },
             pool: None,
+            claims: Claims::default(),
             refused: Mutex::new(None),
             rows,
         })
@@ -198,7 +200,7 @@ impl<E: Env> VecEnv<E> {
         );
         let tasks = (n / MIN_ROWS).clamp(1, pool.max_tasks());
         let refused = &self.refused;
-        pool.blocks(n, n.div_ceil(tasks), outputs, |first, (a, b, c), _| {
+        pool.sticky_blocks(&mut self.claims, n, n.div_ceil(tasks), outputs, |first, (a, b, c)| {
             let (rows, seeds, episodes) = a;
             let (floats, ints, final_floats, final_ints) = b;
             let (rewards, terminated, truncated) = c;

@@ -1,7 +1,8 @@
 //! A thread pool for kernels of 10 to 1000 microseconds.
 //!
 //! Idle workers spin for some tens of microseconds before they sleep, because the next kernel of a program usually
-//! follows at once; handing out work then costs about a microsecond and never allocates. Kernels are written so that no
+//! follows at once; handing out work then costs about a microsecond and never allocates. A worker that the system does not
+//! let run in time is not waited for: those that are there take all tasks. Kernels are written so that no
 //! bit of a result depends on which thread runs which task, so when the pool is busy with another caller the work
 //! simply runs on the calling thread.
 
@@ -15,8 +16,11 @@ type Task<'a> = &'a (dyn Fn(usize, usize) + Sync);
 /// Spins before a worker goes to sleep: roughly 50 microseconds.
 const SPINS: u32 = 2_000;
 
+/// Mark of a job that no worker may enter.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
 struct Job {
-    /// The task with its lifetime erased; valid from publication until `pending` reaches zero.
+    /// The task with its lifetime erased; valid while the job is open or a worker is inside.
     task: Task<'static>,
     count: usize,
 }
@@ -27,15 +31,15 @@ struct Shared {
     epoch: AtomicU32,
     /// The next task to take.
     next: AtomicUsize,
-    /// Workers that have not yet finished the current job.
-    pending: AtomicUsize,
+    /// Workers inside the current job, plus [`CLOSED`] when none may enter any more.
+    inside: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
     sleeping: AtomicUsize,
 }
 
-// SAFETY: `job` is written only by the caller holding `Pool::gate`, while no worker is inside a job (`pending` is
-// zero), and read by workers only after they have seen the new `epoch` (release/acquire).
+// SAFETY: `job` is written only by the caller holding `Pool::gate`, while the last job is closed and no worker is inside, and read by
+// workers only after they have entered (`inside`, release/acquire).
 unsafe impl Sync for Shared {}
 // SAFETY: the task reference inside is `Sync`, everything else is atomics.
 unsafe impl Send for Shared {}
@@ -69,7 +73,7 @@ impl Pool {
             job: std::cell::UnsafeCell::new(None),
             epoch: AtomicU32::new(0),
             next: AtomicUsize::new(0),
-            pending: AtomicUsize::new(0),
+            inside: AtomicUsize::new(CLOSED),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             sleeping: AtomicUsize::new(0),
@@ -109,19 +113,20 @@ impl Pool {
         };
         let shared = &*inner.shared;
         let task: Task<'_> = &task;
-        // SAFETY: only the lifetime changes; this function waits for every worker below before it returns or unwinds.
+        // SAFETY: only the lifetime changes; this function closes the job and waits for every worker inside before it returns or unwinds.
         let task = unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
-        // SAFETY: the gate is held and no worker is inside a job.
+        // SAFETY: the gate is held, the last job is closed and no worker is inside.
         unsafe { *shared.job.get() = Some(Job { task, count }) };
         shared.next.store(0, Ordering::Relaxed);
-        shared.pending.store(inner.workers.len(), Ordering::Relaxed);
+        shared.inside.store(0, Ordering::Release);
         shared.epoch.fetch_add(1, Ordering::SeqCst);
         if shared.sleeping.load(Ordering::SeqCst) > 0 {
             inner.wake.iter().for_each(Thread::unpark);
         }
         let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drain(shared, task, count, 0)));
+        shared.inside.fetch_or(CLOSED, Ordering::AcqRel);
         let mut spins = 0u32;
-        while shared.pending.load(Ordering::Acquire) > 0 {
+        while shared.inside.load(Ordering::Acquire) != CLOSED {
             spins += 1;
             if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
@@ -166,6 +171,44 @@ impl Pool {
             body(first, unsafe { outputs.part(first, count) }, task);
         });
     }
+
+    /// Like [`Pool::blocks`] for rows that are visited again and again: a thread takes the blocks it had before if it can, whose
+    /// rows are still in its cache, and others' only when its own are done.
+    pub fn sticky_blocks<R: Rows>(
+        &self,
+        claims: &mut Claims,
+        rows: usize,
+        per_task: usize,
+        outputs: R,
+        body: impl Fn(usize, R::Part) + Sync,
+    ) {
+        outputs.check(rows);
+        let blocks = rows.div_ceil(per_task);
+        if claims.taken.len() != blocks || claims.round == u32::MAX {
+            *claims = Claims { round: 0, taken: (0..blocks).map(|_| AtomicU32::new(0)).collect() };
+        }
+        claims.round += 1;
+        let (round, taken) = (claims.round, &claims.taken);
+        let each = blocks.div_ceil(self.threads());
+        self.run(blocks, |_, thread| {
+            // Own blocks from the first on, then others' from the last on, where their owners come last.
+            let own = (thread * each).min(blocks)..((thread + 1) * each).min(blocks);
+            let free = |block: &usize| taken[*block].swap(round, Ordering::Relaxed) != round;
+            let Some(block) = own.chain((0..blocks).rev()).find(free) else { return };
+            let first = block * per_task;
+            let count = per_task.min(rows - first);
+            // SAFETY: `check` has shown that every row is inside its slice, and a block is free once in a round.
+            body(first, unsafe { outputs.part(first, count) });
+        });
+    }
+}
+
+/// Who takes which block of rows, for [`Pool::sticky_blocks`].
+#[derive(Debug, Default)]
+pub struct Claims {
+    round: u32,
+    /// The round in which each block was taken last.
+    taken: Vec<AtomicU32>,
 }
 
 /// Most tasks that [`Pool::rows_per_task`] makes for this many threads: a few each, to even out.
@@ -202,19 +245,22 @@ fn work(shared: &Shared, thread: usize) {
             }
             shared.sleeping.fetch_sub(1, Ordering::SeqCst);
         }
-        // The caller waits for every worker before it starts another job, so no epoch is ever skipped.
-        seen = seen.wrapping_add(1);
+        seen = shared.epoch.load(Ordering::Acquire);
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: the job was written before the epoch changed and stays until `pending` reaches zero.
+        let enter = |inside: usize| (inside & CLOSED == 0).then_some(inside + 1);
+        if shared.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter).is_err() {
+            continue; // too late
+        }
+        // SAFETY: the job was written before it was opened and stays until all who entered have left.
         if let Some(job) = unsafe { &*shared.job.get() } {
             let run = std::panic::AssertUnwindSafe(|| drain(shared, job.task, job.count, thread));
             if std::panic::catch_unwind(run).is_err() {
                 shared.panicked.store(true, Ordering::Relaxed);
             }
         }
-        shared.pending.fetch_sub(1, Ordering::Release);
+        shared.inside.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -355,6 +401,22 @@ mod tests {
             });
             assert!(a.iter().enumerate().all(|(i, v)| *v == i / 7));
             assert!(b.iter().enumerate().all(|(i, v)| *v == i));
+        }
+    }
+
+    #[test]
+    fn sticky_blocks_take_every_row_once_in_every_round() {
+        for threads in [1, 3] {
+            let (pool, mut claims) = (Pool::new(threads), Claims::default());
+            let mut hits = vec![0; 1000];
+            for round in 1..300 {
+                // Other sizes begin anew.
+                let per_task = if round % 50 == 0 { 90 } else { 64 };
+                pool.sticky_blocks(&mut claims, 1000, per_task, RowsMut::new(&mut hits, 1), |_, part| {
+                    part.iter_mut().for_each(|hits| *hits += 1);
+                });
+                assert!(hits.iter().all(|hits| *hits == round));
+            }
         }
     }
 
