@@ -36,6 +36,8 @@ struct Shared {
     panicked: AtomicBool,
     stop: AtomicBool,
     sleeping: AtomicUsize,
+    /// Workers that have begun.
+    started: AtomicUsize,
 }
 
 // SAFETY: `job` is written only by the caller holding `Pool::gate`, while the last job is closed and no worker is inside, and read by
@@ -77,6 +79,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             sleeping: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
         });
         let workers: Vec<JoinHandle<()>> = (1..threads)
             .map_while(|thread| {
@@ -85,6 +88,10 @@ impl Pool {
                 builder.spawn(move || work(&shared, thread)).ok()
             })
             .collect();
+        // What a thread allocates when it begins is not to be seen later.
+        while shared.started.load(Ordering::Acquire) < workers.len() {
+            std::thread::yield_now();
+        }
         let wake = workers.iter().map(|w| w.thread().clone()).collect();
         Pool(Arc::new(Inner { shared, gate: Mutex::new(()), wake, workers }))
     }
@@ -231,6 +238,7 @@ fn drain(shared: &Shared, task: Task<'_>, count: usize, thread: usize) {
 
 fn work(shared: &Shared, thread: usize) {
     let mut seen = 0;
+    shared.started.fetch_add(1, Ordering::Release);
     loop {
         let mut spins = 0;
         while shared.epoch.load(Ordering::Acquire) == seen {
