@@ -7,14 +7,21 @@
 
 mod cartpole;
 mod deck;
+mod noise;
 mod pendulum;
 mod repeat;
 mod replay;
 mod task;
 pub mod trace;
 
-pub use cartpole::{NoisyPositionOnlyCartPole, PositionOnlyCartPole, VelocityOnlyCartpole};
-pub use pendulum::{NoisyPositionOnlyPendulum, PositionOnlyPendulum};
+pub use cartpole::{
+    NoisyPositionOnlyCartPole, NoisyPositionOnlyCartPolePlayer, PositionOnlyCartPole,
+    PositionOnlyCartPolePlayer, VelocityOnlyCartpole, VelocityOnlyCartpolePlayer,
+};
+pub use pendulum::{
+    NoisyPositionOnlyPendulum, NoisyPositionOnlyPendulumPlayer, PositionOnlyPendulum,
+    PositionOnlyPendulumPlayer,
+};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use task::{Difficulty, Family, Task, Version};
