@@ -16,6 +16,7 @@ mod deck;
 mod higher_lower;
 mod labyrinth;
 mod mine_sweeper;
+mod noise;
 mod pendulum;
 mod repeat;
 mod replay;
@@ -26,13 +27,19 @@ pub mod trace;
 pub use autoencode::{Autoencode, AutoencodePlayer};
 pub use bandit::{MultiarmedBandit, MultiarmedBanditPlayer};
 pub use battleship::{Battleship, BattleshipPlayer, Ships};
-pub use cartpole::{NoisyPositionOnlyCartPole, PositionOnlyCartPole, VelocityOnlyCartpole};
+pub use cartpole::{
+    NoisyPositionOnlyCartPole, NoisyPositionOnlyCartPolePlayer, PositionOnlyCartPole,
+    PositionOnlyCartPolePlayer, VelocityOnlyCartpole, VelocityOnlyCartpolePlayer,
+};
 pub use concentration::{Concentration, ConcentrationPlayer};
 pub use count_recall::{CountRecall, CountRecallPlayer};
 pub use higher_lower::{HigherLower, HigherLowerPlayer};
 pub use labyrinth::{LabyrinthEscape, LabyrinthEscapePlayer, LabyrinthExplore, LabyrinthExplorePlayer};
 pub use mine_sweeper::{MineSweeper, MineSweeperPlayer, Mines};
-pub use pendulum::{NoisyPositionOnlyPendulum, PositionOnlyPendulum};
+pub use pendulum::{
+    NoisyPositionOnlyPendulum, NoisyPositionOnlyPendulumPlayer, PositionOnlyPendulum,
+    PositionOnlyPendulumPlayer,
+};
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
 pub use table::Visit;

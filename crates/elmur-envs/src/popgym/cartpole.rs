@@ -8,12 +8,17 @@
 use elmur_rng::Rng;
 use serde::Deserialize;
 
+use super::noise;
 use super::replay::{Replay, choice, impossible};
 use super::task::Difficulty;
 use crate::cartpole::{FORCE, MAX_ANGLE, MAX_X, advance};
 use crate::env::{Env, Step};
 use crate::error::{Error, Result};
 use crate::space::{Space, Spaces, Values, ValuesMut};
+
+mod player;
+
+pub use player::{NoisyPositionOnlyCartPolePlayer, PositionOnlyCartPolePlayer, VelocityOnlyCartpolePlayer};
 
 /// Largest number of a first state.
 const START: f64 = 0.05;
@@ -23,10 +28,6 @@ const NOISY_LIMIT: u32 = 200;
 
 fn limit(difficulty: Difficulty) -> u32 {
     difficulty.pick([200, 400, 600])
-}
-
-fn sigma(difficulty: Difficulty) -> f64 {
-    difficulty.pick([0.1, 0.2, 0.3])
 }
 
 /// The first state.
@@ -220,19 +221,14 @@ pub struct NoisyPositionOnlyCartPole {
 impl NoisyPositionOnlyCartPole {
     /// The task of this difficulty: 200 steps with noise of standard deviation 0.1, 0.2 or 0.3.
     pub fn new(difficulty: Difficulty) -> Self {
-        Self { cart: Cart::new(NOISY_LIMIT, bounded()), sigma: sigma(difficulty), rng: Rng::new(0, 0) }
-    }
-
-    #[inline]
-    fn noise(&mut self) -> [f64; 2] {
-        self.rng.normals().map(|z| self.sigma * z)
+        Self { cart: Cart::new(NOISY_LIMIT, bounded()), sigma: noise::sigma(difficulty), rng: Rng::new(0, 0) }
     }
 
     #[inline]
     fn show(&self, noise: [f64; 2], observation: ValuesMut<'_>) {
-        let ([x, angle], [on_x, on_angle]) = (self.cart.positions(), noise.map(|z| z as f32));
-        let clip = |number: f32, bound: f32| number.clamp(-bound, bound);
-        show([clip(x + on_x, BOUNDS[0]), clip(angle + on_angle, BOUNDS[1])], observation);
+        let [x, angle] = self.cart.positions();
+        let seen = [noise::noisy(x, noise[0], BOUNDS[0]), noise::noisy(angle, noise[1], BOUNDS[1])];
+        show(seen, observation);
     }
 }
 
@@ -244,12 +240,12 @@ impl Env for NoisyPositionOnlyCartPole {
     fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
         self.rng = Rng::new(seed, 0);
         self.cart.reset(&mut self.rng);
-        let noise = self.noise();
+        let noise = noise::draw(&mut self.rng, self.sigma);
         self.show(noise, observation);
     }
 
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        let noise = self.noise();
+        let noise = noise::draw(&mut self.rng, self.sigma);
         self.advance(action, noise, observation)
     }
 }
@@ -259,7 +255,7 @@ impl Replay for NoisyPositionOnlyCartPole {
     type Draw = [f64; 2];
 
     fn begin(&mut self, hidden: &NoisyCartState, observation: ValuesMut<'_>) -> Result<()> {
-        finite(hidden.reset_noise_f64)?;
+        noise::check(hidden.reset_noise_f64)?;
         self.cart.begin(hidden.state_f64)?;
         self.show(hidden.reset_noise_f64, observation);
         Ok(())
@@ -267,7 +263,7 @@ impl Replay for NoisyPositionOnlyCartPole {
 
     #[inline]
     fn advance(&mut self, action: Values<'_>, noise: [f64; 2], observation: ValuesMut<'_>) -> Result<Step> {
-        finite(noise)?;
+        noise::check(noise)?;
         let step = self.cart.step(action)?;
         self.show(noise, observation);
         Ok(step)
@@ -276,14 +272,6 @@ impl Replay for NoisyPositionOnlyCartPole {
     fn state(&self) -> &[f64] {
         &self.cart.state
     }
-}
-
-#[inline]
-pub(super) fn finite(noise: [f64; 2]) -> Result<()> {
-    if noise.iter().all(|z| z.is_finite()) {
-        return Ok(());
-    }
-    impossible("finite noise", format!("{noise:?}"))
 }
 
 #[cfg(test)]

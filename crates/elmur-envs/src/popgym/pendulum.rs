@@ -9,12 +9,16 @@ use std::f64::consts::PI;
 use elmur_rng::Rng;
 use serde::Deserialize;
 
-use super::cartpole::finite;
+use super::noise;
 use super::replay::{Replay, impossible, number};
 use super::task::Difficulty;
 use crate::env::{Env, Step};
 use crate::error::{Error, Result};
 use crate::space::{Space, Spaces, Values, ValuesMut};
+
+mod player;
+
+pub use player::{NoisyPositionOnlyPendulumPlayer, PositionOnlyPendulumPlayer};
 
 const TAU: f64 = 0.05;
 const MAX_SPEED: f64 = 8.0;
@@ -27,10 +31,6 @@ const NOISY_LIMIT: u32 = 200;
 
 fn limit(difficulty: Difficulty) -> u32 {
     difficulty.pick([200, 150, 100])
-}
-
-fn sigma(difficulty: Difficulty) -> f64 {
-    difficulty.pick([0.1, 0.2, 0.3])
 }
 
 /// The angle between -pi and pi.
@@ -188,18 +188,13 @@ pub struct NoisyPositionOnlyPendulum {
 impl NoisyPositionOnlyPendulum {
     /// The task of this difficulty: 200 steps with noise of standard deviation 0.1, 0.2 or 0.3.
     pub fn new(difficulty: Difficulty) -> Self {
-        Self { pendulum: Pendulum::new(NOISY_LIMIT), sigma: sigma(difficulty), rng: Rng::new(0, 0) }
-    }
-
-    #[inline]
-    fn noise(&mut self) -> [f64; 2] {
-        self.rng.normals().map(|z| self.sigma * z)
+        Self { pendulum: Pendulum::new(NOISY_LIMIT), sigma: noise::sigma(difficulty), rng: Rng::new(0, 0) }
     }
 
     #[inline]
     fn show(&self, noise: [f64; 2], observation: ValuesMut<'_>) {
-        let ([cos, sin], [on_cos, on_sin]) = (self.pendulum.direction(), noise.map(|z| z as f32));
-        show([(cos + on_cos).clamp(-1.0, 1.0), (sin + on_sin).clamp(-1.0, 1.0)], observation);
+        let [cos, sin] = self.pendulum.direction();
+        show([noise::noisy(cos, noise[0], 1.0), noise::noisy(sin, noise[1], 1.0)], observation);
     }
 }
 
@@ -211,12 +206,12 @@ impl Env for NoisyPositionOnlyPendulum {
     fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
         self.rng = Rng::new(seed, 0);
         self.pendulum.reset(&mut self.rng);
-        let noise = self.noise();
+        let noise = noise::draw(&mut self.rng, self.sigma);
         self.show(noise, observation);
     }
 
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        let noise = self.noise();
+        let noise = noise::draw(&mut self.rng, self.sigma);
         self.advance(action, noise, observation)
     }
 }
@@ -226,7 +221,7 @@ impl Replay for NoisyPositionOnlyPendulum {
     type Draw = [f64; 2];
 
     fn begin(&mut self, hidden: &NoisyPendulumState, observation: ValuesMut<'_>) -> Result<()> {
-        finite(hidden.reset_noise_f64)?;
+        noise::check(hidden.reset_noise_f64)?;
         self.pendulum.begin(hidden.state_f64)?;
         self.show(hidden.reset_noise_f64, observation);
         Ok(())
@@ -234,7 +229,7 @@ impl Replay for NoisyPositionOnlyPendulum {
 
     #[inline]
     fn advance(&mut self, action: Values<'_>, noise: [f64; 2], observation: ValuesMut<'_>) -> Result<Step> {
-        finite(noise)?;
+        noise::check(noise)?;
         let step = self.pendulum.step(action)?;
         self.show(noise, observation);
         Ok(step)

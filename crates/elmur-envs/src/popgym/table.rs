@@ -22,17 +22,6 @@ pub trait Visit {
         P: Player + 'static;
 }
 
-/// Stands in for players that are still to come.
-struct Still;
-
-impl Player for Still {
-    fn reset(&mut self) {}
-    fn act(&mut self, _: crate::Values<'_>, action: crate::ValuesMut<'_>) {
-        action.ints.fill(0);
-        action.floats.fill(0.0);
-    }
-}
-
 impl Task {
     /// Hands the task's concrete types to `visitor`.
     pub fn visit<V: Visit>(self, version: Version, visitor: V) -> V::Output {
@@ -53,19 +42,23 @@ impl Task {
             Family::MultiarmedBandit => {
                 visitor.visit(|| MultiarmedBandit::new(d), || MultiarmedBanditPlayer::new(d))
             }
-            Family::NoisyPositionOnlyCartPole => {
-                visitor.visit(|| NoisyPositionOnlyCartPole::new(d), || Still)
+            Family::NoisyPositionOnlyCartPole => visitor
+                .visit(|| NoisyPositionOnlyCartPole::new(d), || NoisyPositionOnlyCartPolePlayer::new(d)),
+            Family::NoisyPositionOnlyPendulum => visitor
+                .visit(|| NoisyPositionOnlyPendulum::new(d), || NoisyPositionOnlyPendulumPlayer::new(d)),
+            Family::PositionOnlyCartPole => {
+                visitor.visit(|| PositionOnlyCartPole::new(d), || PositionOnlyCartPolePlayer::new(d))
             }
-            Family::NoisyPositionOnlyPendulum => {
-                visitor.visit(|| NoisyPositionOnlyPendulum::new(d), || Still)
+            Family::PositionOnlyPendulum => {
+                visitor.visit(|| PositionOnlyPendulum::new(d), || PositionOnlyPendulumPlayer::new(d))
             }
-            Family::PositionOnlyCartPole => visitor.visit(|| PositionOnlyCartPole::new(d), || Still),
-            Family::PositionOnlyPendulum => visitor.visit(|| PositionOnlyPendulum::new(d), || Still),
             Family::RepeatFirst => visitor.visit(|| RepeatFirst::new(d), RepeatFirstPlayer::default),
             Family::RepeatPrevious => {
                 visitor.visit(|| RepeatPrevious::new(d), || RepeatPreviousPlayer::new(d))
             }
-            Family::VelocityOnlyCartpole => visitor.visit(|| VelocityOnlyCartpole::new(d), || Still),
+            Family::VelocityOnlyCartpole => {
+                visitor.visit(|| VelocityOnlyCartpole::new(d), || VelocityOnlyCartpolePlayer::new(d))
+            }
         }
     }
 
