@@ -1,15 +1,17 @@
 //! Demonstrations: an expert plays, and what happened is kept.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 
 use elmur_envs::{
-    CartPole, CartPoleExpert, Env, EnvConfig, EnvKind, Expert, Leaf, Space, Spaces, TMazeExpert, Values,
-    ValuesMut,
+    Behind, CartPole, CartPoleExpert, Env, EnvConfig, EnvKind, Expert, Leaf, Numbers, Playing, Space, Spaces,
+    TMazeExpert, Wrapped, Wrappers,
 };
 
 use crate::{Column, Episode, Result};
 
-/// Plays one episode.
+/// Plays one episode. Steps whose action the environment ignores are marked as not worth imitating.
 pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64) -> Result<Episode> {
     let spaces = env.spaces().clone();
     let mut observation = Numbers::of(&spaces.observation);
@@ -22,47 +24,96 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64) -> Result<Ep
         truncated: false,
         counts: None,
     };
+    let mut heeded = Vec::new();
     env.reset(seed, observation.room());
     expert.reset();
     loop {
-        observation.append_to(&spaces.observation, &mut episode.observations);
+        append(&observation, &spaces.observation, &mut episode.observations);
         if episode.terminated || episode.truncated {
+            episode.counts = heeded.contains(&false).then_some(heeded);
             return Ok(episode);
         }
         expert.act(env, observation.values(), action.room());
-        action.append_to(&spaces.action, &mut episode.actions);
+        append(&action, &spaces.action, &mut episode.actions);
+        heeded.push(env.heeds_action());
         let step = env.step(action.values(), observation.room())?;
         episode.rewards.push(step.reward as f32);
         (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
     }
 }
 
-/// Plays `episodes` episodes with the environment's own expert, from seed `seed * 2^32` on, and hands each to `keep`.
-pub fn collect(
-    config: &EnvConfig,
-    episodes: usize,
-    seed: u32,
-    mut keep: impl FnMut(Episode) -> Result<()>,
-) -> Result<()> {
-    let seeds = (0..episodes as u64).map(|i| (u64::from(seed) << 32) + i);
+/// Plays the episode of a seed.
+type Play = Box<dyn FnMut(u64) -> Result<Episode>>;
+
+/// The environment's own expert at its board.
+fn demonstrator(config: &EnvConfig) -> Result<Play> {
+    fn playing<X: Expert + 'static>(env: X::Env, expert: X, wrappers: Wrappers) -> Result<Play>
+    where
+        X::Env: 'static,
+    {
+        let mut env = Wrapped::new(env, wrappers)?;
+        let mut expert = Behind::new(expert, &env);
+        Ok(Box::new(move |seed| play(&mut env, &mut expert, seed)))
+    }
+    let wrappers = config.wrappers;
     match config.name {
-        EnvKind::TMaze => {
-            let (mut env, mut expert) = (config.training_maze()?, TMazeExpert::default());
-            seeds.into_iter().try_for_each(|seed| keep(play(&mut env, &mut expert, seed)?))
-        }
-        EnvKind::CartPole => {
-            let (mut env, mut expert) = (CartPole::new(), CartPoleExpert);
-            seeds.into_iter().try_for_each(|seed| keep(play(&mut env, &mut expert, seed)?))
+        EnvKind::TMaze => playing(config.training_maze()?, TMazeExpert::default(), wrappers),
+        EnvKind::CartPole => playing(CartPole::new(), CartPoleExpert, wrappers),
+        EnvKind::Popgym(task) => {
+            playing(task.make(config.version), Playing::new(task.player(config.version)), wrappers)
         }
     }
 }
 
+/// Plays `episodes` episodes with the environment's own expert, from seed `seed * 2^32` on, and hands each to `keep`, in order.
+/// `threads` play at once (0: one per core); what is kept does not depend on their number.
+pub fn collect(
+    config: &EnvConfig,
+    episodes: usize,
+    seed: u32,
+    threads: usize,
+    mut keep: impl FnMut(Episode) -> Result<()>,
+) -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if threads == 0 { cores } else { threads }.min(episodes);
+    drop(demonstrator(config)?);
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::sync_channel(2 * threads);
+        for _ in 0..threads {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                // Checked above.
+                let Ok(mut play) = demonstrator(config) else { return };
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    // Where nobody listens any more, `keep` has failed.
+                    if i >= episodes || sender.send((i, play((u64::from(seed) << 32) + i as u64))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut waiting = BTreeMap::new();
+        let mut kept = 0;
+        for (i, episode) in receiver {
+            waiting.insert(i, episode);
+            while let Some(episode) = waiting.remove(&kept) {
+                keep(episode?)?;
+                kept += 1;
+            }
+        }
+        Ok(())
+    })
+}
+
 /// The spaces of the environment that [`collect`] plays.
 pub fn spaces(config: &EnvConfig) -> Result<Spaces> {
-    Ok(match config.name {
-        EnvKind::TMaze => config.training_maze()?.spaces().clone(),
-        EnvKind::CartPole => CartPole::new().spaces().clone(),
-    })
+    if config.name == EnvKind::TMaze {
+        config.training_maze()?;
+    }
+    Ok(config.evaluation()?.spaces().clone())
 }
 
 /// What a dataset of [`collect`]ed episodes says of itself.
@@ -72,46 +123,31 @@ pub fn metadata(config: &EnvConfig, seed: u32) -> BTreeMap<String, String> {
         ("expert", "scripted".to_owned()),
         ("seed", seed.to_string()),
     ];
-    if config.name == EnvKind::TMaze {
-        notes.push(("length", config.length.to_string()));
+    match config.name {
+        EnvKind::TMaze => notes.push(("length", config.length.to_string())),
+        EnvKind::CartPole => {}
+        EnvKind::Popgym(_) => notes.push(("version", config.version.name().to_owned())),
+    }
+    if !config.wrappers.is_none() {
+        notes.push(("wrappers", config.wrappers.names().join(", ")));
     }
     notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// One value of a space.
-struct Numbers {
-    floats: Vec<f32>,
-    ints: Vec<i32>,
-}
-
-impl Numbers {
-    fn of(space: &Space) -> Self {
-        Self { floats: vec![0.0; space.floats()], ints: vec![0; space.ints()] }
-    }
-
-    fn values(&self) -> Values<'_> {
-        Values { floats: &self.floats, ints: &self.ints }
-    }
-
-    fn room(&mut self) -> ValuesMut<'_> {
-        ValuesMut { floats: &mut self.floats, ints: &mut self.ints }
-    }
-
-    fn append_to(&self, space: &Space, columns: &mut [Column]) {
-        let (mut floats, mut ints) = (&self.floats[..], &self.ints[..]);
-        for (leaf, column) in space.leaves().iter().zip(columns) {
-            match column {
-                Column::F32(data) => {
-                    data.extend_from_slice(floats.split_off(..leaf.len()).unwrap_or_default())
-                }
-                Column::I32(data) => data.extend_from_slice(ints.split_off(..leaf.len()).unwrap_or_default()),
-                Column::U8(_) => {}
-            }
+/// Writes one value of a space behind those in its columns.
+pub(crate) fn append(value: &Numbers, space: &Space, columns: &mut [Column]) {
+    let (mut floats, mut ints) = (&value.floats[..], &value.ints[..]);
+    for (leaf, column) in space.leaves().iter().zip(columns) {
+        match column {
+            Column::F32(data) => data.extend_from_slice(floats.split_off(..leaf.len()).unwrap_or_default()),
+            Column::I32(data) => data.extend_from_slice(ints.split_off(..leaf.len()).unwrap_or_default()),
+            Column::U8(_) => {}
         }
     }
 }
 
-fn columns(space: &Space) -> Vec<Column> {
+/// Empty columns for a space's leaves.
+pub(crate) fn columns(space: &Space) -> Vec<Column> {
     let column = |leaf: &Leaf<'_>| match leaf {
         Leaf::Ints(_) => Column::I32(Vec::new()),
         Leaf::Floats { .. } => Column::F32(Vec::new()),
@@ -126,7 +162,7 @@ mod tests {
 
     fn demonstrations(config: EnvConfig, episodes: usize) -> Dataset {
         let mut kept = Vec::new();
-        collect(&config, episodes, 3, |episode| {
+        collect(&config, episodes, 3, 0, |episode| {
             kept.push(episode);
             Ok(())
         })
@@ -152,5 +188,64 @@ mod tests {
     fn pole_demonstrations_last_500_steps() {
         let data = demonstrations(EnvConfig::cartpole(), 3);
         assert!((0..3).all(|i| data.episode(i).steps() == 500 && data.episode(i).truncated));
+    }
+
+    fn task(id: &str) -> EnvConfig {
+        EnvConfig::popgym(elmur_envs::popgym::Task::find(id).unwrap())
+    }
+
+    #[test]
+    fn episodes_do_not_depend_on_the_number_of_threads() {
+        let config = task("popgym-RepeatPreviousEasy");
+        let of = |threads| {
+            let mut kept = Vec::new();
+            collect(&config, 57, 1, threads, |episode| {
+                kept.push(episode);
+                Ok(())
+            })
+            .unwrap();
+            kept
+        };
+        let one = of(1);
+        assert_eq!(one.len(), 57);
+        assert!(one == of(2) && one == of(5));
+        assert_ne!(one[0], one[1]);
+    }
+
+    #[test]
+    fn ignored_actions_are_marked() {
+        let data = demonstrations(task("popgym-RepeatPreviousEasy"), 4);
+        for i in 0..data.len() {
+            let counts = data.episode(i).counts.unwrap();
+            assert_eq!(counts.len(), 51);
+            assert!(counts.iter().enumerate().all(|(t, counts)| *counts == (t >= 3)));
+            assert!((data.episode(i).episode_return() - 1.0).abs() < 1e-5);
+        }
+        let data = demonstrations(task("popgym-RepeatFirstEasy"), 2);
+        assert_eq!(data.episode(0).counts, None);
+    }
+
+    #[test]
+    fn wrappers_are_part_of_what_is_collected() {
+        let wrappers = Wrappers { previous_action: true, first_step: true, ..Wrappers::default() };
+        let config = EnvConfig { wrappers, ..task("popgym-RepeatFirstEasy") };
+        let data = demonstrations(config, 3);
+        let episode = data.episode(1).to_episode();
+        let column = |i: usize| match &episode.observations[i] {
+            Column::I32(x) => x.clone(),
+            _ => panic!("integers"),
+        };
+        let Column::I32(actions) = &episode.actions[0] else { panic!("integers") };
+        assert_eq!(column(1)[0], 0);
+        assert_eq!(column(1)[1..], actions[..]);
+        assert_eq!(column(2)[..3], [1, 0, 0]);
+        assert_eq!(metadata(&config, 0)["wrappers"], "previous_action, first_step");
+    }
+
+    #[test]
+    fn a_keeper_who_refuses_ends_the_collection() {
+        let refuse = |_| Err(crate::Error::Empty { path: "x".into() });
+        assert!(collect(&task("popgym-RepeatFirstEasy"), 1000, 0, 3, refuse).is_err());
+        assert!(collect(&EnvConfig::tmaze(1), 10, 0, 2, |_| Ok(())).is_err());
     }
 }

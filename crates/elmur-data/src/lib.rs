@@ -4,7 +4,7 @@
 //! - [`Dataset`]: checked episodes of the same spaces, from memory, an `.elmur` file or a folder of `.npz` files.
 //! - [`Writer`], [`Reader`]: `.elmur` files one episode at a time. `docs/dataset-format.md` specifies them: every byte is
 //!   covered by a checksum, and a writer that is killed costs at most the episode it was writing.
-//! - [`collect`]: demonstrations. [`Sampler`], [`Window`]: crops and batches of them.
+//! - [`collect`]: demonstrations. [`wrap`]: the same behind wrappers. [`Sampler`], [`Window`]: crops and batches of them.
 //! - [`read_npz`], [`write_npz`]: the layout of the published datasets.
 //!
 //! ```
@@ -44,6 +44,7 @@ mod error;
 mod format;
 mod native;
 mod npz;
+mod wrap;
 
 pub use batch::{Crop, Sampler, Window};
 pub use dataset::{Dataset, Spread, Summary};
@@ -51,3 +52,4 @@ pub use episode::{Column, ColumnRef, ElementType, Episode, EpisodeRef};
 pub use error::{Error, Fault, Result};
 pub use native::{Reader, Writer};
 pub use npz::{read_npz, write_npz};
+pub use wrap::wrap;

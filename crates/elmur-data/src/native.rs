@@ -163,13 +163,20 @@ impl Writer {
         Ok(())
     }
 
+    /// Ends without a new file: what was written aside is removed, and what was there before stays. A file that grows in place keeps
+    /// the episodes it has got.
+    pub fn discard(self) {
+        if let Some(aside) = self.aside {
+            let _ = fs::remove_file(aside);
+        }
+    }
+
     /// Makes the file durable and, if it is new, gives it its name.
     pub fn finish(self) -> Result<()> {
         if self.episodes == 0 {
-            if let Some(aside) = self.aside {
-                let _ = fs::remove_file(aside);
-            }
-            return Err(Error::Empty { path: self.path });
+            let path = self.path.clone();
+            self.discard();
+            return Err(Error::Empty { path });
         }
         let finish = || -> std::io::Result<()> {
             self.file.set_len(self.end)?;

@@ -291,6 +291,24 @@ fn an_unfinished_writer_leaves_the_old_file_and_its_own_work() {
 }
 
 #[test]
+fn a_discarded_writer_leaves_nothing_of_its_own() {
+    let folder = Folder::new("discard");
+    let path = folder.join("data.elmur");
+    dataset(2).save(&path).unwrap();
+    let before = fs::read(&path).unwrap();
+    let mut writer = Writer::create(&path, &spaces(), metadata()).unwrap();
+    writer.push(&episodes(1)[0]).unwrap();
+    writer.discard();
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    assert_eq!(fs::read(&path).unwrap(), before);
+    // In place: the episodes so far stay.
+    let mut writer = Writer::append_to(&path).unwrap();
+    writer.push(&episodes(1)[0]).unwrap();
+    writer.discard();
+    assert_eq!(Dataset::open(&path).unwrap().len(), 3);
+}
+
+#[test]
 fn episodes_that_do_not_fit_are_refused_and_named() {
     let folder = Folder::new("misfits");
     let path = folder.join("a.elmur");

@@ -12,10 +12,10 @@ const GRAVITY: f64 = 9.8;
 const POLE_MASS: f64 = 0.1;
 const TOTAL_MASS: f64 = 1.1;
 const HALF_LENGTH: f64 = 0.5;
-const FORCE: f64 = 10.0;
-const TAU: f64 = 0.02;
-const MAX_X: f64 = 2.4;
-const MAX_ANGLE: f64 = 12.0 * std::f64::consts::PI / 180.0;
+pub(crate) const FORCE: f64 = 10.0;
+pub(crate) const TAU: f64 = 0.02;
+pub(crate) const MAX_X: f64 = 2.4;
+pub(crate) const MAX_ANGLE: f64 = 12.0 * std::f64::consts::PI / 180.0;
 const LIMIT: u32 = 500;
 
 /// The environment. Observation: [position, velocity, angle, angular velocity]; actions: 0 left, 1 right; reward 1 per step.
@@ -57,12 +57,14 @@ impl CartPole {
     }
 }
 
-/// One step of the equations of motion (explicit Euler).
-fn advance([x, v, angle, spin]: [f64; 4], force: f64) -> [f64; 4] {
+/// One step of the equations of motion (explicit Euler). The order of the operations is Gymnasium's: motion is unstable, so that a
+/// different rounding shows after a few hundred steps.
+#[inline]
+pub(crate) fn advance([x, v, angle, spin]: [f64; 4], force: f64) -> [f64; 4] {
     let (sin, cos) = angle.sin_cos();
-    let push = (force + POLE_MASS * HALF_LENGTH * spin * spin * sin) / TOTAL_MASS;
+    let push = (force + POLE_MASS * HALF_LENGTH * (spin * spin) * sin) / TOTAL_MASS;
     let turn =
-        (GRAVITY * sin - cos * push) / (HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * cos * cos / TOTAL_MASS));
+        (GRAVITY * sin - cos * push) / (HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * (cos * cos) / TOTAL_MASS));
     let pull = push - POLE_MASS * HALF_LENGTH * turn * cos / TOTAL_MASS;
     [x + TAU * v, v + TAU * pull, angle + TAU * spin, spin + TAU * turn]
 }

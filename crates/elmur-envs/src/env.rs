@@ -32,6 +32,12 @@ pub trait Env: Send {
     /// Acts and writes the next observation. An action outside the space and a step after the end are errors.
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step>;
 
+    /// Whether the environment will take the next action into account; where it will not (while it shows what must be
+    /// remembered, for example) there is nothing to imitate.
+    fn heeds_action(&self) -> bool {
+        true
+    }
+
     /// Whether an episode of this return counts as solved, where the task has such a notion.
     fn success(&self, episode_return: f64) -> Option<bool> {
         let _ = episode_return;
@@ -49,6 +55,9 @@ impl<E: Env + ?Sized> Env for Box<E> {
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         (**self).step(action, observation)
     }
+    fn heeds_action(&self) -> bool {
+        (**self).heeds_action()
+    }
     fn success(&self, episode_return: f64) -> Option<bool> {
         (**self).success(episode_return)
     }
@@ -64,4 +73,46 @@ pub trait Expert: Send {
 
     /// The action for the newest observation, from the observations since `reset` or from the environment's hidden state.
     fn act(&mut self, env: &Self::Env, observation: Values<'_>, action: ValuesMut<'_>);
+}
+
+/// An expert that knows only what a policy knows: the observations of the episode and its own actions. Deterministic, so that what
+/// it does can be learnt.
+pub trait Player: Send {
+    /// Before the first observation of an episode.
+    fn reset(&mut self);
+
+    /// The action for the newest observation; the environment then gets that very action.
+    fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>);
+}
+
+impl<P: Player + ?Sized> Player for Box<P> {
+    fn reset(&mut self) {
+        (**self).reset();
+    }
+    fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
+        (**self).act(observation, action);
+    }
+}
+
+/// A [`Player`] as the [`Expert`] of some environment, whose hidden state it does not look at.
+#[derive(Debug, Clone)]
+pub struct Playing<E, P>(P, std::marker::PhantomData<fn(E)>);
+
+impl<E, P> Playing<E, P> {
+    /// The player.
+    pub fn new(player: P) -> Self {
+        Self(player, std::marker::PhantomData)
+    }
+}
+
+impl<E: Env, P: Player> Expert for Playing<E, P> {
+    type Env = E;
+
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+
+    fn act(&mut self, _: &E, observation: Values<'_>, action: ValuesMut<'_>) {
+        self.0.act(observation, action);
+    }
 }

@@ -27,6 +27,14 @@ pub enum Error {
         /// What they were.
         got: String,
     },
+    /// A trace that cannot be read.
+    #[error("{}: {cause}; expected a trace of a POPGym task (.json or .json.gz)", path.display())]
+    Trace {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
     /// A step without a running episode.
     #[error("step after the end of an episode: call reset first")]
     Finished,

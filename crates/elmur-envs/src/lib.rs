@@ -2,21 +2,30 @@
 //!
 //! - [`Space`]: what observations and actions may be; numbers lie flat, floats apart from integers.
 //! - [`Env`]: one environment. [`VecEnv`]: many stepped as one, each row with its own seed and episode ends.
-//! - [`Expert`]: plays an environment well, from what it has seen or from what it may peek at.
-//! - [`TMaze`], [`CartPole`]: the environments; [`EnvConfig`] makes them by name.
+//! - [`Expert`]: plays an environment well, from what it has seen or from what it may peek at. [`Player`]: from observations
+//!   alone.
+//! - [`Wrappers`]: the usual changes of what is seen and done: previous action, first-step flag, one-hot, flat actions.
+//! - [`TMaze`], [`CartPole`], [`popgym`]: the environments; [`EnvConfig`] makes them by name.
 
 mod cartpole;
 mod env;
 mod error;
+mod nearest;
+pub mod popgym;
 mod registry;
 mod space;
 mod tmaze;
 mod vec_env;
+mod wrappers;
 
 pub use cartpole::{CartPole, CartPoleExpert};
-pub use env::{Env, Expert, Step};
+pub use env::{Env, Expert, Player, Playing, Step};
 pub use error::{Error, Result};
+pub use nearest::nearest;
 pub use registry::{EnvConfig, EnvKind};
-pub use space::{Leaf, Space, Spaces, Values, ValuesMut};
+pub use space::{Leaf, Numbers, Space, Spaces, Values, ValuesMut};
 pub use tmaze::{Corridor, TMaze, TMazeExpert};
-pub use vec_env::{VecEnv, VecStep};
+pub use vec_env::{AnyVecEnv, VecEnv, VecStep};
+
+pub use elmur_pool::Pool;
+pub use wrappers::{Behind, Wrapped, Wrappers, Wrapping};

@@ -1,38 +1,82 @@
 //! Environments by name, as configs and command lines ask for them.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::cartpole::CartPole;
 use crate::env::Env;
 use crate::error::{Error, Result};
+use crate::nearest::nearest;
+use crate::popgym::{Task, Version};
 use crate::tmaze::{Corridor, TMaze};
+use crate::wrappers::{Wrapped, Wrappers};
 
-/// Which environment.
+/// Which environment. In files and on the command line: `tmaze`, `cartpole`, or the id of a POPGym task with or without its `-v0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "&'static str")]
 pub enum EnvKind {
     /// [`TMaze`].
-    #[serde(rename = "tmaze")]
     TMaze,
     /// [`CartPole`].
-    #[serde(rename = "cartpole")]
     CartPole,
+    /// One of POPGym's 48.
+    Popgym(Task),
 }
 
 impl EnvKind {
     /// All of them.
-    pub const ALL: [EnvKind; 2] = [EnvKind::TMaze, EnvKind::CartPole];
+    pub fn all() -> impl Iterator<Item = EnvKind> {
+        [EnvKind::TMaze, EnvKind::CartPole].into_iter().chain(Task::all().map(EnvKind::Popgym))
+    }
 
     /// The name in configs and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             EnvKind::TMaze => "tmaze",
             EnvKind::CartPole => "cartpole",
+            EnvKind::Popgym(task) => task.id(),
         }
     }
 
     /// The environment of this name.
     pub fn find(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+        match name {
+            "tmaze" => Some(EnvKind::TMaze),
+            "cartpole" => Some(EnvKind::CartPole),
+            _ => Task::find(name).map(EnvKind::Popgym),
+        }
+    }
+}
+
+impl FromStr for EnvKind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::find(name).ok_or_else(|| {
+            let names = Self::all().map(|kind| kind.name().trim_end_matches("-v0"));
+            let near = nearest(name.trim_end_matches("-v0"), names);
+            let hint = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
+            Error::Config {
+                key: "name",
+                expected: format!("tmaze, cartpole or a POPGym task such as popgym-RepeatFirstEasy{hint}"),
+                got: name.to_owned(),
+            }
+        })
+    }
+}
+
+impl TryFrom<String> for EnvKind {
+    type Error = Error;
+
+    fn try_from(name: String) -> Result<Self> {
+        name.parse()
+    }
+}
+
+impl From<EnvKind> for &'static str {
+    fn from(kind: EnvKind) -> Self {
+        kind.name()
     }
 }
 
@@ -46,17 +90,33 @@ pub struct EnvConfig {
     /// evaluation uses that length. Others ignore it.
     #[serde(default)]
     pub length: u64,
+    /// POPGym: the version of the Python package whose rules apply. Others ignore it.
+    #[serde(default)]
+    pub version: Version,
+    /// Changes of what is seen and done.
+    #[serde(default)]
+    pub wrappers: Wrappers,
 }
 
 impl EnvConfig {
+    /// The environment without wrappers; T-Maze also needs a length.
+    pub fn new(name: EnvKind) -> Self {
+        Self { name, length: 0, version: Version::default(), wrappers: Wrappers::default() }
+    }
+
     /// T-Maze of this length.
     pub fn tmaze(length: u64) -> Self {
-        Self { name: EnvKind::TMaze, length }
+        Self { length, ..Self::new(EnvKind::TMaze) }
     }
 
     /// CartPole-v1.
     pub fn cartpole() -> Self {
-        Self { name: EnvKind::CartPole, length: 0 }
+        Self::new(EnvKind::CartPole)
+    }
+
+    /// A POPGym task.
+    pub fn popgym(task: Task) -> Self {
+        Self::new(EnvKind::Popgym(task))
     }
 
     /// The maze that demonstrations are collected in: corridors of every length up to the longest.
@@ -72,17 +132,29 @@ impl EnvConfig {
 
     /// The environment that policies are evaluated in.
     pub fn evaluation(&self) -> Result<Box<dyn Env>> {
-        Ok(match self.name {
+        let env: Box<dyn Env> = match self.name {
             EnvKind::TMaze => Box::new(TMaze::new(Corridor::Fixed(self.corridor()?))?),
             EnvKind::CartPole => Box::new(CartPole::new()),
-        })
+            EnvKind::Popgym(task) => task.make(self.version),
+        };
+        Ok(if self.wrappers.is_none() { env } else { Box::new(Wrapped::new(env, self.wrappers)?) })
     }
 
-    /// The return of a perfect episode, which return-conditioned policies are asked for.
+    /// The return of a very good episode, which return-conditioned policies are asked for.
     pub fn best_return(&self) -> f64 {
         match self.name {
             EnvKind::TMaze => 1.0,
             EnvKind::CartPole => 500.0,
+            EnvKind::Popgym(task) => task.good_return(),
+        }
+    }
+
+    /// Steps of the longest episode.
+    pub fn max_steps(&self) -> u64 {
+        match self.name {
+            EnvKind::TMaze => self.length,
+            EnvKind::CartPole => 500,
+            EnvKind::Popgym(task) => task.max_steps() as u64,
         }
     }
 
@@ -106,15 +178,33 @@ mod tests {
 
     #[test]
     fn environments_are_found_by_name_and_refuse_nonsense() {
-        for kind in EnvKind::ALL {
-            assert_eq!(EnvKind::find(kind.name()), Some(kind));
-            EnvConfig { name: kind, length: 9 }.evaluation().unwrap().spaces().validate().unwrap();
+        for kind in EnvKind::all() {
+            assert_eq!(kind.name().parse(), Ok(kind));
+            let config = EnvConfig { length: 9, ..EnvConfig::new(kind) };
+            config.evaluation().unwrap().spaces().validate().unwrap();
         }
         for length in [0, 1, 2] {
             assert!(EnvConfig::tmaze(length).evaluation().is_err());
             assert!(EnvConfig::tmaze(length).training_maze().is_err());
         }
         assert!(EnvConfig::tmaze(1 << 40).training_maze().is_err());
-        assert_eq!(EnvKind::find("tmase"), None);
+        let error = |name: &str| name.parse::<EnvKind>().unwrap_err().to_string();
+        assert!(error("tmase").contains("did you mean `tmaze`"), "{}", error("tmase"));
+        let far = error("popgym-RepeatFristEasy-v0");
+        assert!(far.contains("did you mean `popgym-RepeatFirstEasy`"), "{far}");
+    }
+
+    #[test]
+    fn configs_are_read_and_written_by_name() {
+        let read = |text: &str| serde_json::from_str::<EnvConfig>(text);
+        let short = read(r#"{"name":"popgym-RepeatFirstEasy","wrappers":{"first_step":true}}"#).unwrap();
+        let task = Task::find("popgym-RepeatFirstEasy-v0").unwrap();
+        assert_eq!((short.name, short.version), (EnvKind::Popgym(task), Version::V107));
+        let json = serde_json::to_string(&short).unwrap();
+        assert!(json.contains("popgym-RepeatFirstEasy-v0"), "{json}");
+        assert_eq!(read(&json).unwrap(), short);
+        // Files from before there were versions and wrappers.
+        assert_eq!(read(r#"{"name":"tmaze","length":9}"#).unwrap(), EnvConfig::tmaze(9));
+        assert!(read(r#"{"name":"tmase"}"#).unwrap_err().to_string().contains("did you mean `tmaze`"));
     }
 }

@@ -96,6 +96,32 @@ pub struct ValuesMut<'a> {
     pub ints: &'a mut [i32],
 }
 
+/// One value of a space, owned.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Numbers {
+    /// Those of boxes.
+    pub floats: Vec<f32>,
+    /// Those of discrete parts.
+    pub ints: Vec<i32>,
+}
+
+impl Numbers {
+    /// Zeros for a value of this space.
+    pub fn of(space: &Space) -> Self {
+        Self { floats: vec![0.0; space.floats()], ints: vec![0; space.ints()] }
+    }
+
+    /// The numbers, borrowed.
+    pub fn values(&self) -> Values<'_> {
+        Values { floats: &self.floats, ints: &self.ints }
+    }
+
+    /// Room for other numbers.
+    pub fn room(&mut self) -> ValuesMut<'_> {
+        ValuesMut { floats: &mut self.floats, ints: &mut self.ints }
+    }
+}
+
 /// Most numbers that one value of a space may have.
 const MAX_NUMBERS: usize = 1 << 24;
 
@@ -221,7 +247,7 @@ impl Space {
 }
 
 /// A bound that is given once for all or once per number.
-fn at(bound: &[f32], i: usize) -> f32 {
+pub(crate) fn at(bound: &[f32], i: usize) -> f32 {
     bound[if bound.len() == 1 { 0 } else { i }]
 }
 

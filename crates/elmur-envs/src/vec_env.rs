@@ -1,5 +1,8 @@
 //! Many environments stepped as one.
 
+use std::sync::{Mutex, PoisonError};
+
+use elmur_pool::{Claims, Pool, RowsMut};
 use elmur_rng::Stream;
 
 use crate::env::Env;
@@ -10,10 +13,12 @@ use crate::space::{Spaces, Values, ValuesMut};
 /// the new episode's first, and the last one of the old episode is kept in [`VecEnv::final_observations`].
 ///
 /// Seeds: episode n of a row with seed s is seeded by s for n = 0 and by a draw from (s, n) after it, so that a row's
-/// episodes depend on nothing but its own seed.
+/// episodes depend on nothing but its own seed. With a pool ([`VecEnv::with_pool`]) rows are stepped on several threads; what
+/// comes of it is the same for any number of them.
 #[derive(Debug)]
 pub struct VecEnv<E> {
     rows: Vec<E>,
+    widths: Widths,
     seeds: Vec<u64>,
     episodes: Vec<u64>,
     floats: Vec<f32>,
@@ -21,6 +26,19 @@ pub struct VecEnv<E> {
     final_floats: Vec<f32>,
     final_ints: Vec<i32>,
     step: VecStep,
+    pool: Option<Pool>,
+    claims: Claims,
+    /// The first row that refused its action, and why.
+    refused: Mutex<Option<(usize, Error)>>,
+}
+
+/// Numbers per row.
+#[derive(Debug, Clone, Copy)]
+struct Widths {
+    floats: usize,
+    ints: usize,
+    action_floats: usize,
+    action_ints: usize,
 }
 
 /// What a step brought to every row.
@@ -33,6 +51,9 @@ pub struct VecStep {
     /// Rows that were cut off.
     pub truncated: Vec<bool>,
 }
+
+/// Fewest rows that are worth a thread of their own: a few microseconds of the fastest environments.
+const MIN_ROWS: usize = 128;
 
 impl<E: Env> VecEnv<E> {
     /// The given environments as rows; all must have the same spaces.
@@ -48,18 +69,34 @@ impl<E: Env> VecEnv<E> {
         if let Some(i) = rows.iter().position(|row| row.spaces() != first.spaces()) {
             return mismatch(format!("row {i} with other spaces than row 0"));
         }
-        let (floats, ints) = (first.spaces().observation.floats(), first.spaces().observation.ints());
+        let Spaces { observation, action } = first.spaces();
+        let widths = Widths {
+            floats: observation.floats(),
+            ints: observation.ints(),
+            action_floats: action.floats(),
+            action_ints: action.ints(),
+        };
         let n = rows.len();
         Ok(Self {
+            widths,
             seeds: vec![0; n],
             episodes: vec![0; n],
-            floats: vec![0.0; n * floats],
-            ints: vec![0; n * ints],
-            final_floats: vec![0.0; n * floats],
-            final_ints: vec![0; n * ints],
+            floats: vec![0.0; n * widths.floats],
+            ints: vec![0; n * widths.ints],
+            final_floats: vec![0.0; n * widths.floats],
+            final_ints: vec![0; n * widths.ints],
             step: VecStep { rewards: vec![0.0; n], terminated: vec![false; n], truncated: vec![false; n] },
+            pool: None,
+            claims: Claims::default(),
+            refused: Mutex::new(None),
             rows,
         })
+    }
+
+    /// The same rows, stepped by the pool's threads where there are enough of them.
+    pub fn with_pool(mut self, pool: &Pool) -> Self {
+        self.pool = (pool.threads() > 1 && self.rows.len() >= 2 * MIN_ROWS).then(|| pool.clone());
+        self
     }
 
     /// Number of rows.
@@ -97,20 +134,12 @@ impl<E: Env> VecEnv<E> {
     /// Starts one row anew; the others go on.
     pub fn reset_row(&mut self, row: usize, seed: u64) {
         (self.seeds[row], self.episodes[row]) = (seed, 0);
-        self.begin(row, seed);
-    }
-
-    fn begin(&mut self, row: usize, seed: u64) {
-        let (floats, ints) = self.widths();
+        let Widths { floats, ints, .. } = self.widths;
         let observation = ValuesMut {
             floats: &mut self.floats[row * floats..(row + 1) * floats],
             ints: &mut self.ints[row * ints..(row + 1) * ints],
         };
         self.rows[row].reset(seed, observation);
-    }
-
-    fn widths(&self) -> (usize, usize) {
-        (self.floats.len() / self.rows.len(), self.ints.len() / self.rows.len())
     }
 
     /// Newest observations of all rows, [rows, numbers].
@@ -123,43 +152,170 @@ impl<E: Env> VecEnv<E> {
         Values { floats: &self.final_floats, ints: &self.final_ints }
     }
 
-    /// Steps all rows with actions [rows, numbers]. Where one row refuses its action, rows before it have moved: treat an error as
-    /// the end.
+    /// Steps all rows with actions [rows, numbers]. Where a row refuses its action, others may have moved: treat an error as the end.
     pub fn step(&mut self, actions: Values<'_>) -> Result<&VecStep> {
-        let n = self.rows.len();
-        let (action_floats, action_ints) = {
-            let space = &self.rows[0].spaces().action;
-            (space.floats(), space.ints())
-        };
-        if actions.floats.len() != n * action_floats || actions.ints.len() != n * action_ints {
+        let (n, w) = (self.rows.len(), self.widths);
+        if actions.floats.len() != n * w.action_floats || actions.ints.len() != n * w.action_ints {
             return Err(Error::Space {
                 what: "actions",
-                expected: format!("{n} rows of {action_floats} floats and {action_ints} integers"),
+                expected: format!("{n} rows of {} floats and {} integers", w.action_floats, w.action_ints),
                 got: format!("{} and {}", actions.floats.len(), actions.ints.len()),
             });
         }
-        let (floats, ints) = self.widths();
-        for row in 0..n {
-            let action = Values {
-                floats: &actions.floats[row * action_floats..(row + 1) * action_floats],
-                ints: &actions.ints[row * action_ints..(row + 1) * action_ints],
+        let Some(pool) = &self.pool else {
+            let part = Part {
+                rows: &mut self.rows,
+                seeds: &mut self.seeds,
+                episodes: &mut self.episodes,
+                floats: &mut self.floats,
+                ints: &mut self.ints,
+                final_floats: &mut self.final_floats,
+                final_ints: &mut self.final_ints,
+                rewards: &mut self.step.rewards,
+                terminated: &mut self.step.terminated,
+                truncated: &mut self.step.truncated,
             };
-            let (floats, ints) = (row * floats..(row + 1) * floats, row * ints..(row + 1) * ints);
-            let observation =
-                ValuesMut { floats: &mut self.floats[floats.clone()], ints: &mut self.ints[ints.clone()] };
-            let step = self.rows[row].step(action, observation)?;
-            self.step.rewards[row] = step.reward;
-            self.step.terminated[row] = step.terminated;
-            self.step.truncated[row] = step.truncated;
+            return match part.step(w, actions) {
+                Ok(()) => Ok(&self.step),
+                Err((_, error)) => Err(error),
+            };
+        };
+        let outputs = (
+            (
+                RowsMut::new(&mut self.rows, 1),
+                RowsMut::new(&mut self.seeds, 1),
+                RowsMut::new(&mut self.episodes, 1),
+            ),
+            (
+                RowsMut::new(&mut self.floats, w.floats),
+                RowsMut::new(&mut self.ints, w.ints),
+                RowsMut::new(&mut self.final_floats, w.floats),
+                RowsMut::new(&mut self.final_ints, w.ints),
+            ),
+            (
+                RowsMut::new(&mut self.step.rewards, 1),
+                RowsMut::new(&mut self.step.terminated, 1),
+                RowsMut::new(&mut self.step.truncated, 1),
+            ),
+        );
+        let tasks = (n / MIN_ROWS).clamp(1, pool.max_tasks());
+        let refused = &self.refused;
+        pool.sticky_blocks(&mut self.claims, n, n.div_ceil(tasks), outputs, |first, (a, b, c)| {
+            let (rows, seeds, episodes) = a;
+            let (floats, ints, final_floats, final_ints) = b;
+            let (rewards, terminated, truncated) = c;
+            let last = first + rows.len();
+            let actions = Values {
+                floats: &actions.floats[first * w.action_floats..last * w.action_floats],
+                ints: &actions.ints[first * w.action_ints..last * w.action_ints],
+            };
+            let part = Part {
+                rows,
+                seeds,
+                episodes,
+                floats,
+                ints,
+                final_floats,
+                final_ints,
+                rewards,
+                terminated,
+                truncated,
+            };
+            if let Err((row, error)) = part.step(w, actions) {
+                let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
+                if refused.as_ref().is_none_or(|(other, _)| first + row < *other) {
+                    *refused = Some((first + row, error));
+                }
+            }
+        });
+        match self.refused.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            Some((_, error)) => Err(error),
+            None => Ok(&self.step),
+        }
+    }
+}
+
+/// Some of the rows, and all that belongs to them.
+struct Part<'a, E> {
+    rows: &'a mut [E],
+    seeds: &'a mut [u64],
+    episodes: &'a mut [u64],
+    floats: &'a mut [f32],
+    ints: &'a mut [i32],
+    final_floats: &'a mut [f32],
+    final_ints: &'a mut [i32],
+    rewards: &'a mut [f64],
+    terminated: &'a mut [bool],
+    truncated: &'a mut [bool],
+}
+
+impl<E: Env> Part<'_, E> {
+    /// Steps every row; an error comes with the row that it came from.
+    #[inline]
+    fn step(self, w: Widths, actions: Values<'_>) -> Result<(), (usize, Error)> {
+        for (row, env) in self.rows.iter_mut().enumerate() {
+            let action = Values {
+                floats: &actions.floats[row * w.action_floats..(row + 1) * w.action_floats],
+                ints: &actions.ints[row * w.action_ints..(row + 1) * w.action_ints],
+            };
+            let floats = &mut self.floats[row * w.floats..(row + 1) * w.floats];
+            let ints = &mut self.ints[row * w.ints..(row + 1) * w.ints];
+            let room = ValuesMut { floats: &mut *floats, ints: &mut *ints };
+            let step = env.step(action, room).map_err(|error| (row, error))?;
+            self.rewards[row] = step.reward;
+            self.terminated[row] = step.terminated;
+            self.truncated[row] = step.truncated;
             if step.done() {
-                self.final_floats[floats.clone()].copy_from_slice(&self.floats[floats]);
-                self.final_ints[ints.clone()].copy_from_slice(&self.ints[ints]);
+                self.final_floats[row * w.floats..(row + 1) * w.floats].copy_from_slice(floats);
+                self.final_ints[row * w.ints..(row + 1) * w.ints].copy_from_slice(ints);
                 self.episodes[row] += 1;
                 let draw = Stream::new(self.seeds[row], self.episodes[row], 1).block(0);
-                self.begin(row, u64::from(draw[0]) << 32 | u64::from(draw[1]));
+                env.reset(u64::from(draw[0]) << 32 | u64::from(draw[1]), ValuesMut { floats, ints });
             }
         }
-        Ok(&self.step)
+        Ok(())
+    }
+}
+
+/// A [`VecEnv`] of some environment: one virtual call steps all rows.
+pub trait AnyVecEnv: Send {
+    /// [`VecEnv::len`].
+    fn rows(&self) -> usize;
+    /// [`VecEnv::spaces`].
+    fn spaces(&self) -> &Spaces;
+    /// [`VecEnv::reset`].
+    fn reset(&mut self, seeds: &[u64]) -> Result<()>;
+    /// [`VecEnv::reset_row`].
+    fn reset_row(&mut self, row: usize, seed: u64);
+    /// [`VecEnv::step`].
+    fn step(&mut self, actions: Values<'_>) -> Result<&VecStep>;
+    /// [`VecEnv::observations`].
+    fn observations(&self) -> Values<'_>;
+    /// [`VecEnv::final_observations`].
+    fn final_observations(&self) -> Values<'_>;
+}
+
+impl<E: Env> AnyVecEnv for VecEnv<E> {
+    fn rows(&self) -> usize {
+        self.len()
+    }
+    fn spaces(&self) -> &Spaces {
+        VecEnv::spaces(self)
+    }
+    fn reset(&mut self, seeds: &[u64]) -> Result<()> {
+        VecEnv::reset(self, seeds)
+    }
+    fn reset_row(&mut self, row: usize, seed: u64) {
+        VecEnv::reset_row(self, row, seed);
+    }
+    fn step(&mut self, actions: Values<'_>) -> Result<&VecStep> {
+        VecEnv::step(self, actions)
+    }
+    fn observations(&self) -> Values<'_> {
+        VecEnv::observations(self)
+    }
+    fn final_observations(&self) -> Values<'_> {
+        VecEnv::final_observations(self)
     }
 }
 
@@ -218,5 +374,39 @@ mod tests {
         env.reset(&[1, 2]).unwrap();
         assert!(env.step(Values { floats: &[], ints: &[0] }).is_err());
         assert!(VecEnv::<TMaze>::new(vec![]).is_err());
+    }
+
+    #[test]
+    fn rows_are_the_same_on_any_number_of_threads() {
+        let rows = 1000;
+        let seeds: Vec<u64> = (0..rows as u64).map(|i| i * i).collect();
+        let play = |threads| {
+            let mut env = mazes(rows).with_pool(&Pool::new(threads));
+            assert_eq!(env.pool.is_some(), threads > 1);
+            env.reset(&seeds).unwrap();
+            let mut history = Vec::new();
+            for t in 0..40 {
+                let actions: Vec<i32> = (0..rows).map(|row| [0, 0, 0, 1, 0, 3][(t + row) % 6]).collect();
+                let step = env.step(Values { floats: &[], ints: &actions }).unwrap().clone();
+                history.push((step, env.observations().floats.to_vec()));
+            }
+            (history, env.final_observations().floats.to_vec())
+        };
+        let one = play(1);
+        assert!(one == play(2) && one == play(5));
+    }
+
+    #[test]
+    fn the_first_row_that_refuses_is_named_on_any_number_of_threads() {
+        for threads in [1, 3] {
+            let mut env = mazes(600).with_pool(&Pool::new(threads));
+            env.reset(&[1; 600]).unwrap();
+            let mut actions = vec![0; 600];
+            (actions[599], actions[300]) = (7, 4);
+            let error = env.step(Values { floats: &[], ints: &actions }).unwrap_err();
+            assert!(error.to_string().contains("got 4"), "{error}");
+            actions.fill(0);
+            assert!(env.step(Values { floats: &[], ints: &actions }).is_ok(), "an error is told once");
+        }
     }
 }

@@ -250,6 +250,63 @@ fn autoencode_easy() -> Preset {
     preset
 }
 
+/// The paper's POPGym model for other observations, actions and segments; `autoencode-easy` is the only one whose settings
+/// were published.
+pub fn published_puzzle(
+    observation: Observation,
+    action: Action,
+    segment_length: usize,
+) -> (ModelConfig, TrainPreset) {
+    let Preset { mut model, train, .. } = autoencode_easy();
+    (model.observation, model.action, model.segment_length) = (observation, action, segment_length);
+    (model, train)
+}
+
+/// Our model for puzzles of about `steps` steps such as POPGym's, small enough for two cores. Short ones are cut into three
+/// segments as the paper does, long ones into segments of at most 70 steps, and gradients flow through all of them: the paper's cut
+/// leaves the write untrained, and recall needs it. Slots begin with vectors of their own, so that several can be written at once with
+/// different things; there are enough of them for every segment.
+pub fn puzzle(observation: Observation, action: Action, steps: usize) -> (ModelConfig, TrainPreset) {
+    let segments = if steps <= 210 { 3 } else { steps.div_ceil(70) };
+    let model = ModelConfig {
+        observation,
+        action,
+        tokens: TokenFormat::Observation,
+        d_model: 64,
+        heads: 4,
+        layers: 2,
+        segment_length: steps.div_ceil(segments).max(1),
+        memory: Memory {
+            init: MemoryInit::Learned,
+            gradient: MemoryGradient::Through(segments),
+            slots_per_write: (32 / segments).clamp(1, 8),
+            ..memory(32, 0.0, 0.5, 0.0)
+        },
+        ffn: Ffn::SwiGlu { d_ff: 128 },
+        norm: NormType::Layer,
+        pre_norm: true,
+        dropout: 0.0,
+        attention_dropout: 0.0,
+        compat: Compat::default(),
+    };
+    // About as many steps in a batch, however long the episodes.
+    let batch = (8192 / steps.max(1)).clamp(8, 128);
+    let train = TrainPreset {
+        segments,
+        batch,
+        epochs: 0,
+        lr: 1e-3,
+        warmup: 50,
+        cosine: false,
+        lr_end_factor: 0.1,
+        label_smoothing: 0.0,
+        clip: 1.0,
+        weight_decay: 0.01,
+        betas: (0.9, 0.98),
+    };
+    (model, train)
+}
+
 fn cartpole() -> Preset {
     let mut preset = tmaze();
     preset.name = "cartpole";
@@ -297,5 +354,18 @@ mod tests {
             assert_eq!(serde_json::from_str::<ModelConfig>(&json).unwrap(), preset.model);
         }
         assert!(find("tmase").is_none());
+    }
+
+    #[test]
+    fn puzzles_cover_their_steps_and_their_slots_every_segment() {
+        for steps in [1, 14, 51, 103, 210, 211, 415, 831, 1023] {
+            let action = Action::Categorical { count: 4 };
+            let (model, train) = puzzle(Observation::Vector { dim: 2 }, action, steps);
+            model.validate().unwrap();
+            assert!(model.segment_length * train.segments >= steps);
+            assert!(model.segment_length * (train.segments - 1) < steps || steps < 3);
+            assert!(model.memory.slots_per_write * train.segments <= model.memory.slots);
+            assert_eq!(model.memory.gradient.segments(), train.segments);
+        }
     }
 }

@@ -121,6 +121,7 @@ impl Rng {
     }
 
     /// The next 32 random bits. After 2^34 draws the sequence moves on to the next step of its stream.
+    #[inline]
     pub fn bits(&mut self) -> u32 {
         if self.left == 0 {
             self.block = self.stream.block(self.next);
@@ -135,12 +136,16 @@ impl Rng {
     }
 
     /// A whole number below `n`, each equally likely; 0 for `n` = 0.
+    #[inline]
     pub fn below(&mut self, n: u32) -> u32 {
         // Lemire: the high half of bits * n, rejecting the few low halves that would favour some numbers.
-        let threshold = if n == 0 { return 0 } else { n.wrapping_neg() % n };
+        if n == 0 {
+            return 0;
+        }
         loop {
             let product = u64::from(self.bits()) * u64::from(n);
-            if product as u32 >= threshold {
+            // The division is needed for few draws only.
+            if product as u32 >= n || product as u32 >= n.wrapping_neg() % n {
                 return (product >> 32) as u32;
             }
         }
@@ -149,6 +154,13 @@ impl Rng {
     /// A number uniform in `[low, high)`.
     pub fn uniform(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * unit(self.bits())
+    }
+
+    /// Two independent standard normal numbers, from two draws.
+    #[inline]
+    pub fn normals(&mut self) -> [f64; 2] {
+        let (a, b) = (self.bits(), self.bits());
+        box_muller(a, b)
     }
 
     /// Puts the items in a random order, each equally likely.
@@ -167,13 +179,15 @@ pub fn unit(draw: u32) -> f64 {
 
 /// Four standard normal numbers from one block: pairs (0, 1) and (2, 3) by Box-Muller.
 pub fn normals(draws: [u32; 4]) -> [f64; 4] {
-    let pair = |a: u32, b: u32| {
-        let radius = (-2.0 * ((f64::from(a) + 1.0) * (1.0 / 4_294_967_296.0)).ln()).sqrt();
-        let (sin, cos) = (std::f64::consts::TAU * unit(b)).sin_cos();
-        [radius * cos, radius * sin]
-    };
-    let ([a, b], [c, d]) = (pair(draws[0], draws[1]), pair(draws[2], draws[3]));
+    let ([a, b], [c, d]) = (box_muller(draws[0], draws[1]), box_muller(draws[2], draws[3]));
     [a, b, c, d]
+}
+
+#[inline]
+fn box_muller(a: u32, b: u32) -> [f64; 2] {
+    let radius = (-2.0 * ((f64::from(a) + 1.0) * (1.0 / 4_294_967_296.0)).ln()).sqrt();
+    let (sin, cos) = (std::f64::consts::TAU * unit(b)).sin_cos();
+    [radius * cos, radius * sin]
 }
 
 /// Draws below this are dropped: `p` as a 32-bit threshold.
@@ -242,5 +256,8 @@ mod tests {
         Stream::new(1, 0, 1).fill_normal(&mut x, 2.0);
         let (mean, variance) = moments(&x);
         assert!(mean.abs() < 0.04 && (variance - 4.0).abs() < 0.1, "{mean} {variance}");
+        let block = Stream::new(3, 0, 1).block(0);
+        let mut rng = Rng::new(3, 1);
+        assert_eq!([rng.normals(), rng.normals()].as_flattened(), normals(block));
     }
 }

@@ -2,16 +2,18 @@
 
 use std::path::PathBuf;
 
-use elmur_data::Dataset;
+use elmur_data::{Dataset, collect};
 use elmur_engine::{Device, Precision};
-use elmur_envs::{EnvConfig, EnvKind, Leaf, Space};
+use elmur_envs::{EnvConfig, EnvKind, Leaf, Space, Wrappers};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
-use elmur_model::presets::{self, Preset};
+use elmur_model::presets::{self, Preset, TrainPreset};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::evaluate::MAX_EPISODES;
+use crate::popgym;
+use crate::run::Stop;
 use crate::schedule::{Decay, Schedule, Unit};
 
 /// A whole run.
@@ -131,11 +133,11 @@ pub struct EvalConfig {
 impl RunConfig {
     /// The run that the paper does with a preset (or ours, for our own presets).
     pub fn preset(name: &str) -> Result<Self> {
+        if let Some(run) = popgym::preset(name) {
+            return run;
+        }
         let Some(Preset { model, train, .. }) = presets::find(name) else {
-            let names: Vec<&str> = presets::all().iter().map(|p| p.name).collect();
-            let nearest = crate::overrides::nearest(name, names.iter().copied());
-            let hint = nearest.map(|n| format!(" (did you mean `{n}`?)")).unwrap_or_default();
-            return Err(Error::config("preset", format!("one of {}{hint}", names.join(", ")), name));
+            return Err(Error::config("preset", Self::expected_preset(name), name));
         };
         let steps = (model.segment_length * train.segments) as u64;
         let (env, episodes) = match name {
@@ -154,24 +156,7 @@ impl RunConfig {
         Ok(Self {
             env,
             data: DataConfig { file: None, episodes, seed: 0 },
-            train: TrainConfig {
-                seed: 0,
-                batch: train.batch,
-                segments: train.segments,
-                epochs: train.epochs as u64,
-                batches: 0,
-                lr: train.lr,
-                schedule,
-                label_smoothing: train.label_smoothing,
-                clip: train.clip,
-                weight_decay: train.weight_decay,
-                betas: train.betas,
-                checkpoint_every: 100,
-                max_loss: 1e4,
-                threads: 0,
-                device: cpu(),
-                precision: PrecisionName::default(),
-            },
+            train: TrainConfig::of(&train, schedule),
             // Retention far beyond the crop comes and goes while the loss stands still, so it is looked at often.
             eval: EvalConfig {
                 every: if quick { 100 } else { 50 },
@@ -182,6 +167,16 @@ impl RunConfig {
             },
             model,
         })
+    }
+
+    /// What to say to someone who asked for a preset of this name, which there is not.
+    pub fn expected_preset(name: &str) -> String {
+        let mut names: Vec<String> = presets::all().iter().map(|p| p.name.to_owned()).collect();
+        let own = names.join(", ");
+        names.extend(popgym::names());
+        let nearest = crate::overrides::nearest(name, names.iter().map(String::as_str));
+        let hint = nearest.map(|n| format!(" (did you mean `{n}`?)")).unwrap_or_default();
+        format!("one of {own}, or a POPGym task such as popgym-RepeatFirstEasy{hint}")
     }
 
     /// Checks everything that the types leave open.
@@ -238,7 +233,7 @@ impl RunConfig {
             let most = 1 << 28;
             let count = self.data.episodes;
             check((1..=most).contains(&count), "data.episodes", &format!("1 to {most}"), count.to_string())?;
-            elmur_data::collect::spaces(env)?;
+            collect::spaces(env)?;
         }
         if let Some(env) = self.validation_env() {
             check_spaces(&self.model, env.evaluation()?.spaces(), "environment")?;
@@ -261,17 +256,67 @@ impl RunConfig {
 
     /// The demonstrations: read from `data.file`, or played by the expert.
     pub fn dataset(&self) -> Result<Dataset> {
+        self.watched_dataset(&Stop::default(), &mut |_| {})
+    }
+
+    /// [`Self::dataset`] for someone who waits: `progress` hears how many episodes the expert has played.
+    pub fn watched_dataset(&self, stop: &Stop, progress: &mut dyn FnMut(usize)) -> Result<Dataset> {
         if let Some(file) = &self.data.file {
-            return Ok(Dataset::open(file)?);
+            return self.read(file);
         }
         let env = self.env.ok_or_else(|| Error::config("data.file", "a dataset", "null"))?;
         let mut episodes = Vec::with_capacity(self.data.episodes.min(1 << 20));
-        elmur_data::collect::collect(&env, self.data.episodes, self.data.seed, |episode| {
+        let keep = |episode| {
             episodes.push(episode);
-            Ok(())
-        })?;
-        let metadata = elmur_data::collect::metadata(&env, self.data.seed);
-        Ok(Dataset::from_episodes(elmur_data::collect::spaces(&env)?, metadata, episodes)?)
+            progress(episodes.len());
+            let interrupted = std::io::Error::from(std::io::ErrorKind::Interrupted);
+            let path = PathBuf::new();
+            if stop.requested() { Err(elmur_data::Error::Io { path, cause: interrupted }) } else { Ok(()) }
+        };
+        let played = collect::collect(&env, self.data.episodes, self.data.seed, self.train.threads, keep);
+        if stop.requested() {
+            return Err(Error::Stopped);
+        }
+        played?;
+        let metadata = collect::metadata(&env, self.data.seed);
+        Ok(Dataset::from_episodes(collect::spaces(&env)?, metadata, episodes)?)
+    }
+
+    /// A dataset file or folder. Plain data of the environment gets the environment's wrappers.
+    fn read(&self, file: &std::path::Path) -> Result<Dataset> {
+        let Some(env) = self.env else { return Ok(Dataset::open(file)?) };
+        let plain = EnvConfig { wrappers: Wrappers::default(), ..env }.evaluation()?.spaces().clone();
+        // Arrays do not tell their spaces: those of the environment are right unless the numbers say otherwise.
+        let known = if file.is_dir() { elmur_data::read_npz(file, Some(plain.clone())).ok() } else { None };
+        let dataset = known.map_or_else(|| Dataset::open(file), Ok)?;
+        if env.wrappers.is_none() || *dataset.spaces() != plain {
+            return Ok(dataset);
+        }
+        Ok(elmur_data::wrap(&dataset, env.wrappers)?)
+    }
+}
+
+impl TrainConfig {
+    /// The settings that go with a model preset.
+    pub(crate) fn of(train: &TrainPreset, schedule: Schedule) -> Self {
+        Self {
+            seed: 0,
+            batch: train.batch,
+            segments: train.segments,
+            epochs: train.epochs as u64,
+            batches: 0,
+            lr: train.lr,
+            schedule,
+            label_smoothing: train.label_smoothing,
+            clip: train.clip,
+            weight_decay: train.weight_decay,
+            betas: train.betas,
+            checkpoint_every: 100,
+            max_loss: 1e4,
+            threads: 0,
+            device: cpu(),
+            precision: PrecisionName::default(),
+        }
     }
 }
 

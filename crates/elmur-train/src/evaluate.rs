@@ -129,13 +129,11 @@ pub fn evaluate(what: &Evaluation<'_>, stop: &Stop, progress: &(dyn Fn(f64) + Sy
     let results: Mutex<Vec<Option<Result<Vec<EpisodeResult>>>>> =
         Mutex::new(groups.iter().map(|_| None).collect());
     let (next, steps) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    // Episodes are as long as the environment lets them be, at most; progress counts steps where that is known.
-    let expected = if what.env.length > 0 { what.env.length as usize * groups.len() } else { 0 };
-    let finished = AtomicUsize::new(0);
+    // Groups of episodes are as long as the environment lets them be, at most.
+    let expected = (what.env.max_steps() as usize).saturating_mul(groups.len()).max(1);
     let tick = || {
         let done = steps.fetch_add(TICK, Ordering::Relaxed) + TICK;
-        let episodes = finished.load(Ordering::Relaxed) as f64 / groups.len() as f64;
-        progress(if expected > 0 { (done as f64 / expected as f64).min(1.0) } else { episodes });
+        progress((done as f64 / expected as f64).min(1.0));
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if what.threads == 0 { cores } else { what.threads }.min(groups.len());
@@ -148,7 +146,6 @@ pub fn evaluate(what: &Evaluation<'_>, stop: &Stop, progress: &(dyn Fn(f64) + Sy
                     let result = act_out(what, seeds, stop, &tick);
                     let failed = result.is_err();
                     results.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(result);
-                    finished.fetch_add(1, Ordering::Relaxed);
                     if failed {
                         break;
                     }

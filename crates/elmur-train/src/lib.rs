@@ -10,6 +10,7 @@ mod config;
 mod error;
 mod evaluate;
 pub mod overrides;
+mod popgym;
 mod resident;
 mod run;
 mod schedule;

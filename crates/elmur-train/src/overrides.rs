@@ -3,6 +3,7 @@
 //! A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is answered with the
 //! nearest.
 
+pub use elmur_envs::nearest;
 use serde_json::Value;
 
 use crate::config::RunConfig;
@@ -86,29 +87,6 @@ fn paths(tree: &Value, prefix: &str, all: &mut Vec<String>) {
         Value::Array(items) => items.iter().enumerate().for_each(|(i, value)| visit(&i.to_string(), value)),
         _ => {}
     }
-}
-
-/// The candidate with the fewest edits from `word`, if it is near enough to be meant. A key may also be meant by its last part.
-pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let last = |path: &'a str| path.rsplit('.').next().unwrap_or(path);
-    let scored = candidates.map(|c| (distance(word, c).min(distance(word, last(c)) + 1), c));
-    let (edits, best) = scored.min_by_key(|(edits, c)| (*edits, c.len()))?;
-    (edits <= 1 + word.len() / 4).then_some(best)
-}
-
-/// Levenshtein distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.iter().enumerate() {
-            let change = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use elmur_data::{Dataset, Writer, collect as demonstrations, write_npz};
-use elmur_envs::{EnvConfig, EnvKind};
+use elmur_data::{Dataset, Episode, Writer, collect as demonstrations, write_npz};
+use elmur_envs::popgym::Version;
+use elmur_envs::{EnvConfig, Wrappers};
 use elmur_train::{Error, Result, Stop};
 
 use crate::progress::Bar;
@@ -12,7 +13,7 @@ use crate::say;
 /// Options of `elmur collect`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Environment: tmaze or cartpole.
+    /// Environment: tmaze, cartpole, or a POPGym task such as popgym-RepeatFirstEasy.
     env: String,
     /// Episodes.
     #[arg(long, default_value_t = 4800)]
@@ -20,9 +21,19 @@ pub struct Args {
     /// T-Maze: corridors are drawn so that an optimal episode takes at most this many steps, minus one.
     #[arg(long, default_value_t = 30)]
     length: u64,
+    /// POPGym: rules of this version of the Python package, 1.0.6 or 1.0.7.
+    #[arg(long, default_value = "1.0.7", value_name = "VERSION")]
+    rules: String,
+    /// What to add to observations or change about actions: previous_action, first_step, one_hot or as_floats,
+    /// flat_action.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    wrappers: Vec<String>,
     /// Seed, below 2^30; other seeds give other episodes.
     #[arg(long, default_value_t = 0)]
     seed: u32,
+    /// Threads; 0: one per core. Episodes do not depend on it.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
     /// The file to write (native format), or with --npz the folder.
     #[arg(long)]
     out: PathBuf,
@@ -31,15 +42,12 @@ pub struct Args {
     npz: bool,
 }
 
-/// The environment of this name.
-pub fn env_kind(name: &str) -> Result<EnvKind> {
-    EnvKind::find(name).ok_or_else(|| {
-        let names = EnvKind::ALL.map(EnvKind::name);
-        let hint = elmur_train::overrides::nearest(name, names.into_iter());
-        let hint = hint.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
-        let expected = format!("one of {}{hint}", names.join(", "));
-        Error::Config { key: "env".to_owned(), expected, got: name.to_owned() }
-    })
+impl Args {
+    fn env(&self) -> Result<EnvConfig> {
+        let version = Version::find(&self.rules)?;
+        let wrappers = Wrappers::named(&self.wrappers)?;
+        Ok(EnvConfig { length: self.length, version, wrappers, ..EnvConfig::new(self.env.parse()?) })
+    }
 }
 
 /// Runs `elmur collect`.
@@ -50,7 +58,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         let got = if args.episodes == 0 { "0".to_owned() } else { args.seed.to_string() };
         return Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), got });
     }
-    let env = EnvConfig { name: env_kind(&args.env)?, length: args.length };
+    let env = args.env()?;
     if !args.npz && args.out.exists() && Dataset::open(&args.out).is_err() {
         let problem = "exists and is not a dataset; choose another --out".to_owned();
         return Err(Error::File { path: args.out.clone(), problem });
@@ -63,34 +71,38 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         bar.update(done, "episodes", "");
         if stop.requested() { Err(interrupted()) } else { Ok(()) }
     };
+    let mut collect = |keep: &mut dyn FnMut(Episode) -> elmur_data::Result<()>| {
+        demonstrations::collect(&env, args.episodes, args.seed, args.threads, |episode| {
+            keep(episode)?;
+            tick()
+        })
+    };
     let collected = if args.npz {
         let mut episodes = Vec::new();
-        demonstrations::collect(&env, args.episodes, args.seed, |episode| {
+        collect(&mut |episode| {
             episodes.push(episode);
-            tick()
+            Ok(())
         })
         .and_then(|()| Dataset::from_episodes(spaces, metadata, episodes))
         .and_then(|dataset| write_npz(&args.out, &dataset).map(|()| dataset.summary()))
     } else {
         let mut writer = Writer::create(&args.out, &spaces, metadata)?;
-        demonstrations::collect(&env, args.episodes, args.seed, |episode| {
-            writer.push(&episode)?;
-            tick()
-        })
-        .and_then(|()| writer.finish())
-        .and_then(|()| Ok(Dataset::open(&args.out)?.summary()))
+        match collect(&mut |episode| writer.push(&episode)) {
+            Ok(()) => writer.finish().and_then(|()| Ok(Dataset::open(&args.out)?.summary())),
+            // What was written aside is of no use; the file that was there before is untouched.
+            Err(error) => {
+                writer.discard();
+                Err(error)
+            }
+        }
     };
-    if stop.requested() {
-        // What was written aside is of no use; the file that was there before is untouched.
-        let mut aside = args.out.clone().into_os_string();
-        aside.push(".tmp");
-        let _ = std::fs::remove_file(aside);
+    if stop.requested() && collected.is_err() {
         return Err(Error::Stopped);
     }
     let summary = collected?;
     bar.finish();
     say(&format!(
-        "{}: {} episodes, {} steps, mean return {:.2}",
+        "{}: {} episodes, {} steps, mean return {:.3}",
         args.out.display(),
         summary.episodes,
         summary.steps,

@@ -8,7 +8,6 @@ use elmur_model::Checkpoint;
 use elmur_train::{Error, Evaluation, Outcome, Result, Seeds, Statistic, Stop, evaluate};
 use serde_json::json;
 
-use crate::collect::env_kind;
 use crate::device::DeviceArgs;
 use crate::plot;
 use crate::progress::Bar;
@@ -63,10 +62,8 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         }
         let config = run.and_then(|run| run.config().ok());
         let env = match (&args.env, config.as_ref().and_then(|c| c.validation_env())) {
-            (Some(name), of_run) => {
-                let length = of_run.map_or(30, |env| env.length);
-                EnvConfig { name: env_kind(name)?, length }
-            }
+            (Some(name), Some(of_run)) => EnvConfig { name: name.parse()?, ..of_run },
+            (Some(name), None) => EnvConfig { length: 30, ..EnvConfig::new(name.parse()?) },
             (None, Some(env)) => env,
             (None, None) => {
                 let expected = "--env: this checkpoint does not lie in a run with an environment".to_owned();
@@ -99,6 +96,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
     for length in lengths {
         let mut scores = Vec::new();
         let mut single = None;
+        let mut successful = true;
         for (run, (path, checkpoint, env, trained)) in policies.iter().enumerate() {
             let what = Evaluation {
                 model: &checkpoint.config,
@@ -112,6 +110,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
             };
             let outcome = with_bar(&label(&what.env), &what, stop)?;
             let (score, returns) = (outcome.score(), outcome.returns());
+            successful = outcome.episodes[0].success.is_some();
             if args.json {
                 let row = json!({
                     "checkpoint": path.display().to_string(), "env": env.name.name(), "train_length": trained,
@@ -131,18 +130,20 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         if args.json {
             let row = json!({
                 "env": policies[0].2.name.name(), "length": length, "runs": scores.len(), "episodes": args.episodes,
-                "score": score.mean, "sem": score.sem, "sem_over": over,
+                "score": score.mean, "sem": score.sem, "sem_over": over, "good_return": first.best_return(),
             });
             say(&row.to_string());
         } else {
             say(&format!(
-                "{}: {:.3} ± {:.3} ({} run{} x {} episodes, ± over {over})",
+                "{}: {:.3} ± {:.3} ({} run{} x {} episodes, ± over {over}{})",
                 label(&EnvConfig { length, ..first }),
                 score.mean,
                 score.sem,
                 scores.len(),
                 if scores.len() == 1 { "" } else { "s" },
-                args.episodes
+                args.episodes,
+                // Where the score is a return, what it could be.
+                if successful { String::new() } else { format!("; good play: {:.3}", first.best_return()) }
             ));
         }
         points.push((length, score.mean, score.sem));
@@ -169,7 +170,7 @@ pub fn plot_error(path: &std::path::Path, error: impl ToString) -> Error {
 /// Evaluates with a progress bar.
 pub fn with_bar(label: &str, what: &Evaluation<'_>, stop: &Stop) -> Result<Outcome> {
     const PARTS: f64 = 1e4;
-    let steps = what.env.length.max(1) as f64 * what.episodes as f64;
+    let steps = what.env.max_steps() as f64 * what.episodes as f64;
     let bar = Mutex::new(Bar::new(label, 0, steps as u64));
     let outcome = evaluate(what, stop, &|part| {
         if let Ok(mut bar) = bar.lock() {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use elmur_data::Dataset;
 use elmur_engine::DType;
+use elmur_envs::popgym::Family;
 use elmur_model::config::{MemoryInit, ModelConfig};
 use elmur_model::segments::parameter_graph;
 use elmur_model::{Checkpoint, Error, checkpoint, presets, published, theory};
@@ -41,8 +42,8 @@ pub struct ImportArgs {
 
 /// A model by preset, checkpoint or config file.
 fn config_of(what: &str) -> Result<ModelConfig> {
-    if let Some(config) = presets::model(what) {
-        return Ok(config);
+    if let Ok(run) = RunConfig::preset(what) {
+        return Ok(run.model);
     }
     let path = Path::new(what);
     if checkpoint::is_checkpoint(path) {
@@ -51,11 +52,8 @@ fn config_of(what: &str) -> Result<ModelConfig> {
     if path.is_file() {
         return Ok(checkpoint::read_config(path)?);
     }
-    let names: Vec<&str> = presets::all().iter().map(|p| p.name).collect();
-    let hint = overrides::nearest(what, names.iter().copied());
-    let hint = hint.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
-    let expected =
-        format!("a preset ({}){hint}, a checkpoint, a config.json, a run or a dataset", names.join(", "));
+    let presets = RunConfig::expected_preset(what);
+    let expected = format!("a checkpoint, a config.json, a run, a dataset or a preset: {presets}");
     Err(Error::Input { what: "model", expected, got: what.to_owned() }.into())
 }
 
@@ -227,6 +225,16 @@ pub fn list_presets() {
     for preset in presets::all() {
         say(&format!("{:<24} {}", preset.name, preset.summary));
     }
+    say(
+        "popgym-TASK              POPGym's 48 tasks with small models that train what they write (ours); TASK is a",
+    );
+    say("                         family with Easy, Medium or Hard, such as popgym-RepeatFirstEasy:");
+    for family in Family::ALL {
+        say(&format!("  {:<26} {}", family.name(), family.summary()));
+    }
+    say(
+        "popgym-TASK-compat       the same tasks with the published choices: the paper's model, numbers as they are",
+    );
 }
 
 /// Turns published weights into a checkpoint.

@@ -67,9 +67,12 @@ enum Command {
     ///
     /// Example: elmur import weights.safetensors --config tmaze --out runs/imported
     Import(inspect::ImportArgs),
-    /// Replay traces of the published code and print the largest errors; exits with 1 if any is above tolerance.
+    /// Replay traces of the published code and of POPGym; exits with 1 if any error is above tolerance.
     ///
-    /// Example: elmur verify crates/elmur-model/tests/golden/*.safetensors
+    /// Examples:
+    ///   elmur verify crates/elmur-model/tests/golden/*.safetensors
+    ///   elmur verify crates/elmur-envs/tests/popgym/*.json.gz
+    #[command(verbatim_doc_comment)]
     Verify(verify::Args),
     /// Measure speed, as a ratio to a peer or a limit in the same run.
     Bench {
@@ -99,6 +102,10 @@ enum Bench {
     ///
     /// Example: elmur bench train --json
     Train(bench::policy::TrainArgs),
+    /// Steps per second of POPGym's environments, with random actions and resets.
+    ///
+    /// Example: elmur bench envs --json
+    Envs(bench::envs::Args),
 }
 
 fn main() -> ExitCode {
@@ -161,6 +168,7 @@ fn run(command: Command, stop: &Stop) -> elmur_train::Result<ExitCode> {
             Bench::Block(args) => bench::block::run(&args)?,
             Bench::Step(args) => bench::policy::step(&args)?,
             Bench::Train(args) => bench::policy::train(&args)?,
+            Bench::Envs(args) => bench::envs::run(&args)?,
         },
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use elmur_data::Dataset;
 use elmur_engine::Pool;
@@ -57,13 +58,13 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
             let changes: Vec<String> = preset.iter().cloned().chain(changes).collect();
             let folder = RunFolder::open(path)?;
             let config = overrides::apply(&folder.config()?, &changes)?;
-            let dataset = config.dataset()?;
+            let dataset = dataset(&config, stop)?;
             (folder, config, dataset)
         }
         (None, Some(preset)) => {
             let config = overrides::apply(&RunConfig::preset(preset)?, &changes)?;
             // Everything that can be wrong is found before anything is written.
-            let dataset = config.dataset()?;
+            let dataset = dataset(&config, stop)?;
             drop(Trainer::new(&config, &dataset, &Pool::new(1))?);
             let path = args.out.clone().unwrap_or_else(|| default_folder(preset, config.train.seed));
             (RunFolder::create(&path, &config)?, config, dataset)
@@ -91,7 +92,7 @@ fn several(args: &Args, changes: &[String], stop: &Stop) -> Result<ExitCode> {
         return refuse("1 to 256", args.seeds.to_string());
     }
     let first = overrides::apply(&RunConfig::preset(preset)?, changes)?;
-    let dataset = first.dataset()?;
+    let dataset = dataset(&first, stop)?;
     drop(Trainer::new(&first, &dataset, &Pool::new(1))?);
     let device = first.train.open_device()?;
     let mut runs = Vec::new();
@@ -133,6 +134,19 @@ fn several(args: &Args, changes: &[String], stop: &Stop) -> Result<ExitCode> {
         }
     }
     Ok(code)
+}
+
+/// The demonstrations, with a progress bar where the expert takes its time.
+fn dataset(config: &RunConfig, stop: &Stop) -> Result<Dataset> {
+    let start = Instant::now();
+    let mut bar = Bar::new("collecting", 0, config.data.episodes as u64);
+    let dataset = config.watched_dataset(stop, &mut |done| {
+        if start.elapsed() > Duration::from_secs(2) {
+            bar.update(done as u64, "episodes", "");
+        }
+    });
+    bar.finish();
+    dataset
 }
 
 /// Trains with a progress bar.

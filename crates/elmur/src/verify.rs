@@ -1,10 +1,11 @@
-//! `elmur verify`: golden traces of the published code, replayed.
+//! `elmur verify`: golden traces of the published code and of POPGym's Python package, replayed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use elmur_engine::{DType, Precision};
-use elmur_model::Result;
+use elmur_envs::popgym::trace::Trace;
 use elmur_model::golden;
+use elmur_train::Result;
 use serde_json::json;
 
 use crate::device::DeviceArgs;
@@ -13,7 +14,7 @@ use crate::say;
 /// Options of `elmur verify`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Golden files (`.safetensors`, each with its `.json` beside it).
+    /// Traces of the model (`.safetensors`, each with its `.json` beside it) and of POPGym tasks (`.json`, `.json.gz`).
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Print JSON lines.
@@ -35,23 +36,80 @@ fn gpu_tolerance(precision: Precision) -> f64 {
     }
 }
 
-/// Replays every file in f64 and f32 (on a GPU in f32 alone); true if all are within tolerance.
+/// Replays every file; true if all are within tolerance.
 pub fn run(args: &Args) -> Result<bool> {
+    // A model's `.json` beside its trace is not a trace of its own.
+    let is_task = |file: &&PathBuf| {
+        let json = file.extension().is_some_and(|e| e == "json" || e == "gz");
+        json && !file.with_extension("safetensors").exists()
+    };
+    let (tasks, models): (Vec<&PathBuf>, Vec<&PathBuf>) = args.files.iter().partition(is_task);
+    Ok(verify_models(&models, args)? & verify_tasks(&tasks, args.json)?)
+}
+
+fn name(file: &Path) -> String {
+    let name = file.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    name.split('.').next().unwrap_or_default().to_owned()
+}
+
+/// POPGym: observations and flags exactly, rewards to 1e-9, states of control tasks in every bit.
+fn verify_tasks(files: &[&PathBuf], as_json: bool) -> Result<bool> {
+    let mut fine = true;
+    for (index, file) in files.iter().enumerate() {
+        let trace = Trace::read(file)?;
+        let report = trace.verify()?;
+        fine &= report.exact();
+        let rules = trace.version().name();
+        if index == 0 && !as_json {
+            say(
+                "wrong                                            rules episodes  steps  observations  flags  states   rewards by",
+            );
+        }
+        if as_json {
+            let row = json!({
+                "file": file.display().to_string(), "env": trace.env, "rules": rules, "ok": report.exact(),
+                "episodes": report.episodes, "steps": report.steps, "wrong_observations": report.wrong_observations,
+                "wrong_flags": report.wrong_flags, "wrong_states": report.wrong_states, "reward_error": report.reward_error,
+            });
+            say(&row.to_string());
+            continue;
+        }
+        let verdict = if report.exact() { "ok" } else { "DIFFERS" };
+        say(&format!(
+            "{:<40} {verdict:>7} {rules} {:>8} {:>6} {:>13} {:>6} {:>7} {:>12.1e}",
+            name(file),
+            report.episodes,
+            report.steps,
+            report.wrong_observations,
+            report.wrong_flags,
+            report.wrong_states,
+            report.reward_error
+        ));
+    }
+    Ok(fine)
+}
+
+/// Every file in f64 and f32.
+fn verify_models(files: &[&PathBuf], args: &Args) -> Result<bool> {
+    if files.is_empty() {
+        return Ok(true);
+    }
+    let as_json = args.json;
     let device = args.device.open(1)?;
     let on_gpu = [(DType::F32, gpu_tolerance(args.device.precision()?))];
     let tolerances = if device.is_cpu() { &TOLERANCES[..] } else { &on_gpu[..] };
     let mut fine = true;
-    if !args.json {
+    if !as_json {
         say(
             "largest relative errors                    logits   memory  anchors     loss    grads trajectory  trained",
         );
     }
-    for file in &args.files {
+    for file in files {
         for &(dtype, tolerance) in tolerances {
             let report = golden::verify(file, dtype, &device)?;
             let within = report.within(tolerance, dtype);
             fine &= within;
-            if args.json {
+            if as_json {
                 let row = json!({
                     "file": file.display().to_string(), "dtype": dtype.to_string(), "tolerance": tolerance, "ok": within,
                     "logits": report.logits, "memory": report.memory, "wrong_anchors": report.wrong_anchors,
@@ -61,7 +119,7 @@ pub fn run(args: &Args) -> Result<bool> {
                 say(&row.to_string());
                 continue;
             }
-            let name = file.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            let name = name(file);
             let verdict = if within { "ok".to_owned() } else { format!("ABOVE {tolerance:e}") };
             let [a, b, c, d] = [report.logits, report.memory, report.loss, report.gradients.0];
             let (anchors, e, f) = (report.wrong_anchors, report.trajectory, report.trained.0);

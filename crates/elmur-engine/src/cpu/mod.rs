@@ -2,5 +2,6 @@
 
 pub(crate) mod float;
 pub(crate) mod gemm;
-pub(crate) mod pool;
 pub(crate) mod simd;
+
+pub(crate) use elmur_pool as pool;

@@ -255,7 +255,7 @@ fn record(
         ended?;
     }
     let mut replay = std::ptr::null_mut();
-    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY as u64;
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0.into();
     call!(cuGraphInstantiateWithFlags(&raw mut replay, recording.graph, flags))?;
     Ok(replay)
 }

@@ -1,6 +1,7 @@
 //! `elmur bench`: each figure is printed beside what it is compared with, measured in the same run.
 
 pub mod block;
+pub mod envs;
 pub mod policy;
 
 use std::time::{Duration, Instant};

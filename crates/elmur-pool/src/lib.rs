@@ -1,7 +1,8 @@
 //! A thread pool for kernels of 10 to 1000 microseconds.
 //!
 //! Idle workers spin for some tens of microseconds before they sleep, because the next kernel of a program usually
-//! follows at once; handing out work then costs about a microsecond and never allocates. Kernels are written so that no
+//! follows at once; handing out work then costs about a microsecond and never allocates. A worker that the system does not
+//! let run in time is not waited for: those that are there take all tasks. Kernels are written so that no
 //! bit of a result depends on which thread runs which task, so when the pool is busy with another caller the work
 //! simply runs on the calling thread.
 
@@ -15,8 +16,11 @@ type Task<'a> = &'a (dyn Fn(usize, usize) + Sync);
 /// Spins before a worker goes to sleep: roughly 50 microseconds.
 const SPINS: u32 = 2_000;
 
+/// Mark of a job that no worker may enter.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
 struct Job {
-    /// The task with its lifetime erased; valid from publication until `pending` reaches zero.
+    /// The task with its lifetime erased; valid while the job is open or a worker is inside.
     task: Task<'static>,
     count: usize,
 }
@@ -27,15 +31,17 @@ struct Shared {
     epoch: AtomicU32,
     /// The next task to take.
     next: AtomicUsize,
-    /// Workers that have not yet finished the current job.
-    pending: AtomicUsize,
+    /// Workers inside the current job, plus [`CLOSED`] when none may enter any more.
+    inside: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
     sleeping: AtomicUsize,
+    /// Workers that have begun.
+    started: AtomicUsize,
 }
 
-// SAFETY: `job` is written only by the caller holding `Pool::gate`, while no worker is inside a job (`pending` is
-// zero), and read by workers only after they have seen the new `epoch` (release/acquire).
+// SAFETY: `job` is written only by the caller holding `Pool::gate`, while the last job is closed and no worker is inside, and read by
+// workers only after they have entered (`inside`, release/acquire).
 unsafe impl Sync for Shared {}
 // SAFETY: the task reference inside is `Sync`, everything else is atomics.
 unsafe impl Send for Shared {}
@@ -69,10 +75,11 @@ impl Pool {
             job: std::cell::UnsafeCell::new(None),
             epoch: AtomicU32::new(0),
             next: AtomicUsize::new(0),
-            pending: AtomicUsize::new(0),
+            inside: AtomicUsize::new(CLOSED),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             sleeping: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
         });
         let workers: Vec<JoinHandle<()>> = (1..threads)
             .map_while(|thread| {
@@ -81,12 +88,16 @@ impl Pool {
                 builder.spawn(move || work(&shared, thread)).ok()
             })
             .collect();
+        // What a thread allocates when it begins is not to be seen later.
+        while shared.started.load(Ordering::Acquire) < workers.len() {
+            std::thread::yield_now();
+        }
         let wake = workers.iter().map(|w| w.thread().clone()).collect();
         Pool(Arc::new(Inner { shared, gate: Mutex::new(()), wake, workers }))
     }
 
     /// A pool without workers, for products inside a task.
-    pub(crate) fn serial() -> &'static Pool {
+    pub fn serial() -> &'static Pool {
         static SERIAL: std::sync::OnceLock<Pool> = std::sync::OnceLock::new();
         SERIAL.get_or_init(|| Pool::new(1))
     }
@@ -97,7 +108,7 @@ impl Pool {
     }
 
     /// Runs `task(i, thread)` for every `i < count`, in any order, on any thread; returns when all are done.
-    pub(crate) fn run(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
+    pub fn run(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
         let inner = &*self.0;
         if count <= 1 || inner.workers.is_empty() {
             return (0..count).for_each(|i| task(i, 0));
@@ -109,19 +120,20 @@ impl Pool {
         };
         let shared = &*inner.shared;
         let task: Task<'_> = &task;
-        // SAFETY: only the lifetime changes; this function waits for every worker below before it returns or unwinds.
+        // SAFETY: only the lifetime changes; this function closes the job and waits for every worker inside before it returns or unwinds.
         let task = unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
-        // SAFETY: the gate is held and no worker is inside a job.
+        // SAFETY: the gate is held, the last job is closed and no worker is inside.
         unsafe { *shared.job.get() = Some(Job { task, count }) };
         shared.next.store(0, Ordering::Relaxed);
-        shared.pending.store(inner.workers.len(), Ordering::Relaxed);
+        shared.inside.store(0, Ordering::Release);
         shared.epoch.fetch_add(1, Ordering::SeqCst);
         if shared.sleeping.load(Ordering::SeqCst) > 0 {
             inner.wake.iter().for_each(Thread::unpark);
         }
         let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drain(shared, task, count, 0)));
+        shared.inside.fetch_or(CLOSED, Ordering::AcqRel);
         let mut spins = 0u32;
-        while shared.pending.load(Ordering::Acquire) > 0 {
+        while shared.inside.load(Ordering::Acquire) != CLOSED {
             spins += 1;
             if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
@@ -136,28 +148,22 @@ impl Pool {
 
     /// Splits `rows` rows of the given outputs among the threads: `body(first_row, parts)` gets exclusive slices of
     /// the rows it owns. `work` is the cost of one row in elements touched; small jobs stay on the calling thread.
-    pub(crate) fn rows<R: Rows>(
-        &self,
-        rows: usize,
-        work: usize,
-        outputs: R,
-        body: impl Fn(usize, R::Part) + Sync,
-    ) {
+    pub fn rows<R: Rows>(&self, rows: usize, work: usize, outputs: R, body: impl Fn(usize, R::Part) + Sync) {
         self.blocks(rows, self.rows_per_task(rows, work), outputs, |first, part, _| body(first, part));
     }
 
     /// How many rows of the given cost one task should take; there are never more than [`Pool::max_tasks`] tasks.
-    pub(crate) fn rows_per_task(&self, rows: usize, work: usize) -> usize {
+    pub fn rows_per_task(&self, rows: usize, work: usize) -> usize {
         rows.div_ceil((rows * work / MIN_TASK_WORK).clamp(1, self.max_tasks())).max(1)
     }
 
     /// Bound on the tasks of [`Pool::rows_per_task`], for scratch memory per task.
-    pub(crate) fn max_tasks(&self) -> usize {
+    pub fn max_tasks(&self) -> usize {
         max_tasks(self.threads())
     }
 
     /// Like [`Pool::rows`], with a fixed number of rows per task, and the task's number for partial results.
-    pub(crate) fn blocks<R: Rows>(
+    pub fn blocks<R: Rows>(
         &self,
         rows: usize,
         per_task: usize,
@@ -172,10 +178,48 @@ impl Pool {
             body(first, unsafe { outputs.part(first, count) }, task);
         });
     }
+
+    /// Like [`Pool::blocks`] for rows that are visited again and again: a thread takes the blocks it had before if it can, whose
+    /// rows are still in its cache, and others' only when its own are done.
+    pub fn sticky_blocks<R: Rows>(
+        &self,
+        claims: &mut Claims,
+        rows: usize,
+        per_task: usize,
+        outputs: R,
+        body: impl Fn(usize, R::Part) + Sync,
+    ) {
+        outputs.check(rows);
+        let blocks = rows.div_ceil(per_task);
+        if claims.taken.len() != blocks || claims.round == u32::MAX {
+            *claims = Claims { round: 0, taken: (0..blocks).map(|_| AtomicU32::new(0)).collect() };
+        }
+        claims.round += 1;
+        let (round, taken) = (claims.round, &claims.taken);
+        let each = blocks.div_ceil(self.threads());
+        self.run(blocks, |_, thread| {
+            // Own blocks from the first on, then others' from the last on, where their owners come last.
+            let own = (thread * each).min(blocks)..((thread + 1) * each).min(blocks);
+            let free = |block: &usize| taken[*block].swap(round, Ordering::Relaxed) != round;
+            let Some(block) = own.chain((0..blocks).rev()).find(free) else { return };
+            let first = block * per_task;
+            let count = per_task.min(rows - first);
+            // SAFETY: `check` has shown that every row is inside its slice, and a block is free once in a round.
+            body(first, unsafe { outputs.part(first, count) });
+        });
+    }
+}
+
+/// Who takes which block of rows, for [`Pool::sticky_blocks`].
+#[derive(Debug, Default)]
+pub struct Claims {
+    round: u32,
+    /// The round in which each block was taken last.
+    taken: Vec<AtomicU32>,
 }
 
 /// Most tasks that [`Pool::rows_per_task`] makes for this many threads: a few each, to even out.
-pub(crate) fn max_tasks(threads: usize) -> usize {
+pub fn max_tasks(threads: usize) -> usize {
     if threads == 1 { 1 } else { 4 * threads }
 }
 
@@ -194,6 +238,7 @@ fn drain(shared: &Shared, task: Task<'_>, count: usize, thread: usize) {
 
 fn work(shared: &Shared, thread: usize) {
     let mut seen = 0;
+    shared.started.fetch_add(1, Ordering::Release);
     loop {
         let mut spins = 0;
         while shared.epoch.load(Ordering::Acquire) == seen {
@@ -208,19 +253,22 @@ fn work(shared: &Shared, thread: usize) {
             }
             shared.sleeping.fetch_sub(1, Ordering::SeqCst);
         }
-        // The caller waits for every worker before it starts another job, so no epoch is ever skipped.
-        seen = seen.wrapping_add(1);
+        seen = shared.epoch.load(Ordering::Acquire);
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: the job was written before the epoch changed and stays until `pending` reaches zero.
+        let enter = |inside: usize| (inside & CLOSED == 0).then_some(inside + 1);
+        if shared.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter).is_err() {
+            continue; // too late
+        }
+        // SAFETY: the job was written before it was opened and stays until all who entered have left.
         if let Some(job) = unsafe { &*shared.job.get() } {
             let run = std::panic::AssertUnwindSafe(|| drain(shared, job.task, job.count, thread));
             if std::panic::catch_unwind(run).is_err() {
                 shared.panicked.store(true, Ordering::Relaxed);
             }
         }
-        shared.pending.fetch_sub(1, Ordering::Release);
+        shared.inside.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -236,9 +284,13 @@ impl Drop for Inner {
 }
 
 /// Outputs that can be split by rows among threads.
-pub(crate) trait Rows: Sync {
+///
+/// # Safety
+/// Where `check(rows)` returns, `part` must be sound for every range within `rows`, and parts of disjoint ranges must not overlap.
+pub unsafe trait Rows: Sync {
+    /// What one task gets.
     type Part;
-    /// Panics unless there are at least `rows` rows: a planner bug, not data.
+    /// Panics unless there are at least `rows` rows: a caller's bug, not data.
     fn check(&self, rows: usize);
     /// # Safety
     /// Rows `first..first + count` must exist and be handed out to one task only.
@@ -246,7 +298,8 @@ pub(crate) trait Rows: Sync {
 }
 
 /// A mutable slice seen as rows of equal length.
-pub(crate) struct RowsMut<'a, T> {
+#[derive(Debug)]
+pub struct RowsMut<'a, T> {
     data: *mut T,
     len: usize,
     row: usize,
@@ -257,15 +310,18 @@ pub(crate) struct RowsMut<'a, T> {
 unsafe impl<T: Send> Sync for RowsMut<'_, T> {}
 
 impl<'a, T> RowsMut<'a, T> {
-    pub(crate) fn new(data: &'a mut [T], row: usize) -> Self {
+    /// Rows of `row` elements each.
+    pub fn new(data: &'a mut [T], row: usize) -> Self {
         Self { len: data.len(), data: data.as_mut_ptr(), row, lifetime: std::marker::PhantomData }
     }
 }
 
-impl<'a, T: Send> Rows for RowsMut<'a, T> {
+// SAFETY: `check` has shown that the rows lie inside the slice, and rows do not overlap.
+unsafe impl<'a, T: Send> Rows for RowsMut<'a, T> {
     type Part = &'a mut [T];
     fn check(&self, rows: usize) {
-        assert!(rows * self.row <= self.len, "{rows} rows of {} exceed {} elements", self.row, self.len);
+        let fits = rows.checked_mul(self.row).is_some_and(|count| count <= self.len);
+        assert!(fits, "{rows} rows of {} exceed {} elements", self.row, self.len);
     }
     unsafe fn part(&self, first: usize, count: usize) -> &'a mut [T] {
         // SAFETY: the caller guarantees that the rows exist and that nobody else has them.
@@ -273,7 +329,8 @@ impl<'a, T: Send> Rows for RowsMut<'a, T> {
     }
 }
 
-impl<R: Rows> Rows for Option<R> {
+// SAFETY: as sound as what it holds.
+unsafe impl<R: Rows> Rows for Option<R> {
     type Part = Option<R::Part>;
     fn check(&self, rows: usize) {
         if let Some(r) = self {
@@ -288,7 +345,8 @@ impl<R: Rows> Rows for Option<R> {
 
 macro_rules! tuple_rows {
     ($($name:ident $index:tt),*) => {
-        impl<$($name: Rows),*> Rows for ($($name,)*) {
+        // SAFETY: as sound as its members.
+        unsafe impl<$($name: Rows),*> Rows for ($($name,)*) {
             type Part = ($($name::Part,)*);
             fn check(&self, rows: usize) { $(self.$index.check(rows);)* }
             unsafe fn part(&self, first: usize, count: usize) -> Self::Part {
@@ -351,6 +409,22 @@ mod tests {
             });
             assert!(a.iter().enumerate().all(|(i, v)| *v == i / 7));
             assert!(b.iter().enumerate().all(|(i, v)| *v == i));
+        }
+    }
+
+    #[test]
+    fn sticky_blocks_take_every_row_once_in_every_round() {
+        for threads in [1, 3] {
+            let (pool, mut claims) = (Pool::new(threads), Claims::default());
+            let mut hits = vec![0; 1000];
+            for round in 1..300 {
+                // Other sizes begin anew.
+                let per_task = if round % 50 == 0 { 90 } else { 64 };
+                pool.sticky_blocks(&mut claims, 1000, per_task, RowsMut::new(&mut hits, 1), |_, part| {
+                    part.iter_mut().for_each(|hits| *hits += 1);
+                });
+                assert!(hits.iter().all(|hits| *hits == round));
+            }
         }
     }
 

@@ -1,0 +1,46 @@
+//! POPGym's 48 partially observable tasks: sixteen families in three difficulties, with the semantics of version 1.0.7.
+//!
+//! - [`Task`] names one of them; ids are those of the Python package (`popgym-AutoencodeEasy-v0`).
+//! - Every family is an [`Env`](crate::Env) that also implements [`Replay`]: an episode can be begun from its hidden state and
+//!   stepped with given random numbers, so that traces of the Python package replay exactly ([`trace`]).
+//! - Every family has a [`Player`](crate::Player) that plays it well from observations alone.
+//! - [`Task::make`] and [`Task::player`] give both; [`Task::visit`] hands out their concrete types, for loops that must be fast.
+
+mod autoencode;
+mod bandit;
+mod battleship;
+mod cartpole;
+mod concentration;
+mod count_recall;
+mod deck;
+mod higher_lower;
+mod labyrinth;
+mod mine_sweeper;
+mod noise;
+mod pendulum;
+mod repeat;
+mod replay;
+mod table;
+mod task;
+pub mod trace;
+
+pub use autoencode::{Autoencode, AutoencodePlayer};
+pub use bandit::{MultiarmedBandit, MultiarmedBanditPlayer};
+pub use battleship::{Battleship, BattleshipPlayer, Ships};
+pub use cartpole::{
+    NoisyPositionOnlyCartPole, NoisyPositionOnlyCartPolePlayer, PositionOnlyCartPole,
+    PositionOnlyCartPolePlayer, VelocityOnlyCartpole, VelocityOnlyCartpolePlayer,
+};
+pub use concentration::{Concentration, ConcentrationPlayer};
+pub use count_recall::{CountRecall, CountRecallPlayer};
+pub use higher_lower::{HigherLower, HigherLowerPlayer};
+pub use labyrinth::{LabyrinthEscape, LabyrinthEscapePlayer, LabyrinthExplore, LabyrinthExplorePlayer};
+pub use mine_sweeper::{MineSweeper, MineSweeperPlayer, Mines};
+pub use pendulum::{
+    NoisyPositionOnlyPendulum, NoisyPositionOnlyPendulumPlayer, PositionOnlyPendulum,
+    PositionOnlyPendulumPlayer,
+};
+pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
+pub use replay::Replay;
+pub use table::Visit;
+pub use task::{Difficulty, Family, Task, Version};

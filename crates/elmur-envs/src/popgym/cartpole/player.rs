@@ -1,0 +1,241 @@
+//! Players of the CartPole tasks. All push to the side where a weighted sum of the state points; they differ in how they come by the
+//! state.
+
+use elmur_rng::Rng;
+
+use super::{BOUNDS, START};
+use crate::cartpole::{FORCE, MAX_ANGLE, TAU, advance};
+use crate::env::Player;
+use crate::popgym::noise::{Sensor, root, sigma};
+use crate::popgym::task::Difficulty;
+use crate::space::{Values, ValuesMut};
+
+/// Weights of position, velocity, angle and angular velocity.
+type Law = [f64; 4];
+
+/// For states known exactly.
+const LAW: Law = [0.04, 0.08, 1.0, 0.25];
+
+/// Pushes to the side where the state points; returns the force.
+fn push(law: Law, state: [f64; 4], action: ValuesMut<'_>) -> f64 {
+    let right = law.iter().zip(state).map(|(k, x)| k * x).sum::<f64>() > 0.0;
+    action.ints[0] = i32::from(right);
+    if right { FORCE } else { -FORCE }
+}
+
+fn numbers(observation: Values<'_>) -> [f64; 2] {
+    [f64::from(observation.floats[0]), f64::from(observation.floats[1])]
+}
+
+/// Knows the velocities: the difference of two positions is the velocity at the first of them, and the equations of motion bring it
+/// up to date.
+#[derive(Debug, Clone, Default)]
+pub struct PositionOnlyCartPolePlayer {
+    /// Position and angle before the last push, and its force.
+    last: Option<([f64; 2], f64)>,
+}
+
+impl PositionOnlyCartPolePlayer {
+    /// For any difficulty.
+    pub fn new(_: Difficulty) -> Self {
+        Self::default()
+    }
+}
+
+impl Player for PositionOnlyCartPolePlayer {
+    fn reset(&mut self) {
+        self.last = None;
+    }
+
+    fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
+        let [x, angle] = numbers(observation);
+        let (velocity, spin) = match self.last {
+            None => (0.0, 0.0),
+            Some(([x0, angle0], force)) => {
+                let before = [x0, (x - x0) / TAU, angle0, (angle - angle0) / TAU];
+                let [_, velocity, _, spin] = advance(before, force);
+                (velocity, spin)
+            }
+        };
+        self.last = Some(([x, angle], push(LAW, [x, velocity, angle, spin], action)));
+    }
+}
+
+/// Adds up the velocities, from the positions that the first observation shows.
+#[derive(Debug, Clone, Default)]
+pub struct VelocityOnlyCartpolePlayer {
+    /// State before the last push, and its force.
+    last: Option<([f64; 4], f64)>,
+    steps: u32,
+}
+
+impl VelocityOnlyCartpolePlayer {
+    /// For any difficulty.
+    pub fn new(_: Difficulty) -> Self {
+        Self::default()
+    }
+}
+
+impl Player for VelocityOnlyCartpolePlayer {
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
+        let seen = numbers(observation);
+        let state = match self.last {
+            None => [seen[0], 0.0, seen[1], 0.0],
+            Some((mut before, force)) => {
+                let [velocity, spin] = seen;
+                if self.steps == 1 {
+                    // What the first push adds to the velocities hardly depends on them: so much for those of the start.
+                    let from_rest = advance(before, force);
+                    (before[1], before[3]) = (velocity - from_rest[1], spin - from_rest[3]);
+                }
+                [before[0] + TAU * before[1], velocity, before[2] + TAU * before[3], spin]
+            }
+        };
+        self.last = Some((state, push(LAW, state, action)));
+        self.steps += 1;
+    }
+}
+
+/// Number of particles.
+const PARTICLES: usize = 500;
+/// Part of the spread that is drawn anew when particles are replaced.
+const FRESH: f64 = 0.3;
+
+/// A possible angle and angular velocity, with the position and velocity expected in that case.
+#[derive(Debug, Clone, Copy, Default)]
+struct Particle {
+    weight: f64,
+    state: [f64; 4],
+}
+
+/// Bayes' rule with particles. Nothing but the start and the noise is random, so a particle is a possible start and what has become of
+/// it. Position and velocity hardly act on the pole: given the angle they are normal, with a covariance that all particles share (a
+/// Kalman filter per particle). That the episode goes on is evidence, too: the pole has not fallen.
+#[derive(Debug, Clone)]
+pub struct NoisyPositionOnlyCartPolePlayer {
+    law: Law,
+    position: Sensor,
+    angle: Sensor,
+    particles: Vec<Particle>,
+    spare: Vec<Particle>,
+    /// Variance of position, covariance, variance of velocity.
+    covariance: [f64; 3],
+    force: Option<f64>,
+    rng: Rng,
+}
+
+impl NoisyPositionOnlyCartPolePlayer {
+    /// For the task of this difficulty.
+    pub fn new(difficulty: Difficulty) -> Self {
+        let sigma = sigma(difficulty);
+        // The best of a random search. With much noise the pole falls before the cart can go far.
+        let wary = [0.01, 0.02, 1.0, 0.13];
+        Self {
+            law: difficulty.pick([[0.023, 0.028, 1.0, 0.115], wary, wary]),
+            position: Sensor { sigma, bound: BOUNDS[0] },
+            angle: Sensor { sigma, bound: BOUNDS[1] },
+            particles: vec![Particle::default(); PARTICLES],
+            spare: vec![Particle::default(); PARTICLES],
+            covariance: [0.0; 3],
+            force: None,
+            rng: Rng::new(0, 0),
+        }
+    }
+
+    /// Starts that are equally likely.
+    fn scatter(&mut self) {
+        self.rng = Rng::new(0, 0);
+        for particle in &mut self.particles {
+            let (angle, spin) = (self.rng.uniform(-START, START), self.rng.uniform(-START, START));
+            *particle = Particle { weight: 1.0, state: [0.0, 0.0, angle, spin] };
+        }
+        let variance = START * START / 3.0;
+        self.covariance = [variance, 0.0, variance];
+    }
+
+    fn predict(&mut self, force: f64) {
+        for particle in &mut self.particles {
+            particle.state = advance(particle.state, force);
+        }
+        let [xx, xv, vv] = self.covariance;
+        self.covariance = [xx + 2.0 * TAU * xv + TAU * TAU * vv, xv + TAU * vv, vv];
+    }
+
+    fn update(&mut self, seen: &[f32]) {
+        let [xx, xv, vv] = self.covariance;
+        let variance = xx + self.position.sigma * self.position.sigma;
+        let gain = [xx / variance, xv / variance];
+        let mut total = 0.0;
+        for Particle { weight, state: [x, velocity, angle, _] } in &mut self.particles {
+            let surprise = f64::from(seen[0]) - *x;
+            *x += gain[0] * surprise;
+            *velocity += gain[1] * surprise;
+            let fallen = if angle.abs() > MAX_ANGLE { 1e-6 } else { 1.0 };
+            let likelihood = (-0.5 * surprise * surprise / variance).exp().max(1e-12);
+            *weight *= likelihood * self.angle.likelihood(seen[1], *angle) * fallen;
+            total += *weight;
+        }
+        self.covariance = [xx - gain[0] * xx, xv - gain[0] * xv, vv - gain[1] * xv];
+        self.particles.iter_mut().for_each(|particle| particle.weight /= total);
+    }
+
+    fn mean(&self) -> [f64; 4] {
+        let mut mean = [0.0; 4];
+        for Particle { weight, state } in &self.particles {
+            mean.iter_mut().zip(state).for_each(|(mean, x)| *mean += weight * x);
+        }
+        mean
+    }
+
+    /// Replaces the particles by as many of equal weight, drawn in proportion to their weights, when few of them carry most of it.
+    /// The copies are drawn towards the mean and scattered again by as much as that takes away (Liu and West, 2001).
+    fn renew(&mut self, mean: [f64; 4]) {
+        let count = PARTICLES as f64;
+        if self.particles.iter().map(|p| p.weight * p.weight).sum::<f64>() * count < 2.0 {
+            return;
+        }
+        let mut covariance = [0.0; 3];
+        for Particle { weight, state } in &self.particles {
+            let (a, w) = (state[2] - mean[2], state[3] - mean[3]);
+            covariance.iter_mut().zip([a * a, a * w, w * w]).for_each(|(sum, x)| *sum += weight * x);
+        }
+        let [spread, shared, own] = root(covariance);
+        let keep = (1.0 - FRESH * FRESH).sqrt();
+
+        let offset = self.rng.uniform(0.0, 1.0);
+        let mut sources = self.particles.iter();
+        let (mut source, mut reached) = (Particle::default(), 0.0);
+        for (i, target) in self.spare.iter_mut().enumerate() {
+            while reached * count <= i as f64 + offset {
+                let Some(next) = sources.next() else { break };
+                (source, reached) = (*next, reached + next.weight);
+            }
+            let ([x, velocity, angle, spin], [z0, z1]) = (source.state, self.rng.normals());
+            let angle = mean[2] + keep * (angle - mean[2]) + FRESH * spread * z0;
+            let spin = mean[3] + keep * (spin - mean[3]) + FRESH * (shared * z0 + own * z1);
+            *target = Particle { weight: 1.0 / count, state: [x, velocity, angle, spin] };
+        }
+        std::mem::swap(&mut self.particles, &mut self.spare);
+    }
+}
+
+impl Player for NoisyPositionOnlyCartPolePlayer {
+    fn reset(&mut self) {
+        self.force = None;
+    }
+
+    fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
+        match self.force {
+            None => self.scatter(),
+            Some(force) => self.predict(force),
+        }
+        self.update(observation.floats);
+        let mean = self.mean();
+        self.renew(mean);
+        self.force = Some(push(self.law, mean, action));
+    }
+}

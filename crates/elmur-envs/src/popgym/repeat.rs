@@ -1,0 +1,262 @@
+//! RepeatFirst and RepeatPrevious: name the suit of the first card, or of the card seen k - 1 cards before the current one.
+//!
+//! Observation: the suit of the newest card. N cards make N - 1 steps. A right answer pays 1/n and a wrong one costs as much, with n
+//! the number of answers that count: all of them in RepeatFirst, all but the first k - 1 in RepeatPrevious.
+
+use elmur_rng::Rng;
+
+use super::deck::{DealOrder, Deck};
+use super::replay::{Replay, choice};
+use super::task::Difficulty;
+use crate::env::{Env, Player, Step};
+use crate::error::{Error, Result};
+use crate::space::{Space, Spaces, Values, ValuesMut};
+
+/// What both tasks are: a deck that is dealt card by card, and a rule that says which card to name.
+#[derive(Debug, Clone)]
+struct Repeat {
+    spaces: Spaces,
+    deck: Deck,
+    /// Cards shown; 0 before the first reset.
+    shown: usize,
+}
+
+impl Repeat {
+    fn new(decks: usize) -> Self {
+        let spaces = Spaces { observation: Space::Discrete { n: 4 }, action: Space::Discrete { n: 4 } };
+        Self { spaces, deck: Deck::new(decks), shown: 0 }
+    }
+
+    fn show(&mut self, observation: ValuesMut<'_>) {
+        observation.ints[0] = self.deck.suit(self.shown) as i32;
+        self.shown += 1;
+    }
+
+    fn first(&mut self, observation: ValuesMut<'_>) {
+        self.shown = 0;
+        self.show(observation);
+    }
+
+    /// Judges the action against card `asked` (none: nothing counts) and shows the next card.
+    fn step(
+        &mut self,
+        action: Values<'_>,
+        asked: Option<usize>,
+        pay: f64,
+        observation: ValuesMut<'_>,
+    ) -> Result<Step> {
+        if self.shown == 0 || self.shown == self.deck.len() {
+            return Err(Error::Finished);
+        }
+        let answer = choice(action, 4, "suit")?;
+        let reward = match asked {
+            None => 0.0,
+            Some(card) if self.deck.suit(card) == answer => pay,
+            Some(_) => -pay,
+        };
+        self.show(observation);
+        Ok(Step { reward, terminated: self.shown == self.deck.len(), truncated: false })
+    }
+}
+
+/// Name the first card's suit at every step.
+#[derive(Debug, Clone)]
+pub struct RepeatFirst(Repeat);
+
+impl RepeatFirst {
+    /// The task of this difficulty: 1, 8 or 16 decks.
+    pub fn new(difficulty: Difficulty) -> Self {
+        Self(Repeat::new(difficulty.pick([1, 8, 16])))
+    }
+}
+
+impl Env for RepeatFirst {
+    fn spaces(&self) -> &Spaces {
+        &self.0.spaces
+    }
+
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+        self.0.deck.shuffle(&mut Rng::new(seed, 0));
+        self.0.first(observation);
+    }
+
+    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
+        self.advance(action, (), observation)
+    }
+}
+
+impl Replay for RepeatFirst {
+    type Hidden = DealOrder;
+    type Draw = ();
+
+    fn begin(&mut self, hidden: &DealOrder, observation: ValuesMut<'_>) -> Result<()> {
+        self.0.deck.arrange(&hidden.deal_order)?;
+        self.0.first(observation);
+        Ok(())
+    }
+
+    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+        let pay = 1.0 / (self.0.deck.len() - 1) as f64;
+        self.0.step(action, Some(0), pay, observation)
+    }
+}
+
+/// Name the suit of the card k - 1 cards before the newest.
+#[derive(Debug, Clone)]
+pub struct RepeatPrevious {
+    repeat: Repeat,
+    k: usize,
+}
+
+impl RepeatPrevious {
+    /// The task of this difficulty: k = 4, 32 or 64 in 1, 2 or 3 decks.
+    pub fn new(difficulty: Difficulty) -> Self {
+        Self { repeat: Repeat::new(difficulty.pick([1, 2, 3])), k: lag(difficulty) }
+    }
+}
+
+fn lag(difficulty: Difficulty) -> usize {
+    difficulty.pick([4, 32, 64])
+}
+
+impl Env for RepeatPrevious {
+    fn spaces(&self) -> &Spaces {
+        &self.repeat.spaces
+    }
+
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+        self.repeat.deck.shuffle(&mut Rng::new(seed, 0));
+        self.repeat.first(observation);
+    }
+
+    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
+        self.advance(action, (), observation)
+    }
+
+    fn heeds_action(&self) -> bool {
+        self.repeat.shown >= self.k
+    }
+}
+
+impl Replay for RepeatPrevious {
+    type Hidden = DealOrder;
+    type Draw = ();
+
+    fn begin(&mut self, hidden: &DealOrder, observation: ValuesMut<'_>) -> Result<()> {
+        self.repeat.deck.arrange(&hidden.deal_order)?;
+        self.repeat.first(observation);
+        Ok(())
+    }
+
+    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+        let pay = 1.0 / (self.repeat.deck.len() - self.k) as f64;
+        self.repeat.step(action, self.repeat.shown.checked_sub(self.k), pay, observation)
+    }
+}
+
+/// Repeats the first suit it saw.
+#[derive(Debug, Clone, Default)]
+pub struct RepeatFirstPlayer {
+    first: Option<i32>,
+}
+
+impl Player for RepeatFirstPlayer {
+    fn reset(&mut self) {
+        self.first = None;
+    }
+
+    fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
+        action.ints[0] = *self.first.get_or_insert(observation.ints[0]);
+    }
+}
+
+/// Keeps the last k suits.
+#[derive(Debug, Clone)]
+pub struct RepeatPreviousPlayer {
+    /// Suit number i of the episode at i mod k.
+    ring: Vec<i32>,
+    seen: usize,
+}
+
+impl RepeatPreviousPlayer {
+    /// For the task of this difficulty.
+    pub fn new(difficulty: Difficulty) -> Self {
+        Self { ring: vec![0; lag(difficulty)], seen: 0 }
+    }
+}
+
+impl Player for RepeatPreviousPlayer {
+    fn reset(&mut self) {
+        self.ring.fill(0);
+        self.seen = 0;
+    }
+
+    /// Suit 0 until k cards have been seen.
+    fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
+        let k = self.ring.len();
+        self.ring[self.seen % k] = observation.ints[0];
+        self.seen += 1;
+        action.ints[0] = self.ring[self.seen % k];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::popgym::trace::tests::{check_family, mean_return};
+
+    #[test]
+    fn traces_replay() {
+        check_family("RepeatFirst", RepeatFirst::new);
+        check_family("RepeatPrevious", RepeatPrevious::new);
+    }
+
+    #[test]
+    fn players_are_always_right() {
+        for difficulty in Difficulty::ALL {
+            let (mean, error) =
+                mean_return(&mut RepeatFirst::new(difficulty), &mut RepeatFirstPlayer::default(), 0..20);
+            assert!((mean - 1.0).abs() < 1e-9 && error < 1e-9, "{mean}");
+            let mut player = RepeatPreviousPlayer::new(difficulty);
+            let (mean, error) = mean_return(&mut RepeatPrevious::new(difficulty), &mut player, 0..20);
+            assert!((mean - 1.0).abs() < 1e-9 && error < 1e-9, "{mean}");
+        }
+    }
+
+    #[test]
+    fn the_first_answers_of_repeat_previous_are_not_heeded() {
+        let mut env = RepeatPrevious::new(Difficulty::Easy);
+        let mut seen = [0];
+        env.reset(1, ValuesMut { floats: &mut [], ints: &mut seen });
+        let heeded: Vec<bool> = (0..6)
+            .map(|_| {
+                let heeds = env.heeds_action();
+                let room = ValuesMut { floats: &mut [], ints: &mut seen };
+                let step = env.step(Values { floats: &[], ints: &[0] }, room).unwrap();
+                assert_eq!(heeds, step.reward != 0.0);
+                heeds
+            })
+            .collect();
+        assert_eq!(heeded, [false, false, false, true, true, true]);
+    }
+
+    #[test]
+    fn misuse_is_an_error() {
+        let mut env = RepeatFirst::new(Difficulty::Easy);
+        let mut seen = [0];
+        let mut step = |env: &mut RepeatFirst, ints: &[i32]| {
+            env.step(Values { floats: &[], ints }, ValuesMut { floats: &mut [], ints: &mut seen })
+        };
+        assert_eq!(step(&mut env, &[0]), Err(Error::Finished));
+        env.reset(0, ValuesMut { floats: &mut [], ints: &mut [0] });
+        for bad in [&[4][..], &[-1], &[], &[0, 0]] {
+            assert!(matches!(step(&mut env, bad), Err(Error::Space { .. })));
+        }
+        (0..51).for_each(|_| assert!(step(&mut env, &[0]).is_ok()));
+        assert_eq!(step(&mut env, &[0]), Err(Error::Finished));
+        assert!(
+            env.begin(&DealOrder { deal_order: vec![0; 52] }, ValuesMut { floats: &mut [], ints: &mut [0] })
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,82 @@
+//! Episodes from hidden state and given draws, and what all families share.
+
+use serde::de::DeserializeOwned;
+
+use crate::env::{Env, Step};
+use crate::error::{Error, Result};
+use crate::space::{Values, ValuesMut};
+
+/// An environment whose episodes can be begun from their hidden state and stepped with given random numbers. `reset` and
+/// `step` of [`Env`] draw both themselves and call these.
+pub trait Replay: Env {
+    /// What an episode's seed decides at its start, in the words of trace files.
+    type Hidden: DeserializeOwned;
+
+    /// The random numbers of one step: `()` where there are none.
+    type Draw: DeserializeOwned + Copy + Default;
+
+    /// Starts the episode with this hidden state and writes its first observation. Hidden states that this environment
+    /// could not have are errors.
+    fn begin(&mut self, hidden: &Self::Hidden, observation: ValuesMut<'_>) -> Result<()>;
+
+    /// [`Env::step`] with the given random numbers.
+    fn advance(&mut self, action: Values<'_>, draw: Self::Draw, observation: ValuesMut<'_>) -> Result<Step>;
+
+    /// The state of a control task in full precision; empty for others.
+    fn state(&self) -> &[f64] {
+        &[]
+    }
+}
+
+/// The choice that a discrete action makes.
+#[inline]
+pub(super) fn choice(action: Values<'_>, n: usize, what: &'static str) -> Result<usize> {
+    match action.ints {
+        [a] if (*a as usize) < n => Ok(*a as usize),
+        _ => refuse(what, format!("one integer from 0 to {}", n - 1), action),
+    }
+}
+
+/// Row and column that an action on a board names.
+#[inline]
+pub(super) fn cell(
+    action: Values<'_>,
+    [rows, columns]: [usize; 2],
+    what: &'static str,
+) -> Result<(usize, usize)> {
+    match action.ints {
+        [r, c] if (*r as usize) < rows && (*c as usize) < columns => Ok((*r as usize, *c as usize)),
+        _ => refuse(
+            what,
+            format!("a row from 0 to {} and a column from 0 to {}", rows - 1, columns - 1),
+            action,
+        ),
+    }
+}
+
+/// The finite number that a continuous action is.
+#[inline]
+pub(super) fn number(action: Values<'_>, what: &'static str) -> Result<f32> {
+    match action.floats {
+        [x] if x.is_finite() => Ok(*x),
+        _ => refuse(what, "one finite number".to_owned(), action),
+    }
+}
+
+#[cold]
+fn refuse<T>(what: &'static str, expected: String, action: Values<'_>) -> Result<T> {
+    let got = if action.floats.is_empty() {
+        format!("{:?}", action.ints)
+    } else if action.ints.is_empty() {
+        format!("{:?}", action.floats)
+    } else {
+        format!("{:?} and {:?}", action.floats, action.ints)
+    };
+    Err(Error::Space { what, expected, got })
+}
+
+/// An [`Error::Config`] about a hidden state.
+#[cold]
+pub(super) fn impossible<T>(expected: impl Into<String>, got: impl Into<String>) -> Result<T> {
+    Err(Error::Config { key: "hidden state", expected: expected.into(), got: got.into() })
+}

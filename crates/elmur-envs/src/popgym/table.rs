@@ -1,0 +1,171 @@
+//! Which types a task is made of: the one place that knows all families.
+
+use elmur_pool::Pool;
+
+use super::replay::Replay;
+use super::task::{Family, Task, Version};
+use super::trace::{Report, Trace};
+use super::*;
+use crate::env::{Env, Player};
+use crate::error::Result;
+use crate::vec_env::{AnyVecEnv, VecEnv};
+
+/// Something to do with the concrete types of a task, where a `Box<dyn Env>` would be too slow or know too little.
+pub trait Visit {
+    /// What comes of it.
+    type Output;
+
+    /// Called with a maker of environments and one of players.
+    fn visit<E, P>(self, env: impl Fn() -> E, player: impl Fn() -> P) -> Self::Output
+    where
+        E: Replay + 'static,
+        P: Player + 'static;
+}
+
+impl Task {
+    /// Hands the task's concrete types to `visitor`.
+    pub fn visit<V: Visit>(self, version: Version, visitor: V) -> V::Output {
+        let (d, v) = (self.difficulty, version);
+        match self.family {
+            Family::Autoencode => visitor.visit(|| Autoencode::new(d), || AutoencodePlayer::new(d)),
+            Family::Battleship => visitor.visit(|| Battleship::new(d), || BattleshipPlayer::new(d)),
+            Family::Concentration => visitor.visit(|| Concentration::new(d), || ConcentrationPlayer::new(d)),
+            Family::CountRecall => visitor.visit(|| CountRecall::new(d, v), || CountRecallPlayer::new(d, v)),
+            Family::HigherLower => visitor.visit(|| HigherLower::new(d), || HigherLowerPlayer::new(d)),
+            Family::LabyrinthEscape => {
+                visitor.visit(|| LabyrinthEscape::new(d), || LabyrinthEscapePlayer::new(d))
+            }
+            Family::LabyrinthExplore => {
+                visitor.visit(|| LabyrinthExplore::new(d), || LabyrinthExplorePlayer::new(d))
+            }
+            Family::MineSweeper => visitor.visit(|| MineSweeper::new(d, v), || MineSweeperPlayer::new(d)),
+            Family::MultiarmedBandit => {
+                visitor.visit(|| MultiarmedBandit::new(d), || MultiarmedBanditPlayer::new(d))
+            }
+            Family::NoisyPositionOnlyCartPole => visitor
+                .visit(|| NoisyPositionOnlyCartPole::new(d), || NoisyPositionOnlyCartPolePlayer::new(d)),
+            Family::NoisyPositionOnlyPendulum => visitor
+                .visit(|| NoisyPositionOnlyPendulum::new(d), || NoisyPositionOnlyPendulumPlayer::new(d)),
+            Family::PositionOnlyCartPole => {
+                visitor.visit(|| PositionOnlyCartPole::new(d), || PositionOnlyCartPolePlayer::new(d))
+            }
+            Family::PositionOnlyPendulum => {
+                visitor.visit(|| PositionOnlyPendulum::new(d), || PositionOnlyPendulumPlayer::new(d))
+            }
+            Family::RepeatFirst => visitor.visit(|| RepeatFirst::new(d), RepeatFirstPlayer::default),
+            Family::RepeatPrevious => {
+                visitor.visit(|| RepeatPrevious::new(d), || RepeatPreviousPlayer::new(d))
+            }
+            Family::VelocityOnlyCartpole => {
+                visitor.visit(|| VelocityOnlyCartpole::new(d), || VelocityOnlyCartpolePlayer::new(d))
+            }
+        }
+    }
+
+    /// The environment.
+    pub fn make(self, version: Version) -> Box<dyn Env> {
+        struct Make;
+        impl Visit for Make {
+            type Output = Box<dyn Env>;
+            fn visit<E, P>(self, env: impl Fn() -> E, _: impl Fn() -> P) -> Box<dyn Env>
+            where
+                E: Replay + 'static,
+                P: Player + 'static,
+            {
+                Box::new(env())
+            }
+        }
+        self.visit(version, Make)
+    }
+
+    /// Many of it, stepped as one by the pool's threads in loops made for its types.
+    pub fn make_rows(self, version: Version, rows: usize, pool: &Pool) -> Result<Box<dyn AnyVecEnv>> {
+        struct Make<'a>(usize, &'a Pool);
+        impl Visit for Make<'_> {
+            type Output = Result<Box<dyn AnyVecEnv>>;
+            fn visit<E, P>(self, env: impl Fn() -> E, _: impl Fn() -> P) -> Self::Output
+            where
+                E: Replay + 'static,
+                P: Player + 'static,
+            {
+                Ok(Box::new(VecEnv::new((0..self.0).map(|_| env()).collect())?.with_pool(self.1)))
+            }
+        }
+        self.visit(version, Make(rows, pool))
+    }
+
+    /// One who plays it well from observations alone.
+    pub fn player(self, version: Version) -> Box<dyn Player> {
+        struct Make;
+        impl Visit for Make {
+            type Output = Box<dyn Player>;
+            fn visit<E, P>(self, _: impl Fn() -> E, player: impl Fn() -> P) -> Box<dyn Player>
+            where
+                E: Replay + 'static,
+                P: Player + 'static,
+            {
+                Box::new(player())
+            }
+        }
+        self.visit(version, Make)
+    }
+
+    /// Mean return of good play from observations alone: exact where the optimum is known, reached by simulation elsewhere.
+    pub fn good_return(self) -> f64 {
+        self.difficulty.pick(match self.family {
+            Family::Battleship => [0.624, 0.653, 0.670],
+            Family::Concentration => [0.814, 0.813, 0.698],
+            Family::HigherLower => [0.5275, 0.516, 0.511],
+            Family::LabyrinthEscape => [0.966, 0.934, 0.890],
+            Family::LabyrinthExplore => [0.969, 0.927, 0.867],
+            Family::MineSweeper => [0.766, 0.586, 0.596],
+            Family::MultiarmedBandit => [0.729, 0.826, 0.863],
+            Family::NoisyPositionOnlyCartPole => [0.993, 0.645, 0.38],
+            Family::NoisyPositionOnlyPendulum => [0.90, 0.745, 0.69],
+            Family::PositionOnlyPendulum => [0.911, 0.887, 0.826],
+            Family::Autoencode
+            | Family::CountRecall
+            | Family::PositionOnlyCartPole
+            | Family::RepeatFirst
+            | Family::RepeatPrevious
+            | Family::VelocityOnlyCartpole => [1.0; 3],
+        })
+    }
+
+    /// The longest episode, in steps.
+    pub fn max_steps(self) -> usize {
+        self.difficulty.pick(match self.family {
+            Family::Autoencode => [103, 207, 311],
+            Family::Battleship => [64, 100, 144],
+            Family::Concentration => [104, 208, 104],
+            Family::CountRecall => [51, 103, 207],
+            Family::HigherLower => [51, 103, 155],
+            Family::LabyrinthEscape | Family::LabyrinthExplore => [1023; 3],
+            Family::MineSweeper => [14, 30, 54],
+            Family::MultiarmedBandit => [200, 400, 600],
+            Family::PositionOnlyCartPole | Family::VelocityOnlyCartpole => [200, 400, 600],
+            Family::NoisyPositionOnlyCartPole | Family::NoisyPositionOnlyPendulum => [200; 3],
+            Family::PositionOnlyPendulum => [200, 150, 100],
+            Family::RepeatFirst => [51, 415, 831],
+            Family::RepeatPrevious => [51, 103, 155],
+        })
+    }
+}
+
+impl Trace {
+    /// Plays all episodes again in the environment that the trace names, by the rules of its version, and compares.
+    pub fn verify(&self) -> Result<Report> {
+        struct Compare<'a>(&'a Trace);
+        impl Visit for Compare<'_> {
+            type Output = Result<Report>;
+            fn visit<E, P>(self, env: impl Fn() -> E, _: impl Fn() -> P) -> Result<Report>
+            where
+                E: Replay + 'static,
+                P: Player + 'static,
+            {
+                self.0.replay(&mut env())
+            }
+        }
+        self.task()?.visit(self.version(), Compare(self))
+    }
+}

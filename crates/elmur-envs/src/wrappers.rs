@@ -1,0 +1,534 @@
+//! The usual changes of what an environment shows and takes, as options of any environment.
+//!
+//! In this order: the observation, then the previous action, then the first-step flag; all of it as floats where asked for. Where
+//! actions are made flat, the previous action is still shown as the environment's own.
+
+use serde::{Deserialize, Serialize};
+
+use crate::env::{Env, Expert, Step};
+use crate::error::{Error, Result};
+use crate::space::{Leaf, Numbers, Space, Spaces, Values, ValuesMut, at};
+
+/// Which changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Wrappers {
+    /// Observations end with the action that led to them; zeros at the start.
+    pub previous_action: bool,
+    /// Observations end with a flag that is 1 at the start of an episode and 0 after it.
+    pub first_step: bool,
+    /// Observations are floats: every discrete number becomes as many as it has values, one of them 1 and the others 0.
+    pub one_hot: bool,
+    /// Observations are floats: every discrete number becomes one, of the same value (the published code's way). Not with `one_hot`.
+    pub as_floats: bool,
+    /// Actions of several choices become one number, row-major: row * columns + column.
+    pub flat_action: bool,
+}
+
+impl Wrappers {
+    /// Whether nothing is changed.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn all(&mut self) -> [(&'static str, &mut bool); 5] {
+        [
+            ("previous_action", &mut self.previous_action),
+            ("first_step", &mut self.first_step),
+            ("one_hot", &mut self.one_hot),
+            ("as_floats", &mut self.as_floats),
+            ("flat_action", &mut self.flat_action),
+        ]
+    }
+
+    /// The names of those that are on.
+    pub fn names(mut self) -> Vec<&'static str> {
+        self.all().into_iter().filter(|(_, on)| **on).map(|(name, _)| name).collect()
+    }
+
+    /// Those of these names, all others off.
+    pub fn named(names: &[impl AsRef<str>]) -> Result<Self> {
+        let mut wrappers = Self::default();
+        for name in names {
+            let mut all = wrappers.all();
+            let known = all.each_ref().map(|(name, _)| *name);
+            match all.iter_mut().find(|(known, _)| *known == name.as_ref()) {
+                Some((_, on)) => **on = true,
+                None => {
+                    let (expected, got) = (format!("one of {}", known.join(", ")), name.as_ref().to_owned());
+                    return Err(Error::Config { key: "wrappers", expected, got });
+                }
+            }
+        }
+        Ok(wrappers)
+    }
+}
+
+/// One number of an observation on its way to floats.
+#[derive(Debug, Clone, Copy)]
+enum Entry {
+    /// An integer below this becomes as many floats.
+    OneOf(usize),
+    /// An integer below this becomes a float.
+    Number(usize),
+    /// A float.
+    Float,
+}
+
+/// What wrappers make of the numbers of an environment with given spaces.
+#[derive(Debug, Clone)]
+pub struct Wrapping {
+    wrappers: Wrappers,
+    /// Whether observations become floats.
+    encoded: bool,
+    spaces: Spaces,
+    /// Bounds of the own action's floats.
+    bounds: Vec<(f32, f32)>,
+    /// Choices of the own action's integers.
+    choices: Vec<usize>,
+    entries: Vec<Entry>,
+    /// The whole observation before it becomes floats.
+    plain: Numbers,
+}
+
+impl Wrapping {
+    /// The wrappers around an environment with the spaces `own`. Flat actions are refused where actions are not all integers.
+    pub fn new(own: &Spaces, wrappers: Wrappers) -> Result<Self> {
+        let mut bounds = Vec::new();
+        let mut choices = Vec::new();
+        for leaf in own.action.leaves() {
+            match leaf {
+                Leaf::Ints(sizes) => choices.extend_from_slice(sizes),
+                Leaf::Floats { low, high, .. } => {
+                    bounds.extend((0..leaf.len()).map(|i| (at(low, i), at(high, i))));
+                }
+            }
+        }
+        let action = if wrappers.flat_action { flat(&own.action, &choices)? } else { own.action.clone() };
+        if wrappers.one_hot && wrappers.as_floats {
+            let (key, got) = ("wrappers.as_floats", "both".to_owned());
+            return Err(Error::Config { key, expected: "one_hot or as_floats".to_owned(), got });
+        }
+        let plain = extended(own, wrappers);
+        let entries = entries(&plain, wrappers.one_hot);
+        let encoded = wrappers.one_hot || wrappers.as_floats;
+        let observation = if encoded { floats(&plain, &entries) } else { plain.clone() };
+        let spaces = Spaces { observation, action };
+        Ok(Self { wrappers, encoded, spaces, bounds, choices, entries, plain: Numbers::of(&plain) })
+    }
+
+    /// What is seen and done from outside.
+    pub fn spaces(&self) -> &Spaces {
+        &self.spaces
+    }
+
+    /// Writes the observation that `own` becomes. `previous` is the action before it; none at the start of an episode.
+    pub fn observe(&mut self, own: Values<'_>, previous: Option<Values<'_>>, out: ValuesMut<'_>) {
+        let target = if self.encoded {
+            self.plain.room()
+        } else {
+            ValuesMut { floats: &mut *out.floats, ints: &mut *out.ints }
+        };
+        let (floats, more_floats) = target.floats.split_at_mut(own.floats.len());
+        let (ints, more_ints) = target.ints.split_at_mut(own.ints.len());
+        floats.copy_from_slice(own.floats);
+        ints.copy_from_slice(own.ints);
+        let mut rest = more_ints.iter_mut();
+        if self.wrappers.previous_action {
+            let last = |i: usize| previous.map_or(0.0, |action| action.floats[i]);
+            for (i, (x, (low, high))) in more_floats.iter_mut().zip(&self.bounds).enumerate() {
+                *x = last(i).clamp(*low, *high);
+            }
+            let last = |i: usize| previous.map_or(0, |action| action.ints[i]);
+            (0..self.choices.len()).zip(&mut rest).for_each(|(i, x)| *x = last(i));
+        }
+        if let Some(flag) = rest.next() {
+            *flag = i32::from(previous.is_none());
+        }
+        if self.encoded {
+            encode(&self.entries, self.plain.values(), out.floats);
+        }
+    }
+
+    /// Writes the environment's own action as it is taken from outside.
+    pub fn wrap_action(&self, own: Values<'_>, action: ValuesMut<'_>) {
+        action.floats.copy_from_slice(own.floats);
+        if self.wrappers.flat_action {
+            let flat = own.ints.iter().zip(&self.choices).fold(0, |flat, (i, n)| flat * *n as i32 + i);
+            action.ints.fill(flat);
+        } else {
+            action.ints.copy_from_slice(own.ints);
+        }
+    }
+
+    /// Writes the environment's own action that an action from outside means.
+    fn unwrap_flat(&self, action: Values<'_>, own: &mut Numbers) -> Result<()> {
+        let count = self.choices.iter().product::<usize>();
+        let mut rest = match action {
+            Values { floats: [], ints: [a] } if (*a as usize) < count => *a as usize,
+            _ => return refused(count, action),
+        };
+        for (i, n) in own.ints.iter_mut().zip(&self.choices).rev() {
+            (*i, rest) = ((rest % n) as i32, rest / n);
+        }
+        Ok(())
+    }
+}
+
+/// An environment behind wrappers.
+#[derive(Debug, Clone)]
+pub struct Wrapped<E> {
+    inner: E,
+    wrapping: Wrapping,
+    /// What the environment itself showed last.
+    own: Numbers,
+    /// What it was last told to do.
+    action: Numbers,
+}
+
+impl<E: Env> Wrapped<E> {
+    /// Puts the wrappers around `inner`. Flat actions are refused where actions are not all integers.
+    pub fn new(inner: E, wrappers: Wrappers) -> Result<Self> {
+        let wrapping = Wrapping::new(inner.spaces(), wrappers)?;
+        let (own, action) = (Numbers::of(&inner.spaces().observation), Numbers::of(&inner.spaces().action));
+        Ok(Self { inner, wrapping, own, action })
+    }
+
+    /// The environment itself.
+    pub fn inner(&self) -> &E {
+        &self.inner
+    }
+}
+
+impl<E: Env> Env for Wrapped<E> {
+    fn spaces(&self) -> &Spaces {
+        self.wrapping.spaces()
+    }
+
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+        self.inner.reset(seed, self.own.room());
+        self.wrapping.observe(self.own.values(), None, observation);
+    }
+
+    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
+        let (own, action) = if self.wrapping.wrappers.flat_action {
+            self.wrapping.unwrap_flat(action, &mut self.action)?;
+            (&mut self.own, self.action.values())
+        } else {
+            (&mut self.own, action)
+        };
+        let step = self.inner.step(action, own.room())?;
+        self.wrapping.observe(own.values(), Some(action), observation);
+        Ok(step)
+    }
+
+    fn heeds_action(&self) -> bool {
+        self.inner.heeds_action()
+    }
+
+    fn success(&self, episode_return: f64) -> Option<bool> {
+        self.inner.success(episode_return)
+    }
+}
+
+#[cold]
+fn refused<T>(count: usize, action: Values<'_>) -> Result<T> {
+    let (expected, got) = (format!("one integer from 0 to {}", count - 1), format!("{:?}", action.ints));
+    Err(Error::Space { what: "flat action", expected, got })
+}
+
+/// All choices of an action as one.
+fn flat(action: &Space, choices: &[usize]) -> Result<Space> {
+    let fail = |expected: &str| {
+        let got: String = format!("{action:?}").chars().take(80).collect();
+        Err(Error::Config { key: "wrappers.flat_action", expected: expected.to_owned(), got })
+    };
+    if action.floats() > 0 {
+        return fail("an environment with discrete actions");
+    }
+    let count = choices.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
+    match count.filter(|count| *count <= i32::MAX as usize) {
+        Some(n) => Ok(Space::Discrete { n }),
+        None => fail("at most 2^31 - 1 actions"),
+    }
+}
+
+/// An observation with the parts that the wrappers put behind it.
+fn extended(own: &Spaces, wrappers: Wrappers) -> Space {
+    if !wrappers.previous_action && !wrappers.first_step {
+        return own.observation.clone();
+    }
+    let mut parts = match &own.observation {
+        Space::Tuple { parts } => parts.clone(),
+        one => vec![one.clone()],
+    };
+    if wrappers.previous_action {
+        parts.push(own.action.clone());
+    }
+    if wrappers.first_step {
+        parts.push(Space::Discrete { n: 2 });
+    }
+    Space::Tuple { parts }
+}
+
+fn entries(space: &Space, one_hot: bool) -> Vec<Entry> {
+    let integer = |n: &usize| if one_hot { Entry::OneOf(*n) } else { Entry::Number(*n) };
+    let entries = |leaf: &Leaf<'_>| match leaf {
+        Leaf::Ints(sizes) => sizes.iter().map(integer).collect(),
+        Leaf::Floats { .. } => vec![Entry::Float; leaf.len()],
+    };
+    space.leaves().iter().flat_map(entries).collect()
+}
+
+/// The box of a space's numbers as floats.
+fn floats(space: &Space, entries: &[Entry]) -> Space {
+    let mut bounds = space.leaves().into_iter().flat_map(|leaf| match leaf {
+        Leaf::Ints(_) => vec![],
+        Leaf::Floats { low, high, .. } => (0..leaf.len()).map(|i| (at(low, i), at(high, i))).collect(),
+    });
+    let (mut low, mut high) = (Vec::new(), Vec::new());
+    for entry in entries {
+        let (count, bound) = match entry {
+            Entry::OneOf(n) => (*n, (0.0, 1.0)),
+            Entry::Number(n) => (1, (0.0, (*n - 1) as f32)),
+            Entry::Float => (1, bounds.next().unwrap_or((f32::MIN, f32::MAX))),
+        };
+        low.extend(std::iter::repeat_n(bound.0, count));
+        high.extend(std::iter::repeat_n(bound.1, count));
+    }
+    Space::Box { shape: vec![low.len()], low, high }
+}
+
+/// Writes an observation as floats.
+fn encode(entries: &[Entry], values: Values<'_>, out: &mut [f32]) {
+    out.fill(0.0);
+    let (mut floats, mut ints) = (values.floats.iter(), values.ints.iter());
+    let mut at = 0;
+    for entry in entries {
+        let (offset, value, width) = match entry {
+            Entry::OneOf(n) => (ints.next().map_or(0, |i| *i as usize).min(n - 1), 1.0, *n),
+            Entry::Number(_) => (0, ints.next().map_or(0.0, |i| *i as f32), 1),
+            Entry::Float => (0, floats.next().copied().unwrap_or(0.0), 1),
+        };
+        out[at + offset] = value;
+        at += width;
+    }
+}
+
+/// An expert of an environment that sits behind wrappers: it sees and does what it would without them.
+#[derive(Debug, Clone)]
+pub struct Behind<X> {
+    expert: X,
+    action: Numbers,
+}
+
+impl<X: Expert> Behind<X> {
+    /// Lets `expert` play `env`.
+    pub fn new(expert: X, env: &Wrapped<X::Env>) -> Self {
+        Self { expert, action: Numbers::of(&env.inner.spaces().action) }
+    }
+}
+
+impl<X: Expert> Expert for Behind<X> {
+    type Env = Wrapped<X::Env>;
+
+    fn reset(&mut self) {
+        self.expert.reset();
+    }
+
+    fn act(&mut self, env: &Self::Env, _: Values<'_>, action: ValuesMut<'_>) {
+        self.expert.act(&env.inner, env.own.values(), self.action.room());
+        env.wrapping.wrap_action(self.action.values(), action);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A board of 2 x 3 cells that shows how often it was stepped, and a number.
+    struct Board {
+        spaces: Spaces,
+        time: i32,
+        last: (i32, i32),
+    }
+
+    impl Board {
+        fn new() -> Self {
+            let observation = Space::Tuple { parts: vec![Space::Discrete { n: 9 }, Space::unbounded([1])] };
+            let spaces = Spaces { observation, action: Space::MultiDiscrete { sizes: vec![2, 3] } };
+            Self { spaces, time: 0, last: (0, 0) }
+        }
+    }
+
+    impl Env for Board {
+        fn spaces(&self) -> &Spaces {
+            &self.spaces
+        }
+        fn reset(&mut self, _: u64, observation: ValuesMut<'_>) {
+            self.time = 0;
+            observation.ints[0] = 0;
+            observation.floats[0] = 0.5;
+        }
+        fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
+            self.spaces.action.check("cell", action)?;
+            self.last = (action.ints[0], action.ints[1]);
+            self.time += 1;
+            observation.ints[0] = self.time;
+            observation.floats[0] = -0.5;
+            Ok(Step::default())
+        }
+        fn heeds_action(&self) -> bool {
+            self.time > 1
+        }
+    }
+
+    const ALL: Wrappers = Wrappers {
+        previous_action: true,
+        first_step: true,
+        one_hot: true,
+        as_floats: true,
+        flat_action: true,
+    };
+
+    struct Corner;
+
+    impl Expert for Corner {
+        type Env = Board;
+        fn reset(&mut self) {}
+        fn act(&mut self, _: &Board, observation: Values<'_>, action: ValuesMut<'_>) {
+            assert_eq!((observation.ints.len(), observation.floats.len()), (1, 1), "its own observation");
+            action.ints.copy_from_slice(&[1, observation.ints[0] % 3]);
+        }
+    }
+
+    fn wrapped(wrappers: Wrappers) -> (Wrapped<Board>, Numbers) {
+        let mut env = Wrapped::new(Board::new(), wrappers).unwrap();
+        env.spaces().validate().unwrap();
+        let mut seen = Numbers::of(&env.spaces().observation);
+        env.reset(0, seen.room());
+        env.spaces().observation.check("observation", seen.values()).unwrap();
+        (env, seen)
+    }
+
+    fn step(env: &mut Wrapped<Board>, action: &[i32], seen: &mut Numbers) -> Result<Step> {
+        let step = env.step(Values { floats: &[], ints: action }, seen.room());
+        env.spaces().observation.check("observation", seen.values()).unwrap();
+        step
+    }
+
+    #[test]
+    fn previous_action_and_flag_follow_the_observation() {
+        let on = Wrappers { previous_action: true, first_step: true, ..Wrappers::default() };
+        let (mut env, mut seen) = wrapped(on);
+        assert_eq!((&seen.ints[..], &seen.floats[..]), (&[0, 0, 0, 1][..], &[0.5][..]));
+        step(&mut env, &[1, 2], &mut seen).unwrap();
+        assert_eq!(seen.ints, [1, 1, 2, 0]);
+        assert!(step(&mut env, &[2, 0], &mut seen).is_err());
+        step(&mut env, &[0, 1], &mut seen).unwrap();
+        assert_eq!(seen.ints, [2, 0, 1, 0]);
+        assert!(env.heeds_action());
+        env.reset(0, seen.room());
+        assert_eq!(seen.ints, [0, 0, 0, 1], "nothing is left of the last episode");
+    }
+
+    #[test]
+    fn one_hot_is_laid_out_part_by_part() {
+        let on = Wrappers { as_floats: false, ..ALL };
+        let (mut env, mut seen) = wrapped(on);
+        assert_eq!(env.spaces().observation.floats(), 9 + 1 + 2 + 3 + 2);
+        step(&mut env, &[5], &mut seen).unwrap();
+        let mut expected = [0.0; 17];
+        (expected[1], expected[9], expected[11], expected[14], expected[15]) = (1.0, -0.5, 1.0, 1.0, 1.0);
+        assert_eq!(seen.floats, expected);
+        assert!(seen.ints.is_empty());
+    }
+
+    #[test]
+    fn numbers_can_become_floats_as_they_are() {
+        let on = Wrappers { one_hot: false, ..ALL };
+        let (mut env, mut seen) = wrapped(on);
+        step(&mut env, &[5], &mut seen).unwrap();
+        assert_eq!(seen.floats, [1.0, -0.5, 1.0, 2.0, 0.0]);
+        assert!(Wrapping::new(&Board::new().spaces, ALL).is_err());
+    }
+
+    #[test]
+    fn flat_actions_are_row_major() {
+        let (mut env, mut seen) = wrapped(Wrappers { flat_action: true, ..Wrappers::default() });
+        assert_eq!(env.spaces().action, Space::Discrete { n: 6 });
+        for a in 0..6 {
+            step(&mut env, &[a], &mut seen).unwrap();
+            assert_eq!(env.inner().last, (a / 3, a % 3));
+            let mut again = [9];
+            env.wrapping.wrap_action(env.action.values(), ValuesMut { floats: &mut [], ints: &mut again });
+            assert_eq!(again, [a]);
+        }
+        for bad in [&[6][..], &[-1], &[0, 0], &[]] {
+            assert!(step(&mut env, bad, &mut seen).unwrap_err().to_string().contains("from 0 to 5"));
+        }
+    }
+
+    /// Continuous actions, as a pendulum's.
+    #[derive(Debug)]
+    struct Torque(Spaces);
+
+    impl Env for Torque {
+        fn spaces(&self) -> &Spaces {
+            &self.0
+        }
+        fn reset(&mut self, _: u64, observation: ValuesMut<'_>) {
+            observation.floats[0] = 7.0;
+        }
+        fn step(&mut self, _: Values<'_>, _: ValuesMut<'_>) -> Result<Step> {
+            Ok(Step::default())
+        }
+    }
+
+    #[test]
+    fn continuous_actions_are_shown_within_their_bounds_and_are_never_flat() {
+        let spaces = Spaces { observation: Space::unbounded([1]), action: Space::between(-2.0, 2.0, [1]) };
+        let flat = Wrappers { flat_action: true, ..Wrappers::default() };
+        let error = Wrapped::new(Torque(spaces.clone()), flat).unwrap_err().to_string();
+        assert!(error.contains("discrete actions"), "{error}");
+        let on = Wrappers { previous_action: true, ..Wrappers::default() };
+        let mut env = Wrapped::new(Torque(spaces), on).unwrap();
+        let mut seen = Numbers::of(&env.spaces().observation);
+        env.reset(0, seen.room());
+        assert_eq!(seen.floats, [7.0, 0.0]);
+        env.step(Values { floats: &[3.5], ints: &[] }, seen.room()).unwrap();
+        assert_eq!(seen.floats, [7.0, 2.0]);
+    }
+
+    #[test]
+    fn experts_play_through_any_wrappers() {
+        for bits in 0..16 {
+            let on = |bit: u32| bits >> bit & 1 == 1;
+            let wrappers = Wrappers {
+                previous_action: on(0),
+                first_step: on(1),
+                one_hot: on(2),
+                flat_action: on(3),
+                as_floats: false,
+            };
+            let (mut env, mut seen) = wrapped(wrappers);
+            let mut expert = Behind::new(Corner, &env);
+            let mut action = Numbers::of(&env.spaces().action);
+            for t in 0..5 {
+                expert.act(&env, seen.values(), action.room());
+                step(&mut env, &action.ints, &mut seen).unwrap();
+                assert_eq!(env.inner().last, (1, t % 3), "{wrappers:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn wrappers_read_from_json_with_defaults() {
+        let read = |text: &str| serde_json::from_str::<Wrappers>(text);
+        assert!(read("{}").unwrap().is_none());
+        assert_eq!(read(r#"{"first_step":true}"#).unwrap().names(), ["first_step"]);
+        assert!(read(r#"{"firststep":true}"#).is_err());
+        assert!(Wrappers::named(&["one_hot"]).unwrap().one_hot);
+        assert!(Wrappers::named(&["onehot"]).unwrap_err().to_string().contains("previous_action"));
+    }
+}
