@@ -103,7 +103,9 @@ impl Player for VelocityOnlyCartpolePlayer {
 /// Number of particles.
 const PARTICLES: usize = 500;
 /// Part of the spread that is drawn anew when particles are replaced.
-const FRESH: f64 = 0.3;
+const FRESH: f64 = 0.4;
+
+const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
 /// A possible angle and angular velocity, with the position and velocity expected in that case.
 #[derive(Debug, Clone, Copy, Default)]
@@ -146,11 +148,12 @@ impl NoisyPositionOnlyCartPolePlayer {
         }
     }
 
-    /// Starts that are equally likely.
+    /// Starts that are equally likely, evenly spread: multiples of the golden ratio fill an interval without gaps.
     fn scatter(&mut self) {
         self.rng = Rng::new(0, 0);
-        for particle in &mut self.particles {
-            let (angle, spin) = (self.rng.uniform(-START, START), self.rng.uniform(-START, START));
+        let number = |part: f64| START * (2.0 * part.fract() - 1.0);
+        for (i, particle) in (0..).map(|i| f64::from(i) + 0.5).zip(&mut self.particles) {
+            let (angle, spin) = (number(i / PARTICLES as f64), number(i * GOLDEN));
             *particle = Particle { weight: 1.0, state: [0.0, 0.0, angle, spin] };
         }
         let variance = START * START / 3.0;
