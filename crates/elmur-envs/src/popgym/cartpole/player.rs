@@ -31,8 +31,8 @@ fn numbers(observation: Values<'_>) -> [f64; 2] {
 /// up to date.
 #[derive(Debug, Clone, Default)]
 pub struct PositionOnlyCartPolePlayer {
-    /// Position and angle before the last push, and its force.
-    last: Option<([f64; 2], f64)>,
+    /// State before the last push, and its force.
+    last: Option<([f64; 4], f64)>,
 }
 
 impl PositionOnlyCartPolePlayer {
@@ -51,13 +51,14 @@ impl Player for PositionOnlyCartPolePlayer {
         let [x, angle] = numbers(observation);
         let (velocity, spin) = match self.last {
             None => (0.0, 0.0),
-            Some(([x0, angle0], force)) => {
+            Some(([x0, _, angle0, _], force)) => {
                 let before = [x0, (x - x0) / TAU, angle0, (angle - angle0) / TAU];
                 let [_, velocity, _, spin] = advance(before, force);
                 (velocity, spin)
             }
         };
-        self.last = Some(([x, angle], push(LAW, [x, velocity, angle, spin], action)));
+        let state = [x, velocity, angle, spin];
+        self.last = Some((state, push(LAW, state, action)));
     }
 }
 
@@ -103,7 +104,9 @@ impl Player for VelocityOnlyCartpolePlayer {
 /// Number of particles.
 const PARTICLES: usize = 500;
 /// Part of the spread that is drawn anew when particles are replaced.
-const FRESH: f64 = 0.3;
+const FRESH: f64 = 0.4;
+
+const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
 /// A possible angle and angular velocity, with the position and velocity expected in that case.
 #[derive(Debug, Clone, Copy, Default)]
@@ -146,11 +149,12 @@ impl NoisyPositionOnlyCartPolePlayer {
         }
     }
 
-    /// Starts that are equally likely.
+    /// Starts that are equally likely, evenly spread: multiples of the golden ratio fill an interval without gaps.
     fn scatter(&mut self) {
         self.rng = Rng::new(0, 0);
-        for particle in &mut self.particles {
-            let (angle, spin) = (self.rng.uniform(-START, START), self.rng.uniform(-START, START));
+        let number = |part: f64| START * (2.0 * part.fract() - 1.0);
+        for (i, particle) in (0..).map(|i| f64::from(i) + 0.5).zip(&mut self.particles) {
+            let (angle, spin) = (number(i / PARTICLES as f64), number(i * GOLDEN));
             *particle = Particle { weight: 1.0, state: [0.0, 0.0, angle, spin] };
         }
         let variance = START * START / 3.0;
@@ -237,5 +241,76 @@ impl Player for NoisyPositionOnlyCartPolePlayer {
         let mean = self.mean();
         self.renew(mean);
         self.force = Some(push(self.law, mean, action));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::popgym::{PositionOnlyCartPole, Replay, VelocityOnlyCartpole};
+
+    /// Largest difference between the state that a player believes in and the true one, from the second observation on.
+    fn largest_error<P: Player>(
+        mut env: impl Replay,
+        mut player: P,
+        believed: impl Fn(&P) -> [f64; 4],
+    ) -> f64 {
+        let (mut seen, mut action, mut largest) = ([0.0; 2], [0], 0f64);
+        env.reset(0, ValuesMut { floats: &mut seen, ints: &mut [] });
+        for t in 0..200 {
+            let room = ValuesMut { floats: &mut [], ints: &mut action };
+            player.act(Values { floats: &seen, ints: &[] }, room);
+            if t > 0 {
+                let errors = believed(&player).into_iter().zip(env.state()).map(|(a, b)| (a - b).abs());
+                largest = errors.fold(largest, f64::max);
+            }
+            let room = ValuesMut { floats: &mut seen, ints: &mut [] };
+            env.step(Values { floats: &[], ints: &action }, room).unwrap();
+        }
+        largest
+    }
+
+    #[test]
+    fn the_hidden_half_of_the_state_is_recovered() {
+        let difficulty = Difficulty::Easy;
+        let player = PositionOnlyCartPolePlayer::new(difficulty);
+        let error = largest_error(PositionOnlyCartPole::new(difficulty), player, |p| p.last.unwrap().0);
+        assert!(error < 1e-4, "{error}");
+        let player = VelocityOnlyCartpolePlayer::new(difficulty);
+        let error = largest_error(VelocityOnlyCartpole::new(difficulty), player, |p| p.last.unwrap().0);
+        assert!(error < 1e-5, "{error}");
+    }
+
+    #[test]
+    fn new_particles_have_mean_and_spread_of_the_old() {
+        let mut player = NoisyPositionOnlyCartPolePlayer::new(Difficulty::Easy);
+        let spread = |player: &NoisyPositionOnlyCartPolePlayer| {
+            let mean = player.mean();
+            let square = |p: &Particle| p.weight * (p.state[2] - mean[2]).powi(2);
+            (mean, player.particles.iter().map(square).sum::<f64>().sqrt())
+        };
+        player.scatter();
+        player.particles.iter_mut().for_each(|p| p.weight = (-(p.state[2] / 0.01).powi(2)).exp());
+        let total: f64 = player.particles.iter().map(|p| p.weight).sum();
+        player.particles.iter_mut().for_each(|p| p.weight /= total);
+        let (mean, deviation) = spread(&player);
+        let distinct = |player: &NoisyPositionOnlyCartPolePlayer| {
+            let mut angles: Vec<u64> = player.particles.iter().map(|p| p.state[2].to_bits()).collect();
+            angles.sort_unstable();
+            angles.dedup();
+            angles.len()
+        };
+        player.renew(mean);
+        assert!(player.particles.iter().all(|p| p.weight == 1.0 / PARTICLES as f64));
+        assert_eq!(distinct(&player), PARTICLES);
+        let (new_mean, new_deviation) = spread(&player);
+        for (i, tolerance) in [(2, 0.1 * deviation), (3, 0.1 * START)] {
+            assert!((new_mean[i] - mean[i]).abs() < tolerance, "{mean:?} {new_mean:?}");
+        }
+        assert!((new_deviation / deviation - 1.0).abs() < 0.04, "{deviation} {new_deviation}");
+        // Particles that all count stay as they are.
+        let before = spread(&player);
+        player.renew(new_mean);
+        assert_eq!(spread(&player), before);
     }
 }

@@ -125,7 +125,7 @@ struct Node {
 /// equation of the costs).
 const GAINS: [f64; 2] = [19.693, 5.2625];
 
-/// Knows the speed: it is the change of the angle in the last step.
+/// Knows the speed after the first step: it is the change of the angle in the last one.
 #[derive(Debug, Clone)]
 pub struct PositionOnlyPendulumPlayer {
     costs: &'static Costs,
@@ -146,14 +146,22 @@ impl Player for PositionOnlyPendulumPlayer {
 
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
         let angle = f64::from(observation.floats[1]).atan2(f64::from(observation.floats[0]));
-        let speed = self.last.map_or(0.0, |last| wrap(angle - last) / TAU);
-        self.last = Some(angle);
-        let linear = -(GAINS[0] * angle + GAINS[1] * speed) as f32;
-        action.floats[0] = if linear.abs() < MAX_TORQUE {
-            linear
-        } else {
-            self.costs.torque(&[Node { weight: 1.0, state: [angle, speed] }])
+        action.floats[0] = match self.last {
+            None => {
+                let speeds = [-0.8, -0.4, 0.0, 0.4, 0.8].map(|part| part * START_SPEED);
+                self.costs.torque(&speeds.map(|speed| Node { weight: 0.2, state: [angle, speed] }))
+            }
+            Some(last) => {
+                let speed = wrap(angle - last) / TAU;
+                let linear = -(GAINS[0] * angle + GAINS[1] * speed) as f32;
+                if linear.abs() < MAX_TORQUE {
+                    linear
+                } else {
+                    self.costs.torque(&[Node { weight: 1.0, state: [angle, speed] }])
+                }
+            }
         };
+        self.last = Some(angle);
     }
 }
 
@@ -278,5 +286,60 @@ impl Player for NoisyPositionOnlyPendulumPlayer {
         let torque = self.costs.torque(&self.belief);
         self.torque = Some(torque);
         action.floats[0] = torque;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The gains are the fixed point of the Riccati equation of the equations linearised at the top.
+    #[test]
+    fn the_linear_law_is_the_best() {
+        let (a, b) = ([[1.0 + 15.0 * TAU * TAU, TAU], [15.0 * TAU, 1.0]], [3.0 * TAU * TAU, 3.0 * TAU]);
+        let (mut p, mut gains) = ([[1.0, 0.0], [0.0, 0.1]], [0.0; 2]);
+        for _ in 0..300 {
+            let pb = [0, 1].map(|i| p[i][0] * b[0] + p[i][1] * b[1]);
+            let scale = 0.001 + b[0] * pb[0] + b[1] * pb[1];
+            gains = [0, 1].map(|i| (pb[0] * a[0][i] + pb[1] * a[1][i]) / scale);
+            let closed = [0, 1].map(|i| [0, 1].map(|j| a[i][j] - b[i] * gains[j]));
+            let pc = [0, 1].map(|i| [0, 1].map(|j| p[i][0] * closed[0][j] + p[i][1] * closed[1][j]));
+            p = [0, 1].map(|i| {
+                [0, 1].map(|j| {
+                    let own = if i == j { [1.0, 0.1][i] } else { 0.0 };
+                    own + a[0][i] * pc[0][j] + a[1][i] * pc[1][j]
+                })
+            });
+        }
+        assert!((gains[0] - GAINS[0]).abs() < 1e-3 && (gains[1] - GAINS[1]).abs() < 1e-3, "{gains:?}");
+    }
+
+    #[test]
+    fn costs_are_least_at_the_top_and_alike_on_both_sides() {
+        let value = |state| {
+            let (corners, parts) = place(state);
+            between(&Costs::known().0, corners, parts)
+        };
+        assert!(value([0.0; 2]) < 0.5, "{}", value([0.0; 2]));
+        let bottom = value([PI, 0.0]);
+        assert!((300.0..700.0).contains(&bottom), "{bottom}");
+        for state in [[1.0, 0.0], [2.0, -3.0], [-0.7, 5.0], [3.1, 7.9]] {
+            let mirrored = value(state.map(|x| -x));
+            assert!((value(state) - mirrored).abs() < 0.02 * mirrored, "{state:?}");
+            let turned = value([state[0] - 2.0 * PI, state[1]]);
+            assert!((value(state) - turned).abs() < 1e-2, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn a_normal_distribution_keeps_mean_and_covariance_of_its_nodes() {
+        let player = NoisyPositionOnlyPendulumPlayer::new(Difficulty::Easy);
+        let normal = Normal { mean: [3.1, -2.0], root: [0.2, -0.3, 0.1] };
+        let nodes: Vec<Node> =
+            player.grid.iter().map(|n| Node { state: normal.state(n.state), ..*n }).collect();
+        let fit = Normal::fit(&nodes);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+        fit.mean.into_iter().zip(normal.mean).for_each(|(a, b)| close(wrap(a - b), 0.0));
+        fit.root.into_iter().zip(normal.root).for_each(|(a, b)| close(a, b));
     }
 }
