@@ -408,13 +408,14 @@ mod tests {
             (&[(10, 30)], &[(30, 40)]), // 3 reads b and c
             (&[], &[(0, 5)]),           // 4 overwrites a, which 1 has read
             (&[(0, 5), (30, 40)], &[(40, 50)]),
+            (&[], &[(60, 70)]), // 6 has nothing to do with the others
         ] {
             let next = part(reads, writes, &parts);
             parts.push(next);
         }
-        // 0 - 1 - 3 - 5 and 0 - 2 - 3 - 5 are the longest ways; 4 has time.
-        assert_eq!(urgent(&parts), [true, true, true, true, false, true]);
+        // 0 - 1 - 3 - 5, 0 - 2 - 3 - 5 and 0 - 1 - 4 - 5 are the longest ways.
+        assert_eq!(urgent(&parts), [true, true, true, true, true, true, false]);
         let needs: Vec<Vec<usize>> = parts.into_iter().map(|p| p.needs).collect();
-        assert_eq!(needs, [vec![], vec![0], vec![0], vec![2, 1], vec![1], vec![4, 3]]);
+        assert_eq!(needs, [vec![], vec![0], vec![0], vec![2, 1], vec![1], vec![4, 3], vec![]]);
     }
 }

@@ -85,13 +85,11 @@ impl Kernels {
             Some(function) => *function,
             None => {
                 let c_name = CString::new(name).unwrap_or_default();
-                let find = |module: &sys::CUmodule| {
-                    let mut raw = std::ptr::null_mut();
-                    call!(cuModuleGetFunction(&raw mut raw, *module, c_name.as_ptr())).ok().map(|()| raw)
-                };
-                let raw = self.modules.iter().find_map(find);
-                let raw =
-                    raw.ok_or_else(|| Error::Cuda { call: "cuModuleGetFunction", cause: name.into() })?;
+                let missing =
+                    || Error::Cuda { call: "cuModuleGetFunction", cause: format!("no kernel {name}") };
+                let module = file_of(name).and_then(|file| self.modules.get(file)).ok_or_else(missing)?;
+                let mut raw = std::ptr::null_mut();
+                call!(cuModuleGetFunction(&raw mut raw, *module, c_name.as_ptr()))?;
                 Function { raw, shared: 48 << 10 }
             }
         };
@@ -114,6 +112,12 @@ impl Drop for Kernels {
             }
         }
     }
+}
+
+/// Which file has the kernel `name`, read from the sources: asking a module that has it not is an error to CUDA's checkers.
+fn file_of(name: &str) -> Option<usize> {
+    let [plain, by_macro] = [format!("KERNEL {name}("), format!("SMALL_PRODUCT({name},")];
+    FILES.iter().position(|file| file.contains(&plain) || file.contains(&by_macro))
 }
 
 fn load_module(image: &[u8]) -> Result<sys::CUmodule> {
@@ -207,5 +211,31 @@ unsafe fn log_of(program: nvrtc::nvrtcProgram) -> String {
         let mut log = vec![0u8; size.max(1)];
         nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
         CStr::from_bytes_until_nul(&log).map(|l| l.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_found_in_its_own_file() {
+        let mut names = std::collections::BTreeSet::new();
+        for (index, file) in FILES.iter().enumerate() {
+            for start in ["KERNEL ", "SMALL_PRODUCT("] {
+                for rest in file.split(start).skip(1) {
+                    let end =
+                        rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+                    let name = &rest[..end];
+                    // The macro's own definition.
+                    if name == "name" {
+                        continue;
+                    }
+                    assert_eq!(file_of(name), Some(index), "{name}");
+                    assert!(names.insert(name), "two kernels named {name}");
+                }
+            }
+        }
+        assert!(names.len() > 80, "{}", names.len());
     }
 }
