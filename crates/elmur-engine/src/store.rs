@@ -156,9 +156,10 @@ impl Tensor {
     /// Calls `f` with the bytes, copied to the host if need be. The gate must be held.
     fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
         match &*self.buffer {
-            // SAFETY: the memory holds this many bytes, and the gate excludes writers.
             Memory::Host(buffer) => {
-                Ok(f(unsafe { std::slice::from_raw_parts(buffer.ptr(), self.ty.bytes()) }))
+                // SAFETY: the memory holds this many bytes, and the gate excludes writers.
+                let bytes = unsafe { std::slice::from_raw_parts(buffer.ptr(), self.ty.bytes()) };
+                Ok(f(bytes))
             }
             #[cfg(feature = "cuda")]
             Memory::Cuda(buffer) => {

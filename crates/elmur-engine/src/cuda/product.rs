@@ -213,8 +213,8 @@ impl Products {
 
     /// Whether our own kernel can compute the product: rows are read in pieces of 16 bytes, and f32 means f32.
     fn is_small(&self, p: &Product) -> bool {
-        let aligned = |along: bool, extent: usize| if along { p.k % 4 == 0 } else { extent % 4 == 0 };
-        let addresses = (p.a | p.b) % 16 == 0 && p.strides[0] % 4 == 0 && p.strides[1] % 4 == 0;
+        let aligned = |along: bool, extent: usize| if along { p.k } else { extent }.is_multiple_of(4);
+        let addresses = (p.a | p.b).is_multiple_of(16) && (p.strides[0] | p.strides[1]).is_multiple_of(4);
         self.precision != Precision::F32
             && !p.exact
             && aligned(!p.transpose_a, p.m)

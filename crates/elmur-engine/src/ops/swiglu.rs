@@ -53,7 +53,7 @@ impl Op for SwiGlu {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (f, n) = (launch.out_ty(0).cols(), launch.out_ty(0).len());
-        let aligned = (launch.input(0) | launch.output(0)) % 16 == 0;
+        let aligned = (launch.input(0) | launch.output(0)).is_multiple_of(16);
         if f % 4 == 0 && aligned && i32::try_from(n).is_ok() {
             let args = args![launch.output(0), launch.input(0), f as i32, n as i32];
             return launch.elements("swiglu_4", n / 4, args);
@@ -101,7 +101,7 @@ impl Op for SwiGluGrad {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (f, n) = (launch.ty(1).cols(), launch.ty(1).len());
         let (dh, h, dy) = (launch.output(0), launch.input(0), launch.input(1));
-        if f % 4 == 0 && (dh | h | dy) % 16 == 0 && i32::try_from(n).is_ok() {
+        if f % 4 == 0 && (dh | h | dy).is_multiple_of(16) && i32::try_from(n).is_ok() {
             return launch.elements("swiglu_grad_4", n / 4, args![dh, h, dy, f as i32, n as i32]);
         }
         launch.elements("swiglu_grad", n, args![dh, h, dy, f, n])

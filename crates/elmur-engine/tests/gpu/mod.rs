@@ -1,6 +1,6 @@
 //! GPUs for tests, and comparison of one graph on CPU and GPU.
 
-#![allow(dead_code)]
+#![allow(dead_code, clippy::print_stderr)]
 
 use std::sync::OnceLock;
 
