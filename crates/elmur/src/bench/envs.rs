@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long)]
     rows: Option<usize>,
     /// Measured windows of a tenth of a second.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 12)]
     windows: usize,
 }
 
