@@ -2,55 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod common;
 
+use std::path::Path;
+use std::process::Command;
+
+use common::{Folder, elmur, fine, mistake, text};
 use serde_json::Value;
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("elmur-popgym-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-}
-
-fn elmur(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_elmur")).args(args).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-fn fine(args: &[&str]) -> String {
-    let output = elmur(args);
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn mistake(args: &[&str], part: &str) {
-    let output = elmur(args);
-    let message = text(&output);
-    assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
-    assert_eq!(message.lines().count(), 1, "{message}");
-    assert!(message.starts_with("error: ") && message.contains(part), "{args:?}: {message}");
-}
 
 fn rows(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -2,57 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+mod common;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::{Folder, fine, mistake, text};
 use serde_json::Value;
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("elmur-cli-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-}
-
-fn elmur(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_elmur")).args(args).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-fn fine(args: &[&str]) -> String {
-    let output = elmur(args);
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// A mistake: exit 2, one line that contains `part`.
-fn mistake(args: &[&str], part: &str) {
-    let output = elmur(args);
-    let message = text(&output);
-    assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
-    assert_eq!(message.lines().count(), 1, "{message}");
-    assert!(message.starts_with("error: ") && message.contains(part), "{args:?}: {message}");
-}
 
 /// A tiny T-Maze run.
 const TINY: [&str; 9] = [
