@@ -308,8 +308,9 @@ struct Block {
     offset: usize,
 }
 
-/// Puts blocks one after the other; returns the bytes needed.
+/// Puts blocks one after the other, those that live forever (inputs above all) first; returns the bytes needed.
 fn lay_out(blocks: &mut [Block]) -> usize {
+    blocks.sort_by_key(|block| block.lifetime.1 != FOREVER);
     let mut total = 0;
     for block in blocks {
         block.offset = total;

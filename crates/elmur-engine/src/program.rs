@@ -93,6 +93,9 @@ pub struct StepTime {
     pub outputs: Vec<TensorType>,
     /// Median time over the measured runs.
     pub time: Duration,
+    /// Whether a run takes longer if this step does: always on the CPU, where steps come one after the other; on a GPU where it lies on
+    /// the longest way through the program.
+    pub critical: bool,
 }
 
 impl Program {
@@ -312,6 +315,8 @@ impl Program {
     /// Median time of each step over `runs` runs, in order. The runs are real: updates are applied.
     pub fn profile(&mut self, runs: usize) -> Result<Vec<StepTime>> {
         let mut times = vec![Vec::with_capacity(runs); self.steps.len()];
+        #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
+        let mut critical = vec![true; self.steps.len()];
         #[cfg(feature = "cuda")]
         if matches!(self.executor, Executor::Cuda(_)) {
             // Copies changed inputs.
@@ -320,8 +325,10 @@ impl Program {
         for _ in 0..runs {
             #[cfg(feature = "cuda")]
             if let Executor::Cuda(exec) = &mut self.executor {
-                let measured = exec.profile(&self.steps)?;
-                times.iter_mut().zip(measured).for_each(|(times, time)| times.push(time));
+                for (i, (time, is_critical)) in exec.profile(&self.steps)?.into_iter().enumerate() {
+                    times[i].push(time);
+                    critical[i] = is_critical;
+                }
                 continue;
             }
             self.run_with(|index, step| {
@@ -331,12 +338,13 @@ impl Program {
                 result
             })?;
         }
-        let timed = self.steps.iter().zip(times).map(|(step, mut times)| {
+        let timed = self.steps.iter().zip(times).zip(critical).map(|((step, mut times), critical)| {
             times.sort();
             StepTime {
                 op: step.op.name(),
                 outputs: step.outputs.iter().map(|o| o.ty.clone()).collect(),
                 time: times.get(times.len() / 2).copied().unwrap_or_default(),
+                critical,
             }
         });
         Ok(timed.collect())

@@ -398,16 +398,22 @@ impl<'a> Net<'a> {
     /// The feed-forward sub-layer of the `token` or `memory` track.
     pub(crate) fn feed_forward(&mut self, layer: usize, track: &str, x: Value) -> Result<Value> {
         let name = format!("layers.{layer}.{track}_ffn");
-        self.sublayer(x, &format!("{name}.norm"), |net, x| {
+        // Tokens one after the other, residual and all: gradients of x then add up inside the products that compute them.
+        let shape = self.g.shape(x)?.to_vec();
+        let tokens = shape.iter().product::<usize>() / self.config.d_model;
+        let flat = self.g.reshape(x, [tokens, self.config.d_model])?;
+        let y = self.sublayer(flat, &format!("{name}.norm"), |net, x| {
             let y = net.ffn(&name, x)?;
             match net.config.ffn {
                 // The published dense SwiGLU drops hidden units only.
                 Ffn::SwiGlu { .. } => Ok(y),
                 _ => net.dropout(y, net.config.dropout),
             }
-        })
+        })?;
+        Ok(self.g.reshape(y, shape)?)
     }
 
+    /// For x [N, d].
     fn ffn(&mut self, name: &str, x: Value) -> Result<Value> {
         let d = self.config.d_model;
         match self.config.ffn.clone() {
@@ -418,10 +424,7 @@ impl<'a> Net<'a> {
             }
             Ffn::SwiGlu { d_ff } => self.swiglu(name, x, d_ff, self.config.dropout),
             Ffn::Moe { experts, routed_d_ff, shared_experts, shared_d_ff, top_k, balance, dropout } => {
-                let shape = self.g.shape(x)?.to_vec();
-                let tokens = shape.iter().product::<usize>() / d;
-                let flat = self.g.reshape(x, [tokens, d])?;
-                let logits = self.map(flat, &format!("{name}.router"), experts)?;
+                let logits = self.map(x, &format!("{name}.router"), experts)?;
                 let (gates, chosen) =
                     self.g.route_top_k(logits, top_k.saturating_sub(shared_experts).max(1))?;
                 if self.rng.is_some() && balance > 0.0 {
@@ -433,16 +436,15 @@ impl<'a> Net<'a> {
                 let shared = if shared_experts > 0 {
                     // All shared experts as one wider SwiGLU: their outputs are summed anyway.
                     let width = shared_experts * shared_d_ff;
-                    Some(self.swiglu(&format!("{name}.shared"), flat, width, dropout)?)
+                    Some(self.swiglu(&format!("{name}.shared"), x, width, dropout)?)
                 } else {
                     None
                 };
-                let routed = self.g.expert_mixture(flat, gates, chosen, gate_up, down, drop)?;
-                let y = match shared {
-                    Some(shared) => self.g.add_to(shared, routed)?,
-                    None => routed,
-                };
-                Ok(self.g.reshape(y, shape)?)
+                let routed = self.g.expert_mixture(x, gates, chosen, gate_up, down, drop)?;
+                match shared {
+                    Some(shared) => Ok(self.g.add_to(shared, routed)?),
+                    None => Ok(routed),
+                }
             }
         }
     }

@@ -90,7 +90,7 @@ fn memory(slots: usize, std: f64, lambda: f64, dropout: f64) -> Memory {
 fn tmaze() -> Preset {
     Preset {
         name: "tmaze",
-        summary: "T-Maze as in the paper: 2 layers, 2 slots, segments of 10",
+        summary: "T-Maze as in the paper (but a higher learning rate): 2 layers, 2 slots, segments of 10",
         model: ModelConfig {
             observation: Observation::Vector { dim: 4 },
             action: Action::Categorical { count: 4 },
@@ -119,7 +119,8 @@ fn tmaze() -> Preset {
             segments: 3,
             batch: 128,
             epochs: 1000,
-            lr: 2.06e-4,
+            // The paper's 2.06e-4 is for 37,500 batches; with it one seed of twelve does not hold 9,600 steps within 1,000.
+            lr: 5e-4,
             warmup: 10_000,
             cosine: true,
             lr_end_factor: 1.0,

@@ -110,7 +110,12 @@ impl From<PrecisionName> for Precision {
 impl TrainConfig {
     /// Opens the device.
     pub fn open_device(&self) -> Result<Device> {
-        Ok(Device::open(&self.device, self.threads, self.precision.into())?)
+        self.open_named(&self.device)
+    }
+
+    /// Opens a device of this name with the same threads and precision.
+    pub(crate) fn open_named(&self, name: &str) -> Result<Device> {
+        Ok(Device::open(name, self.threads, self.precision.into())?)
     }
 }
 
@@ -128,6 +133,9 @@ pub struct EvalConfig {
     pub target: Option<f64>,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     pub sample: bool,
+    /// Where to act: cpu, cuda or cuda:N; null: where it learns. Few long episodes of a small model are often faster on the CPU.
+    #[serde(default)]
+    pub device: Option<String>,
 }
 
 impl RunConfig {
@@ -164,6 +172,7 @@ impl RunConfig {
                 length: if env.is_some_and(|env| env.name == EnvKind::TMaze) { 9600 } else { 0 },
                 target: quick.then_some(1.0),
                 sample: false,
+                device: None,
             },
             model,
         })
@@ -195,8 +204,10 @@ impl RunConfig {
         for (key, count, most) in counts {
             check((1..=most).contains(&count), key, &format!("1 to {most}"), count.to_string())?;
         }
-        Device::check_name(&t.device)
-            .map_err(|_| Error::config("train.device", "cpu, cuda or cuda:N", &t.device))?;
+        for (key, name) in [("train.device", Some(&t.device)), ("eval.device", self.eval.device.as_ref())] {
+            let Some(name) = name else { continue };
+            Device::check_name(name).map_err(|_| Error::config(key, "cpu, cuda or cuda:N", name))?;
+        }
         check(t.threads <= 1024, "train.threads", "at most 1024", t.threads.to_string())?;
         let end = t.schedule.end_factor;
         check((0.0..=1.0).contains(&end), "train.schedule.end_factor", "in 0..=1", end.to_string())?;

@@ -104,7 +104,7 @@ fn run(env: EnvConfig, model: ModelConfig, train: &TrainPreset, schedule: Schedu
         env: Some(env),
         data: DataConfig { file: None, episodes: EPISODES, seed: 0 },
         train: TrainConfig::of(train, schedule),
-        eval: EvalConfig { every: 50, episodes: 100, length: 0, target: None, sample: false },
+        eval: EvalConfig { every: 50, episodes: 100, length: 0, target: None, sample: false, device: None },
         model,
     }
 }

@@ -479,15 +479,22 @@ impl Run<'_> {
     fn validate(&mut self, trainer: &Trainer<'_>, observe: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let (config, batch) = (self.config, trainer.batches());
         if let Some(env) = config.validation_env() {
+            let elsewhere = match &config.eval.device {
+                Some(name) if *name != config.train.device => {
+                    Some(trainer.store().to(&config.train.open_named(name)?)?)
+                }
+                _ => None,
+            };
+            let params = elsewhere.as_ref().unwrap_or(trainer.store());
             let evaluation = Evaluation {
                 model: &config.model,
-                params: trainer.store(),
+                params,
                 env,
                 episodes: config.eval.episodes,
                 seeds: Seeds::Validation,
                 sample: config.eval.sample,
                 threads: config.train.threads,
-                device: trainer.device(),
+                device: params.device(),
             };
             observe(Event::Evaluating { batch });
             let score = match evaluate(&evaluation, self.stop, &|_| {}) {

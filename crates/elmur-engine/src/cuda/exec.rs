@@ -11,7 +11,7 @@ use super::launch::Launch;
 use crate::error::{Error, Result};
 use crate::op::Operand;
 use crate::program::Step;
-use crate::store::Buffer;
+use crate::store::{ALIGN, Buffer};
 use crate::types::DType;
 
 /// An input: where the caller writes it, where the program reads it.
@@ -21,6 +21,45 @@ pub(crate) struct Input {
     pub bytes: usize,
     /// Written since the last run.
     pub changed: bool,
+}
+
+/// Inputs that lie side by side on the device and are copied together.
+struct Span {
+    device: u64,
+    bytes: usize,
+    /// Numbers of the inputs.
+    inputs: Vec<usize>,
+    /// Where the pinned copy begins.
+    offset: usize,
+}
+
+/// Small inputs up to this many bytes go in one copy, changed or not.
+const SPAN: u64 = 64 << 10;
+
+/// Groups inputs by where they lie: what is between two of one span is padding.
+fn spans(inputs: &[Input]) -> Vec<Span> {
+    let mut order: Vec<usize> = (0..inputs.len()).collect();
+    order.sort_by_key(|i| inputs[*i].device);
+    let mut spans: Vec<Span> = Vec::new();
+    let mut offset = 0;
+    for i in order {
+        let (start, end) = (inputs[i].device, inputs[i].device + inputs[i].bytes as u64);
+        match spans.last_mut() {
+            Some(span)
+                if start - (span.device + span.bytes as u64) < ALIGN as u64 && end - span.device <= SPAN =>
+            {
+                offset += (end - span.device) as usize - span.bytes;
+                span.bytes = (end - span.device) as usize;
+                span.inputs.push(i);
+            }
+            _ => {
+                offset = offset.next_multiple_of(ALIGN);
+                spans.push(Span { device: start, bytes: inputs[i].bytes, inputs: vec![i], offset });
+                offset += inputs[i].bytes;
+            }
+        }
+    }
+    spans
 }
 
 /// An output, copied to the host when it is first asked for after a run.
@@ -38,6 +77,7 @@ pub(crate) struct Exec {
     _arena: DeviceBuffer,
     _keep: Vec<DeviceBuffer>,
     pub inputs: Vec<Input>,
+    spans: Vec<Span>,
     pub outputs: Vec<Output>,
     /// Pinned copies of changed inputs, used in turn, so that the host can fill one while the GPU reads another.
     ring: Vec<Pinned>,
@@ -97,7 +137,8 @@ impl Exec {
             Ok(Output { device: operand.ptr as u64, bytes, host, fetched: Cell::new(true) })
         });
         let outputs = outputs.collect::<Result<Vec<_>>>()?;
-        let each: usize = inputs.iter().map(|i| i.bytes.next_multiple_of(64)).sum();
+        let spans = spans(&inputs);
+        let each = spans.last().map_or(0, |span| span.offset + span.bytes);
         let depth = if each < 64 << 20 { 8 } else { 2 };
         let ring = (0..depth).map(|_| Pinned::new(&gpu.0.context, each)).collect::<Result<_>>()?;
         Ok(Self {
@@ -105,6 +146,7 @@ impl Exec {
             _arena: arena,
             _keep: keep,
             inputs,
+            spans,
             outputs,
             ring,
             turn: 0,
@@ -120,18 +162,22 @@ impl Exec {
         if self.inputs.iter().any(|input| input.changed) {
             let pinned = &self.ring[self.turn];
             pinned.wait()?;
-            let mut offset = 0;
-            for input in &mut self.inputs {
-                if std::mem::take(&mut input.changed) {
-                    // SAFETY: the ring's entries hold all inputs, and its last copies are done.
-                    let from = unsafe {
-                        let from = pinned.data.add(offset);
-                        std::ptr::copy_nonoverlapping(input.host.ptr(), from, input.bytes);
-                        from
-                    };
-                    call!(cuMemcpyHtoDAsync_v2(input.device, from.cast(), input.bytes, stream.raw))?;
+            for span in &self.spans {
+                if !span.inputs.iter().any(|i| self.inputs[*i].changed) {
+                    continue;
                 }
-                offset += input.bytes.next_multiple_of(64);
+                // SAFETY: the ring's entries hold all spans, and its last copies are done.
+                let from = unsafe { pinned.data.add(span.offset) };
+                for i in &span.inputs {
+                    let input = &mut self.inputs[*i];
+                    input.changed = false;
+                    // SAFETY: as above, and the input lies inside its span.
+                    unsafe {
+                        let to = from.add((input.device - span.device) as usize);
+                        std::ptr::copy_nonoverlapping(input.host.ptr(), to, input.bytes);
+                    }
+                }
+                call!(cuMemcpyHtoDAsync_v2(span.device, from.cast(), span.bytes, stream.raw))?;
             }
             pinned.queued(stream)?;
             self.turn = (self.turn + 1) % self.ring.len();
@@ -153,35 +199,34 @@ impl Exec {
         Ok(output.host.ptr())
     }
 
-    /// Time of each step, run one after the other outside the graph.
-    pub fn profile(&mut self, steps: &[Step]) -> Result<Vec<Duration>> {
+    /// For each step, its time when run on its own again and again, and whether it lies on the longest way through the graph by those
+    /// times.
+    pub fn profile(&mut self, steps: &[Step]) -> Result<Vec<(Duration, bool)>> {
         self.gpu.0.context.enter()?;
-        let stream = &self.gpu.0.stream;
-        let mut events = Vec::new();
-        for _ in 0..=steps.len() {
-            let mut event = std::ptr::null_mut();
-            call!(cuEventCreate(&raw mut event, 0))?;
-            events.push(event);
+        let parts = parts(steps);
+        let mut times = Vec::with_capacity(parts.len());
+        // Scratch is kept to the end: work aside may go on with it.
+        let (mut keep, mut queued, mut notes) = (Vec::new(), 0, Vec::new());
+        for part in &parts {
+            if !part.is_aside {
+                notes.clear();
+            }
+            let step = &steps[part.step];
+            times.push(replayed_time(&self.gpu, |stream| {
+                step.queue(&self.gpu, stream, &mut keep, &mut queued, &mut notes, part.is_aside)
+            })?);
         }
-        let (mut keep, mut queued) = (Vec::new(), 0);
-        for (step, event) in steps.iter().zip(&events) {
-            call!(cuEventRecord(*event, stream.raw))?;
-            let mut notes = Vec::new();
-            step.queue(&self.gpu, stream.raw, &mut keep, &mut queued, &mut notes, false)?;
-            step.queue(&self.gpu, stream.raw, &mut keep, &mut queued, &mut notes, true)?;
+        let mut result = vec![(Duration::ZERO, false); steps.len()];
+        for ((part, time), critical) in parts.iter().zip(&times).zip(longest_way(&parts, &times)) {
+            let step = &mut result[part.step];
+            // Of a step and its work aside, what others wait for counts.
+            if critical == step.1 {
+                step.0 += *time;
+            } else if critical {
+                *step = (*time, true);
+            }
         }
-        call!(cuEventRecord(events[steps.len()], stream.raw))?;
-        stream.synchronize()?;
-        let mut times = Vec::new();
-        for pair in events.windows(2) {
-            let mut milliseconds = 0f32;
-            call!(cuEventElapsedTime_v2(&raw mut milliseconds, pair[0], pair[1]))?;
-            times.push(Duration::from_secs_f32(milliseconds.max(0.0) / 1e3));
-        }
-        for event in events {
-            call!(cuEventDestroy_v2(event))?;
-        }
-        Ok(times)
+        Ok(result)
     }
 }
 
@@ -254,10 +299,57 @@ fn record(
         leaves.push(result?);
         ended?;
     }
+    // Older GPUs know no kernels that wait.
+    if gpu.0.context.architecture()? >= 90 {
+        hasten(gpu, recording.graph)?;
+    }
     let mut replay = std::ptr::null_mut();
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0.into();
     call!(cuGraphInstantiateWithFlags(&raw mut replay, recording.graph, flags))?;
     Ok(replay)
+}
+
+/// Lets kernels be made ready while the kernels they depend on still run: ours begin by waiting for those to end. The library's
+/// kernels do not, and copies and fills cannot, so their edges stay as they are.
+fn hasten(gpu: &Gpu, graph: sys::CUgraph) -> Result<()> {
+    let mut count = 0;
+    let none = std::ptr::null_mut();
+    call!(cuGraphGetEdges_v2(graph, none, none, std::ptr::null_mut(), &raw mut count))?;
+    if count == 0 {
+        return Ok(());
+    }
+    let mut from: Vec<sys::CUgraphNode> = vec![std::ptr::null_mut(); count];
+    let mut to = from.clone();
+    let plain = sys::CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] };
+    let mut edges = vec![plain; count];
+    let [f, t] = [from.as_mut_ptr(), to.as_mut_ptr()];
+    call!(cuGraphGetEdges_v2(graph, f, t, edges.as_mut_ptr(), &raw mut count))?;
+    let early = sys::CUgraphEdgeData {
+        from_port: sys::CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC as u8,
+        type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
+        ..plain
+    };
+    for ((from, to), edge) in from.iter().zip(&to).zip(&edges) {
+        let waits = kernel(*to)?.is_some_and(|function| gpu.0.kernels.has(function));
+        if waits && kernel(*from)?.is_some() {
+            call!(cuGraphRemoveDependencies_v2(graph, from, to, edge, 1))?;
+            call!(cuGraphAddDependencies_v2(graph, from, to, &raw const early, 1))?;
+        }
+    }
+    Ok(())
+}
+
+/// The function that a node runs, if it is a kernel.
+fn kernel(node: sys::CUgraphNode) -> Result<Option<sys::CUfunction>> {
+    let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+    call!(cuGraphNodeGetType(node, &raw mut kind))?;
+    if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL {
+        return Ok(None);
+    }
+    // SAFETY: plain numbers and addresses.
+    let mut params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { std::mem::zeroed() };
+    call!(cuGraphKernelNodeGetParams_v2(node, &raw mut params))?;
+    Ok(Some(params.func))
 }
 
 /// The nodes that the next work in a capturing stream would depend on.
@@ -366,6 +458,58 @@ fn parts(steps: &[Step]) -> Vec<Part> {
         }
     }
     parts
+}
+
+/// Which parts lie on the longest way by the times they take.
+fn longest_way(parts: &[Part], times: &[Duration]) -> Vec<bool> {
+    let mut ends: Vec<Duration> = Vec::with_capacity(parts.len());
+    for (part, time) in parts.iter().zip(times) {
+        ends.push(*time + part.needs.iter().map(|need| ends[*need]).max().unwrap_or_default());
+    }
+    let mut way = vec![false; parts.len()];
+    let mut at = (0..parts.len()).max_by_key(|i| ends[*i]);
+    while let Some(i) = at {
+        way[i] = true;
+        at = parts[i].needs.iter().copied().max_by_key(|need| ends[*need]);
+    }
+    way
+}
+
+/// Time of what `queue` queues, replayed as part of a chain, so that only the GPU's time counts.
+fn replayed_time(gpu: &Gpu, mut queue: impl FnMut(sys::CUstream) -> Result<()>) -> Result<Duration> {
+    const TIMES: u32 = 20;
+    let stream = Stream::new(&gpu.0.context)?;
+    let mut recording = Recording { graph: std::ptr::null_mut() };
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    call!(cuStreamBeginCapture_v2(stream.raw, mode))?;
+    let queued = (0..TIMES).try_for_each(|_| queue(stream.raw));
+    let ended = call!(cuStreamEndCapture(stream.raw, &raw mut recording.graph));
+    queued?;
+    ended?;
+    let mut events = [std::ptr::null_mut(); 2];
+    let mut replay = std::ptr::null_mut();
+    call!(cuGraphInstantiateWithFlags(&raw mut replay, recording.graph, 0))?;
+    let timed = (|| {
+        for event in &mut events {
+            call!(cuEventCreate(&raw mut *event, 0))?;
+        }
+        call!(cuGraphLaunch(replay, stream.raw))?;
+        call!(cuEventRecord(events[0], stream.raw))?;
+        call!(cuGraphLaunch(replay, stream.raw))?;
+        call!(cuEventRecord(events[1], stream.raw))?;
+        stream.synchronize()?;
+        let mut milliseconds = 0f32;
+        call!(cuEventElapsedTime_v2(&raw mut milliseconds, events[0], events[1]))?;
+        Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1e3) / TIMES)
+    })();
+    // SAFETY: each is null or was made above, and its work is done.
+    unsafe {
+        sys::cuGraphExecDestroy(replay);
+        for event in events.into_iter().filter(|e| !e.is_null()) {
+            sys::cuEventDestroy_v2(event);
+        }
+    }
+    timed
 }
 
 /// Which parts lie on the longest ways through the graph, or nearly so: others must not keep them waiting.

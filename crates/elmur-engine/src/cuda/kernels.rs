@@ -101,6 +101,12 @@ impl Kernels {
         functions.insert(name, function);
         Ok(function.raw)
     }
+
+    /// Whether a function is one of these kernels.
+    pub fn has(&self, function: sys::CUfunction) -> bool {
+        let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        functions.values().any(|known| known.raw == function)
+    }
 }
 
 impl Drop for Kernels {
@@ -237,5 +243,16 @@ mod tests {
             }
         }
         assert!(names.len() > 80, "{}", names.len());
+    }
+
+    #[test]
+    fn every_kernel_begins_by_waiting() {
+        for file in FILES {
+            for rest in file.split("KERNEL ").skip(1) {
+                let body = rest.split_once('{').map_or("", |(_, body)| body);
+                let body = body.trim_start_matches([' ', '\\', '\n']);
+                assert!(body.starts_with("begin();"), "{}", rest.lines().next().unwrap_or_default());
+            }
+        }
     }
 }

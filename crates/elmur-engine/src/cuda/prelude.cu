@@ -8,6 +8,15 @@ typedef long long i64;
 #define INF __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fc00000)
 
+// The first line of every kernel: waits for all work it depends on, then lets the work that depends on it be made ready beside it (see
+// `hasten` in exec.rs).
+__device__ __forceinline__ void begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // Number of this thread in the grid.
 __device__ __forceinline__ i64 thread_number() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 
@@ -51,6 +60,15 @@ __device__ __forceinline__ bool last_block(u32* counter, u32 blocks) {
     __threadfence();
     return last;
 }
+
+// Copies 16 bytes to shared memory, or zeros; both ends at multiples of 16. Done after copies_done() and a barrier.
+__device__ __forceinline__ void copy_async(float* to, const float* from, bool inside) {
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    int bytes = inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 struct Block4 { u32 w[4]; };
 

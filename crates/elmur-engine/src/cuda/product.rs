@@ -59,8 +59,8 @@ type Key = ([usize; 4], [bool; 6], [usize; 3]);
 /// How a product is computed.
 #[derive(Clone, Copy)]
 enum Algorithm {
-    /// By our own kernel for small products.
-    Small,
+    /// By our own kernel for small products, with this many groups of warps.
+    Small(usize),
     Library(sys::cublasLtMatmulHeuristicResult_t),
 }
 
@@ -68,6 +68,8 @@ pub(super) struct Products {
     handle: sys::cublasLtHandle_t,
     compute: sys::cublasComputeType_t,
     precision: Precision,
+    /// Whether algorithms are chosen by the clock.
+    tuned: bool,
     algorithms: Mutex<BTreeMap<Key, Algorithm>>,
     kernels: Arc<Kernels>,
     context: Arc<Context>,
@@ -133,7 +135,9 @@ impl Products {
         ok("cublasLtCreate", unsafe { sys::cublasLtCreate(&raw mut handle) })?;
         let compute = compute_type(precision);
         let (kernels, context) = (Arc::clone(kernels), Arc::clone(context));
-        Ok(Self { handle, compute, precision, algorithms: Mutex::default(), kernels, context })
+        // Under CUDA's checkers every trial takes seconds.
+        let tuned = std::env::var_os("ELMUR_TUNING").is_none_or(|value| value != "off");
+        Ok(Self { handle, compute, precision, tuned, algorithms: Mutex::default(), kernels, context })
     }
 
     /// Queues a product. `workspace` provides device memory of the size asked for.
@@ -145,7 +149,7 @@ impl Products {
     ) -> Result<()> {
         let d = self.describe(p)?;
         match self.algorithm(p, &d)? {
-            Algorithm::Small => self.multiply_small(p, stream),
+            Algorithm::Small(groups) => self.multiply_small(p, groups, stream),
             Algorithm::Library(found) => {
                 let space = if found.workspaceSize > 0 { workspace(found.workspaceSize)? } else { 0 };
                 self.multiply(p, &d, &found, space, stream)
@@ -223,13 +227,19 @@ impl Products {
             && p.m.div_ceil(32) * p.n.div_ceil(32) * p.batch <= 4096
     }
 
-    fn multiply_small(&self, p: &Product, stream: cudarc::driver::sys::CUstream) -> Result<()> {
-        let name = match (p.transpose_a, p.transpose_b) {
-            (false, false) => "small_product_nn",
-            (false, true) => "small_product_nt",
-            (true, false) => "small_product_tn",
-            (true, true) => "small_product_tt",
+    fn multiply_small(
+        &self,
+        p: &Product,
+        groups: usize,
+        stream: cudarc::driver::sys::CUstream,
+    ) -> Result<()> {
+        let names = match (p.transpose_a, p.transpose_b) {
+            (false, false) => ["small_product_nn_2", "small_product_nn_4"],
+            (false, true) => ["small_product_nt_2", "small_product_nt_4"],
+            (true, false) => ["small_product_tn_2", "small_product_tn_4"],
+            (true, true) => ["small_product_tt_2", "small_product_tt_4"],
         };
+        let name = names[usize::from(groups > 2)];
         // Two tiles of A and B where there is more than one panel of depth.
         let shared = 4 * 128 * 40 * if p.k > 128 { 4 } else { 2 };
         let args = args![
@@ -247,7 +257,7 @@ impl Products {
             p.strides[2],
         ];
         let grid = [p.n.div_ceil(32), p.m.div_ceil(32), p.batch];
-        launch_kernel(&self.kernels, stream, name, grid, 128, shared, args)
+        launch_kernel(&self.kernels, stream, name, grid, 128 * groups as u32, shared, args)
     }
 
     fn algorithm(&self, p: &Product, d: &Descriptors) -> Result<Algorithm> {
@@ -262,7 +272,13 @@ impl Products {
             let cause = format!("no algorithm for a product of {} x {} x {}", p.m, p.n, p.k);
             return Err(Error::Cuda { call: "cublasLtMatmulAlgoGetHeuristic", cause });
         }
-        let found = self.fastest(p, d, &candidates)?;
+        let found = if self.tuned {
+            self.fastest(p, d, &candidates)?
+        } else if self.is_small(p) {
+            Algorithm::Small(2)
+        } else {
+            Algorithm::Library(candidates[0])
+        };
         algorithms.insert(key, found);
         Ok(found)
     }
@@ -312,12 +328,12 @@ impl Products {
     ) -> Result<Algorithm> {
         let mut trial = Trial::new(p, &self.context)?;
         let mut best: Option<(f32, Algorithm)> = None;
-        let small = self.is_small(p).then_some(Algorithm::Small);
-        for candidate in small.into_iter().chain(candidates.iter().copied().map(Algorithm::Library)) {
+        let small = if self.is_small(p) { &[Algorithm::Small(2), Algorithm::Small(4)][..] } else { &[] };
+        for candidate in small.iter().copied().chain(candidates.iter().copied().map(Algorithm::Library)) {
             let time = trial.time(|stream, [a, b, c], space| {
                 let p = Product { a, b, c, addend: if p.addend != 0 { c } else { 0 }, ..*p };
                 match candidate {
-                    Algorithm::Small => self.multiply_small(&p, stream).is_ok(),
+                    Algorithm::Small(groups) => self.multiply_small(&p, groups, stream).is_ok(),
                     Algorithm::Library(found) => self.multiply(&p, d, &found, space, stream).is_ok(),
                 }
             })?;

@@ -32,11 +32,13 @@ __device__ __forceinline__ float derivative(int kind, float x) {
 }
 
 KERNEL activation(int kind, float* y, const float* x, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i < n) y[i] = activate(kind, x[i]);
 }
 
 KERNEL activation_grad(int kind, float* dx, const float* dy, const float* seen, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     // Where relu is off the gradient is zero whatever dy is.
@@ -45,6 +47,7 @@ KERNEL activation_grad(int kind, float* dx, const float* dy, const float* seen, 
 
 // z += bias by column, y = f(z); z is kept where it is not null.
 KERNEL bias_activation(int kind, float* y, float* z, const float* x, const float* bias, i64 columns, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     float v = x[i] + (bias ? bias[i % columns] : 0.0f);

@@ -7,11 +7,12 @@ template <class T> __device__ __forceinline__ void binary(int kind, T* y, const 
     T u = a[p], v = b[q];
     y[i] = kind == 0 ? u + v : kind == 1 ? u - v : u * v;
 }
-KERNEL binary_f32(int kind, float* y, const float* a, const float* b, i64 n, int flat, Steps s) { binary(kind, y, a, b, n, flat, s); }
-KERNEL binary_i32(int kind, int* y, const int* a, const int* b, i64 n, int flat, Steps s) { binary(kind, y, a, b, n, flat, s); }
-KERNEL binary_i64(int kind, i64* y, const i64* a, const i64* b, i64 n, int flat, Steps s) { binary(kind, y, a, b, n, flat, s); }
+KERNEL binary_f32(int kind, float* y, const float* a, const float* b, i64 n, int flat, Steps s) { begin(); binary(kind, y, a, b, n, flat, s); }
+KERNEL binary_i32(int kind, int* y, const int* a, const int* b, i64 n, int flat, Steps s) { begin(); binary(kind, y, a, b, n, flat, s); }
+KERNEL binary_i64(int kind, i64* y, const i64* a, const i64* b, i64 n, int flat, Steps s) { begin(); binary(kind, y, a, b, n, flat, s); }
 
 KERNEL affine(float* y, const float* x, float factor, float offset, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i < n) y[i] = fmaf(factor, x[i], offset);
 }
@@ -21,12 +22,13 @@ template <class T> __device__ __forceinline__ void select(T* y, const T* a, cons
     i64 i = thread_number();
     if (i < n) y[i] = condition[i / row] ? a[i] : b[i];
 }
-KERNEL select_1(unsigned char* y, const unsigned char* a, const unsigned char* b, const unsigned char* c, i64 row, i64 n) { select(y, a, b, c, row, n); }
-KERNEL select_4(u32* y, const u32* a, const u32* b, const unsigned char* c, i64 row, i64 n) { select(y, a, b, c, row, n); }
-KERNEL select_8(u64* y, const u64* a, const u64* b, const unsigned char* c, i64 row, i64 n) { select(y, a, b, c, row, n); }
+KERNEL select_1(unsigned char* y, const unsigned char* a, const unsigned char* b, const unsigned char* c, i64 row, i64 n) { begin(); select(y, a, b, c, row, n); }
+KERNEL select_4(u32* y, const u32* a, const u32* b, const unsigned char* c, i64 row, i64 n) { begin(); select(y, a, b, c, row, n); }
+KERNEL select_8(u64* y, const u64* a, const u64* b, const unsigned char* c, i64 row, i64 n) { begin(); select(y, a, b, c, row, n); }
 
 // Types: 0 f32, 2 i32, 3 i64, 4 bool.
 KERNEL cast(void* y, const void* x, int from, int to, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     float f = 0;

@@ -4,7 +4,7 @@ struct AttentionShape {
     int q_stride, k_stride, v_stride;
     // Elements from one batch row to the next; 0 where one serves all.
     int r_batch, bias_batch, mask_batch;
-    // Keys and values (backward: queries and dy too) are copied to shared memory.
+    // Queries, keys, values, r, u and w (backward: dy too) are copied to shared memory.
     int staged;
     // Numbers from one staged row to the next.
     int padded;
@@ -16,8 +16,16 @@ __device__ __forceinline__ int query_position(const AttentionShape& s, const int
 
 __device__ __forceinline__ int query_reach(const AttentionShape& s, int position) { return s.causal ? min(position + 1, s.keys) : s.keys; }
 
-// Copies head rows [count, width] with the given stride to shared rows of `padded` numbers.
+// Copies head rows [count, width] with the given stride to shared rows of `padded` numbers; done after copies_done() and a barrier.
 __device__ __forceinline__ void stage(float* to, const float* from, int stride, int count, int width, int padded) {
+    if ((width | stride) % 4 == 0 && ((u64)from & 15) == 0) {
+        int pieces = width / 4;
+        for (int i = threadIdx.x; i < count * pieces; i += blockDim.x) {
+            int row = i / pieces, c = i % pieces * 4;
+            copy_async(to + row * padded + c, from + (i64)row * stride + c, true);
+        }
+        return;
+    }
     for (int i = threadIdx.x; i < count * width; i += blockDim.x) to[i / width * padded + i % width] = from[(i64)(i / width) * stride + i % width];
 }
 
@@ -25,6 +33,7 @@ __device__ __forceinline__ void stage(float* to, const float* from, int stride, 
 __device__ __forceinline__ float dot(const float* x, const float* y, int width, bool by_four) {
     float sum = 0;
     if (by_four) {
+#pragma unroll 4
         for (int c = 0; c < width; c += 4) {
             float4 a = *(const float4*)(x + c), b = *(const float4*)(y + c);
             sum += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
@@ -35,24 +44,39 @@ __device__ __forceinline__ float dot(const float* x, const float* y, int width, 
     return sum;
 }
 
-// Grid (heads, batch, query tiles); a warp per query. Dynamic shared memory: staged keys and values, then per warp 2 width + keys.
+// Grid (heads, batch, query tiles); a warp per query. Dynamic shared memory: staged rows, then per warp 2 width + keys.
 KERNEL attention(float* y, float* weights, const float* q, const float* k, const float* v, const float* u, const float* w, const float* r, const float* bias,
                  const int* start, const unsigned char* mask, const i64* rng, u32 stream, u32 below, float keep, float scale, AttentionShape s) {
+    begin();
     extern __shared__ float shared[];
     int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * s.width;
     q += (i64)b * s.queries * s.q_stride + h * s.width;
     k += (i64)b * s.keys * s.k_stride + h * s.width;
     v += (i64)b * s.keys * s.v_stride + h * s.width;
-    int k_stride = s.k_stride, v_stride = s.v_stride;
+    if (s.relative) {
+        u += h * s.width;
+        w += h * s.width;
+        r += (i64)b * s.r_batch + h * s.width;
+    }
+    int q_stride = s.q_stride, k_stride = s.k_stride, v_stride = s.v_stride, r_stride = d;
     float* own = shared;
     if (s.staged) {
-        float *ks = shared, *vs = shared + s.keys * s.padded;
+        float *ks = shared, *vs = ks + s.keys * s.padded, *qs = vs + s.keys * s.padded, *rs = qs + s.queries * s.padded;
         stage(ks, k, k_stride, s.keys, s.width, s.padded);
         stage(vs, v, v_stride, s.keys, s.width, s.padded);
-        k = ks;
-        v = vs;
-        k_stride = v_stride = s.padded;
-        own = vs + s.keys * s.padded;
+        stage(qs, q, q_stride, s.queries, s.width, s.padded);
+        k = ks, v = vs, q = qs;
+        own = rs;
+        if (s.relative) {
+            float *us = rs + s.distances * s.padded, *ws = us + s.padded;
+            stage(rs, r, r_stride, s.distances, s.width, s.padded);
+            stage(us, u, 0, 1, s.width, s.padded);
+            stage(ws, w, 0, 1, s.width, s.padded);
+            r = rs, u = us, w = ws;
+            own = ws + s.padded;
+        }
+        q_stride = k_stride = v_stride = r_stride = s.padded;
+        copies_done();
         __syncthreads();
     }
     int room = 2 * s.width + (s.keys + 3) / 4 * 4;
@@ -61,9 +85,9 @@ KERNEL attention(float* y, float* weights, const float* q, const float* k, const
     for (int i = blockIdx.z * warps + warp; i < s.queries; i += warps * gridDim.z) {
         int position = query_position(s, start, b, i), reach = query_reach(s, position);
         for (int c = lane(); c < s.width; c += 32) {
-            float x = q[(i64)i * s.q_stride + c];
-            content[c] = s.relative ? x + u[h * s.width + c] : x;
-            distance[c] = s.relative ? x + w[h * s.width + c] : 0.0f;
+            float x = q[(i64)i * q_stride + c];
+            content[c] = s.relative ? x + u[c] : x;
+            distance[c] = s.relative ? x + w[c] : 0.0f;
         }
         __syncwarp();
         i64 row = (((i64)b * s.heads + h) * s.queries + i) * s.keys;
@@ -71,7 +95,7 @@ KERNEL attention(float* y, float* weights, const float* q, const float* k, const
         bool undefined = false;
         for (int j = lane(); j < reach; j += 32) {
             float score = dot(content, k + (i64)j * k_stride, s.width, by_four);
-            if (s.relative) score += dot(distance, r + (i64)b * s.r_batch + (i64)(position - j) * d + h * s.width, s.width, by_four && ((u64)r & 15) == 0);
+            if (s.relative) score += dot(distance, r + (i64)(position - j) * r_stride, s.width, by_four);
             score *= scale;
             if (bias) score += bias[(i64)b * s.bias_batch + ((i64)h * s.queries + i) * s.keys + j];
             if (mask && !mask[(i64)b * s.mask_batch + (i64)i * s.keys + j]) score = -INF;
@@ -97,6 +121,7 @@ KERNEL attention(float* y, float* weights, const float* q, const float* k, const
         __syncwarp();
         for (int c = lane(); c < s.width; c += 32) {
             float sum = 0;
+#pragma unroll 4
             for (int j = 0; j < reach; ++j) sum += p[j] * v[(i64)j * v_stride + c];
             y[((i64)b * s.queries + i) * d + h * s.width + c] = sum;
         }
@@ -109,6 +134,7 @@ KERNEL attention(float* y, float* weights, const float* q, const float* k, const
 KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* partial, float* spill, const float* q, const float* k, const float* v, const float* u,
                       const float* w, const float* r, const int* start, const i64* rng, u32 stream, u32 below, float keep, float scale, const float* weights,
                       const float* dy, AttentionShape s) {
+    begin();
     extern __shared__ float shared[];
     int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * s.width, cells = s.queries * s.keys;
     i64 head = (i64)b * s.heads + h;
@@ -121,7 +147,12 @@ KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* par
     k += (i64)b * s.keys * s.k_stride + h * s.width;
     v += (i64)b * s.keys * s.v_stride + h * s.width;
     const float* g = dy + (i64)b * s.queries * d + h * s.width;
-    int q_stride = s.q_stride, k_stride = s.k_stride, v_stride = s.v_stride, g_stride = d;
+    if (s.relative) {
+        u += h * s.width;
+        w += h * s.width;
+        r += (i64)b * s.r_batch + h * s.width;
+    }
+    int q_stride = s.q_stride, k_stride = s.k_stride, v_stride = s.v_stride, g_stride = d, r_stride = d;
     if (s.staged) {
         float *ks = rest, *vs = ks + s.keys * s.padded, *qs = vs + s.keys * s.padded, *gs = qs + s.queries * s.padded;
         stage(ks, k, k_stride, s.keys, s.width, s.padded);
@@ -129,7 +160,15 @@ KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* par
         stage(qs, q, q_stride, s.queries, s.width, s.padded);
         stage(gs, g, g_stride, s.queries, s.width, s.padded);
         k = ks, v = vs, q = qs, g = gs;
-        q_stride = k_stride = v_stride = g_stride = s.padded;
+        if (s.relative) {
+            float *rs = gs + s.queries * s.padded, *us = rs + s.distances * s.padded, *ws = us + s.padded;
+            stage(rs, r, r_stride, s.distances, s.width, s.padded);
+            stage(us, u, 0, 1, s.width, s.padded);
+            stage(ws, w, 0, 1, s.width, s.padded);
+            r = rs, u = us, w = ws;
+        }
+        q_stride = k_stride = v_stride = g_stride = r_stride = s.padded;
+        copies_done();
         __syncthreads();
     }
     bool by_four = s.staged && s.width % 4 == 0;
@@ -158,10 +197,11 @@ KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* par
         __syncwarp();
         for (int c = lane(); c < s.width && dq; c += 32) {
             float sum = 0;
+#pragma unroll 4
             for (int j = 0; j < reach; ++j) sum += ds[i * s.keys + j] * k[(i64)j * k_stride + c];
             if (s.relative) {
-                const float* far = r + (i64)b * s.r_batch + h * s.width + c;
-                for (int j = 0; j < reach; ++j) sum += ds[i * s.keys + j] * far[(i64)(position - j) * d];
+#pragma unroll 4
+                for (int j = 0; j < reach; ++j) sum += ds[i * s.keys + j] * r[(i64)(position - j) * r_stride + c];
             }
             dq[((i64)b * s.queries + i) * s.q_stride + h * s.width + c] = sum;
         }
@@ -169,7 +209,8 @@ KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* par
     __syncthreads();
     for (int at = threadIdx.x; at < s.keys * s.width; at += blockDim.x) {
         int j = at / s.width, c = at % s.width;
-        float sum = 0, value = 0, shift = s.relative ? u[h * s.width + c] : 0.0f;
+        float sum = 0, value = 0, shift = s.relative ? u[c] : 0.0f;
+#pragma unroll 4
         for (int i = 0; i < s.queries; ++i) {
             sum += ds[i * s.keys + j] * (q[(i64)i * q_stride + c] + shift);
             value += dropped[i * s.keys + j] * g[(i64)i * g_stride + c];
@@ -201,11 +242,11 @@ KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* par
         if (line == 0) {
             for (int j = 0; j < s.keys; ++j) sum += column_sums[j] * k[(i64)j * k_stride + c];
         } else if (line == 1) {
-            const float* far = r + (i64)b * s.r_batch + h * s.width + c;
-            for (int delta = 0; delta < s.distances; ++delta) sum += diagonals[delta] == 0.0f ? 0.0f : diagonals[delta] * far[(i64)delta * d];
+            for (int delta = 0; delta < s.distances; ++delta)
+                sum += diagonals[delta] == 0.0f ? 0.0f : diagonals[delta] * r[(i64)delta * r_stride + c];
         } else {
             int delta = line - 2;
-            float shift = w[h * s.width + c];
+            float shift = w[c];
             for (int i = 0; i < s.queries; ++i) {
                 int j = first + i - delta;
                 if (j >= 0 && j < s.keys) sum += ds[i * s.keys + j] * (q[(i64)i * q_stride + c] + shift);
@@ -217,6 +258,7 @@ KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* par
 
 // Sums of attention_grad's partial [batch, 2 + distances, d] over the batch, into du [d], dw [d], dr [distances, d]; 32 columns by 8 rows.
 KERNEL attention_tables(float* du, float* dw, float* dr, const float* partial, i64 batch, i64 d, i64 columns) {
+    begin();
     __shared__ float sums[8][33];
     int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
     i64 c = (i64)blockIdx.x * 32 + tx;

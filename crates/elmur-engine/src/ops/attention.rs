@@ -254,14 +254,13 @@ impl Shape {
             _ => 0,
         };
         let table = extra.relative.map(|i| i + 2).filter(|i| launch.ty(*i).shape.len() == 3);
-        let tables = if table.is_some() { dims.batch } else { 1 };
         let numbers = [
             dims.batch,
             dims.heads,
             dims.queries,
             dims.keys,
             dims.width,
-            dims.distances / tables,
+            self.distances(launch, extra, dims),
             usize::from(self.causal),
             usize::from(extra.relative.is_some()),
             strides[0],
@@ -281,6 +280,18 @@ impl Shape {
             scale: 1.0 / (dims.width as f32).sqrt(),
             shape: numbers.map(|n| n as i32),
         }
+    }
+
+    /// Rows of r that one batch row sees.
+    fn distances(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims) -> usize {
+        let own = extra.relative.is_some_and(|i| launch.ty(i + 2).shape.len() == 3);
+        dims.distances / if own { dims.batch } else { 1 }
+    }
+
+    /// Bytes of staged rows for r, u and w.
+    fn relative_rows(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims) -> usize {
+        let rows = if extra.relative.is_some() { self.distances(launch, extra, dims) + 2 } else { 0 };
+        4 * rows * padded(dims.width)
     }
 
     /// Addresses of q, k, v (or their gradients) in the operands that hold them; 0 where the operand has none.
@@ -435,7 +446,8 @@ impl Op for Forward {
         let Dims { batch, queries, keys, heads, width, .. } = dims;
         let warps = queries.clamp(4, 16);
         let own = warps * (2 * width + keys.next_multiple_of(4)) * 4;
-        let rows = 2 * keys * padded(width) * 4;
+        let rows =
+            (2 * keys + queries) * padded(width) * 4 + self.shape.relative_rows(launch, &self.extra, &dims);
         let staged = own + rows <= GPU_SHARED;
         if own > GPU_SHARED {
             return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
@@ -744,7 +756,8 @@ impl Op for Gradient {
         let Dims { batch, queries, keys, heads, width, distances } = dims;
         let small = (keys + distances).next_multiple_of(4) * 4;
         let cells = (2 * queries * keys).next_multiple_of(4) * 4;
-        let rows = 2 * (keys + queries) * padded(width) * 4;
+        let rows =
+            2 * (keys + queries) * padded(width) * 4 + self.shape.relative_rows(launch, &self.extra, &dims);
         let spills = small + cells > GPU_SHARED;
         let spill = if spills { launch.scratch(batch * heads * 2 * queries * keys * 4)? } else { 0 };
         let base = small + if spills { 0 } else { cells };

@@ -3,6 +3,7 @@ struct Geometry { int c, h, w, p, q, i, j, stride, padding; };
 
 // columns[b, depth, count] from images [b, c, h, w].
 KERNEL unfold(float* columns, const float* images, Geometry g, i64 n) {
+    begin();
     i64 at = thread_number();
     if (at >= n) return;
     i64 rest = at;
@@ -19,6 +20,7 @@ KERNEL unfold(float* columns, const float* images, Geometry g, i64 n) {
 
 // The transpose of unfold: one thread per pixel adds up the patches it was in.
 KERNEL fold(float* images, const float* columns, Geometry g, i64 n) {
+    begin();
     i64 at = thread_number();
     if (at >= n) return;
     i64 rest = at;
@@ -42,6 +44,7 @@ KERNEL fold(float* images, const float* columns, Geometry g, i64 n) {
 
 // y[b, o, count] += bias[o].
 KERNEL add_channel_bias(float* y, const float* bias, i64 count, i64 outputs, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i < n) y[i] += bias[i / count % outputs];
 }

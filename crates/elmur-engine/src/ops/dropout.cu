@@ -1,5 +1,6 @@
 // One thread per block of the generator: it serves four elements, sixteen apart.
 KERNEL dropout(float* y, const float* x, const i64* rng, u32 stream, u32 below, float keep, i64 n) {
+    begin();
     i64 block = thread_number(), first = block / 16 * 64 + block % 16;
     if (first >= n) return;
     Block4 draws = philox(rng, stream, (u32)block);
@@ -11,6 +12,7 @@ KERNEL dropout(float* y, const float* x, const i64* rng, u32 stream, u32 below, 
 
 // Four numbers from each block of the generator, by Box-Muller in f64.
 KERNEL random_normal(float* y, const i64* rng, u32 stream, float std, i64 n) {
+    begin();
     i64 block = thread_number();
     if (4 * block >= n) return;
     Block4 draws = philox(rng, stream, (u32)block);

@@ -1,5 +1,6 @@
 // One block: a stable counting sort. Dynamic shared memory: threads x count integers. Outputs may be null.
 KERNEL group_by_expert(int* order, int* position, int* offsets, const int* experts, int count, i64 n) {
+    begin();
     extern __shared__ u32 ranks[];
     int threads = blockDim.x, t = threadIdx.x;
     i64 each = (n + threads - 1) / threads, start = t * each, end = min(n, start + each);
@@ -47,11 +48,13 @@ KERNEL group_by_expert(int* order, int* position, int* offsets, const int* exper
 }
 
 KERNEL gather_by_expert(float* y, const float* x, const int* order, int k, i64 d, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i < n) y[i] = x[order[i / d] / k * d + i % d];
 }
 
 KERNEL gather_by_expert_grad(float* dx, const float* dy, const int* position, int k, i64 d, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 token = i / d;
@@ -64,6 +67,7 @@ KERNEL gather_by_expert_grad(float* dx, const float* dy, const int* position, in
 // offsets[e]..offsets[e + 1]. Blocks of 256 threads compute 32 rows by 32 columns, 128 of the depth at a time; a tile may span several
 // experts. Dynamic shared memory: 2 x min(k, 128) x 33.
 KERNEL grouped_linear(float* y, const float* x, const float* weight, const int* offsets, int experts, i64 rows, i64 k, i64 n, int transpose) {
+    begin();
     extern __shared__ float shared[];
     int t = threadIdx.x, tx = t % 16, ty = t / 16, panel = (int)min(k, (i64)128);
     float *xs = shared, *ws = shared + panel * 33;
@@ -107,6 +111,7 @@ KERNEL grouped_linear(float* y, const float* x, const float* weight, const int* 
 // partial[part, e, m, n] = a^T b over the rows of expert e that lie in the part. Blocks of 256 threads compute 32 by 32.
 // Grid: (tiles of n, tiles of m, experts x parts).
 KERNEL grouped_weight_grad(float* partial, const float* a, const float* b, const int* offsets, int experts, i64 rows, i64 m, i64 n, i64 rows_per_part) {
+    begin();
     __shared__ float as[16][33], bs[16][33];
     int t = threadIdx.x, tx = t % 16, ty = t / 16, e = blockIdx.z % experts, part = blockIdx.z / experts;
     i64 from = max((i64)offsets[e], part * rows_per_part), to = min((i64)offsets[e + 1], min(rows, (part + 1) * rows_per_part));
@@ -133,6 +138,7 @@ KERNEL grouped_weight_grad(float* partial, const float* a, const float* b, const
 }
 
 KERNEL combine_experts(float* out, const float* y, const float* gates, const int* position, int k, i64 d, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 token = i / d;
@@ -143,6 +149,7 @@ KERNEL combine_experts(float* out, const float* y, const float* gates, const int
 
 // One warp per assignment s of token n, which sits in sorted row position[s]: dy[row] = gate dout[n], dgate = dout[n] . y[row].
 KERNEL combine_experts_grad(float* dy, float* dgates, const float* dout, const float* y, const float* gates, const int* position, int k, i64 d, i64 assignments) {
+    begin();
     i64 s = warp_number();
     if (s >= assignments) return;
     i64 row = position[s], token = s / k;
@@ -156,20 +163,39 @@ KERNEL combine_experts_grad(float* dy, float* dgates, const float* dout, const f
     if (dgates && lane() == 0) dgates[s] = along;
 }
 
-// weights[n, e] = gate of expert e for token n, 0 if it was not chosen.
-KERNEL spread_gates(float* weights, const float* gates, const int* experts, int k, int count, i64 tokens) {
-    i64 i = thread_number();
-    if (i >= tokens * count) return;
-    i64 token = i / count;
-    float gate = 0.0f;
+// Which gate weighs row `row` of the rows [token, expert]; -1 if its expert was not chosen.
+__device__ __forceinline__ i64 gate_of(i64 row, const int* experts, int k, int count) {
+    i64 token = row / count;
     for (int s = 0; s < k; ++s)
-        if (experts[token * k + s] == i % count) gate = gates[token * k + s];
-    weights[i] = gate;
+        if (experts[token * k + s] == row % count) return token * k + s;
+    return -1;
 }
 
-KERNEL spread_gates_grad(float* dgates, const float* dweights, const int* experts, int k, int count, i64 n) {
+// y = gate silu(g) u for h = [g, u], rows [token, expert].
+KERNEL gated_swiglu(float* y, const float* h, const float* gates, const int* experts, int k, int count, i64 f, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
-    int e = experts[i];
-    dgates[i] = e >= 0 && e < count ? dweights[i / k * count + e] : 0.0f;
+    i64 row = i / f, slot = gate_of(row, experts, k, count);
+    const float* from = h + row * 2 * f + i % f;
+    y[i] = slot < 0 ? 0.0f : from[0] * sigmoid(from[0]) * from[f] * gates[slot];
+}
+
+// One warp per row; dgates may be null, dh may stand where h does.
+KERNEL gated_swiglu_grad(float* dh, float* dgates, const float* h, const float* gates, const int* experts, const float* dy, int k, int count, i64 f, i64 rows) {
+    begin();
+    i64 row = warp_number();
+    if (row >= rows) return;
+    i64 slot = gate_of(row, experts, k, count), at = row * 2 * f;
+    float gate = slot < 0 ? 0.0f : gates[slot], along = 0;
+    for (i64 i = lane(); i < f; i += 32) {
+        float g = h[at + i], u = h[at + f + i], d = dy[row * f + i], s = sigmoid(g), silu = g * s;
+        along += d * silu * u;
+        d *= gate;
+        // 0 where the expert was not chosen, whatever h is.
+        dh[at + i] = slot < 0 ? 0.0f : d * u * (s + silu * (1.0f - s));
+        dh[at + f + i] = slot < 0 ? 0.0f : d * silu;
+    }
+    along = warp_sum(along);
+    if (dgates && slot >= 0 && lane() == 0) dgates[slot] = along;
 }

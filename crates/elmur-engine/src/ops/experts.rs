@@ -13,6 +13,7 @@ use crate::cuda::launch::{Launch, args};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::ops::swiglu::forward_rows;
 use crate::types::{DType, TensorType};
 
 /// Assignments sorted by expert, see [`Graph::group_by_expert`].
@@ -91,11 +92,7 @@ impl Graph {
         let weight = self.reshape(gate_up, [count * up[1], up[2]])?;
         let hidden = self.linear(x, weight, None, crate::Activation::Identity)?;
         let hidden = self.reshape(hidden, [tokens * count, up[1]])?;
-        let hidden = self.swiglu(hidden)?;
-        let hidden = self.reshape(hidden, [tokens, count, f])?;
-        let weights = self.push1(SpreadGates { experts: count }, &[gates, experts])?;
-        let weights = self.reshape(weights, [tokens, count, 1])?;
-        let hidden = self.mul(hidden, weights)?;
+        let hidden = self.push1(GatedSwiGlu { experts: count }, &[hidden, gates, experts])?;
         let mut hidden = self.reshape(hidden, [tokens, count * f])?;
         if let Some((p, rng)) = dropout {
             hidden = self.dropout(hidden, p, rng)?;
@@ -109,82 +106,147 @@ impl Graph {
 /// Up to this many experts are computed for all tokens.
 const DENSE_EXPERTS: usize = 4;
 
-/// w[n, e] = gate of expert e for token n, 0 if it was not chosen: from gates [N, k] and experts i32 [N, k].
+/// SwiGLU of every expert for every token, weighed by gates: from h [N E, 2f], gates [N, k] and experts i32 [N, k], y[n E + e] is
+/// silu(g) u times the gate of expert e for token n, 0 if it was not chosen.
 #[derive(Debug)]
-struct SpreadGates {
+struct GatedSwiGlu {
     experts: usize,
 }
 
-impl Op for SpreadGates {
+/// What row `row` of the experts' rows is weighed by: which of the gates, if its expert was chosen.
+fn gate_of(row: usize, experts: &[i32], k: usize, count: usize) -> Option<usize> {
+    let (token, expert) = (row / count, (row % count) as i32);
+    (token * k..(token + 1) * k).find(|slot| experts[*slot] == expert)
+}
+
+impl Op for GatedSwiGlu {
     fn name(&self) -> &'static str {
-        "spread_gates"
+        "gated_swiglu"
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        crate::ops::route::want_routes("expert_mixture", &inputs[0], &inputs[1])?;
-        Ok(vec![inputs[0].with([inputs[0].shape[0], self.experts])])
+        let (h, gates) = (&inputs[0], &inputs[1]);
+        crate::ops::route::want_routes("expert_mixture", gates, &inputs[2])?;
+        let rows = gates.shape[0] * self.experts;
+        if h.shape.len() != 2 || h.shape[0] != rows || !h.shape[1].is_multiple_of(2) || h.dtype != gates.dtype
+        {
+            let expected = format!("gates {}[N, k] for {} tokens", h.dtype, h.rows() / self.experts.max(1));
+            return mismatch("expert_mixture", expected, gates.to_string());
+        }
+        Ok(vec![h.with([rows, h.shape[1] / 2])])
     }
     fn indices(&self, _: &[TensorType]) -> Vec<IndexBound> {
-        vec![IndexBound { input: 1, what: "expert", limit: self.experts, ignored: None }]
+        vec![expert_bound(self.experts)]
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
-        if let Some(grad) = b.grad(0) {
-            let dgates = b.graph.push1(CollectGates { experts: self.experts }, &[grad, b.inputs[1]])?;
-            b.set(0, dgates);
+        if let Some(dy) = b.grad(0) {
+            let op = GatedSwiGluGrad { experts: self.experts };
+            let grads = b.graph.push(op, &[b.inputs[0], b.inputs[1], b.inputs[2], dy])?;
+            b.set(0, grads[0]);
+            b.set(1, grads[1]);
         }
         Ok(())
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let (experts, k) = (io.input::<i32>(1), io.ty(1).cols());
-        IndexBound { input: 1, what: "expert", limit: self.experts, ignored: None }
-            .check("expert_mixture", experts)?;
+        let (experts, k, f) = (io.input::<i32>(2), io.ty(2).cols(), io.out_ty(0).cols());
+        expert_bound(self.experts).check("expert_mixture", experts)?;
         dispatch_float!(io.dtype(), T => {
-            let (gates, weights) = (io.input::<T>(0), io.output::<T>(0));
-            weights.fill(T::ZERO);
-            for (i, (gate, expert)) in gates.iter().zip(experts).enumerate() {
-                weights[i / k * self.experts + *expert as usize] = *gate;
-            }
+            let (h, gates, y) = (io.input::<T>(0), io.input::<T>(1), io.output::<T>(0));
+            io.pool.rows(y.len() / f, 8 * f, RowsMut::new(y, f), |first, y| {
+                for (row, y) in (first..).zip(y.chunks_exact_mut(f)) {
+                    match gate_of(row, experts, k, self.experts) {
+                        Some(slot) => {
+                            forward_rows(&h[row * 2 * f..][..2 * f], f, y);
+                            y.iter_mut().for_each(|y| *y *= gates[slot]);
+                        }
+                        None => y.fill(T::ZERO),
+                    }
+                }
+            });
         });
         Ok(())
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (tokens, k) = (launch.ty(0).shape[0], launch.ty(0).shape[1] as i32);
-        let args = args![launch.output(0), launch.input(0), launch.input(1), k, self.experts as i32, tokens];
-        launch.elements("spread_gates", tokens * self.experts, args)
+        let (k, f, n) = (launch.ty(2).cols() as i32, launch.out_ty(0).cols(), launch.out_ty(0).len());
+        let [h, gates, experts] = [launch.input(0), launch.input(1), launch.input(2)];
+        let args = args![launch.output(0), h, gates, experts, k, self.experts as i32, f, n];
+        launch.elements("gated_swiglu", n, args)
     }
 }
 
-/// The transpose of [`SpreadGates`]: dgate[n, s] = dw[n, expert of (n, s)].
+/// Inputs h, gates, experts, dy; outputs dh, written over h where it may, and dgates.
 #[derive(Debug)]
-struct CollectGates {
+struct GatedSwiGluGrad {
     experts: usize,
 }
 
-impl Op for CollectGates {
+impl Op for GatedSwiGluGrad {
     fn name(&self) -> &'static str {
-        "spread_gates_grad"
+        "gated_swiglu_grad"
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        Ok(vec![inputs[0].with(inputs[1].shape.clone())])
+        Ok(vec![inputs[0].clone(), inputs[1].clone()])
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+    fn always_writes(&self, output: usize) -> bool {
+        output == 0
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let (experts, k) = (io.input::<i32>(1), io.ty(1).cols());
-        IndexBound { input: 1, what: "expert", limit: self.experts, ignored: None }
-            .check("expert_mixture", experts)?;
+        let (experts, k, f) = (io.input::<i32>(2), io.ty(2).cols(), io.ty(3).cols());
+        expert_bound(self.experts).check("expert_mixture", experts)?;
         dispatch_float!(io.dtype(), T => {
-            let (dw, dgates) = (io.input::<T>(0), io.output::<T>(0));
-            for (i, (dgate, expert)) in dgates.iter_mut().zip(experts).enumerate() {
-                *dgate = dw[i / k * self.experts + *expert as usize];
-            }
+            let (gates, dy) = (io.input::<T>(1), io.input::<T>(3));
+            // Usually the last reader of h, so the gradient takes its place.
+            let dh = RowsMut::new(io.in_place::<T>(0, 0), self.experts * 2 * f);
+            let dgates = io.output_if_used::<T>(1).map(|dgates| RowsMut::new(dgates, k));
+            io.pool.rows(io.ty(1).rows(), 16 * self.experts * f, (dh, dgates), |first, (dh, mut dgates)| {
+                for (i, dh) in dh.chunks_exact_mut(2 * f).enumerate() {
+                    let row = first * self.experts + i;
+                    match gate_of(row, experts, k, self.experts) {
+                        Some(slot) => {
+                            let dgate = gated_gradient(dh, f, &dy[row * f..][..f], gates[slot]);
+                            if let Some(dgates) = &mut dgates {
+                                dgates[slot - first * k] = dgate;
+                            }
+                        }
+                        None => dh.fill(T::ZERO),
+                    }
+                }
+            });
         });
         Ok(())
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (n, k) = (launch.ty(1).len(), launch.ty(1).shape[1] as i32);
-        let args = args![launch.output(0), launch.input(0), launch.input(1), k, self.experts as i32, n];
-        launch.elements("spread_gates_grad", n, args)
+        let (k, rows, f) = (launch.ty(2).cols() as i32, launch.ty(3).rows(), launch.ty(3).cols());
+        let [h, gates, experts, dy] = [0, 1, 2, 3].map(|i| launch.input(i));
+        let (dh, dgates) = (launch.output(0), launch.output(1));
+        let args = args![dh, dgates, h, gates, experts, dy, k, self.experts as i32, f, rows];
+        launch.warps("gated_swiglu_grad", rows, args)
     }
+}
+
+simd_fn! {
+    /// The gradient of h = [g, u], written over it, for y = gate silu(g) u; returns the gate's.
+    fn gated_gradient<T>(h: &mut [T], f: usize, dy: &[T], gate: T) -> T {
+        let (dg, du) = h.split_at_mut(f);
+        let mut dgate = T::ZERO;
+        for i in 0..f {
+            let (g, u, d) = (dg[i], du[i], gate * dy[i]);
+            let s = g.sigmoid();
+            let silu = g * s;
+            dgate += dy[i] * silu * u;
+            dg[i] = d * u * (s + silu * (T::ONE - s));
+            du[i] = d * silu;
+        }
+        dgate
+    }
+}
+
+fn expert_bound(limit: usize) -> IndexBound {
+    IndexBound { input: 2, what: "expert", limit, ignored: None }
 }
 
 #[derive(Debug)]

@@ -1,4 +1,5 @@
 KERNEL embedding(float* y, const float* table, const void* index, int wide, i64 rows, i64 d, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 row = index_at(index, wide, i / d);
@@ -7,6 +8,7 @@ KERNEL embedding(float* y, const float* table, const void* index, int wide, i64 
 
 // Adds into zeros, in any order.
 KERNEL embedding_grad(float* dtable, const float* dy, const void* index, int wide, i64 rows, i64 d, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 row = index_at(index, wide, i / d);
@@ -17,6 +19,7 @@ __device__ __forceinline__ i64 bias_row(i64 q, i64 k, i64 reach) { return max(-r
 
 // q_rows and k_rows: elements from one batch row's times to the next, 0 where one serves all.
 KERNEL relative_bias(float* y, const float* table, const i64* q, const i64* k, i64 q_rows, i64 k_rows, int heads, int queries, int keys, i64 reach, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 j = i % keys, rest = i / keys, t = rest % queries;
@@ -27,6 +30,7 @@ KERNEL relative_bias(float* y, const float* table, const i64* q, const i64* k, i
 
 // Adds into zeros, in any order.
 KERNEL relative_bias_grad(float* dtable, const float* dy, const i64* q, const i64* k, i64 q_rows, i64 k_rows, int heads, int queries, int keys, i64 reach, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 j = i % keys, rest = i / keys, t = rest % queries;
@@ -42,9 +46,9 @@ template <class T> __device__ __forceinline__ void write_rows(T* cache, const T*
     i64 b = i / (count * width), start = at[b];
     if (start >= 0 && start + count <= length) cache[(b * length + start) * width + i % (count * width)] = rows[i];
 }
-KERNEL write_rows_1(unsigned char* c, const unsigned char* r, const int* at, i64 l, i64 k, i64 w, i64 n) { write_rows(c, r, at, l, k, w, n); }
-KERNEL write_rows_4(u32* c, const u32* r, const int* at, i64 l, i64 k, i64 w, i64 n) { write_rows(c, r, at, l, k, w, n); }
-KERNEL write_rows_8(u64* c, const u64* r, const int* at, i64 l, i64 k, i64 w, i64 n) { write_rows(c, r, at, l, k, w, n); }
+KERNEL write_rows_1(unsigned char* c, const unsigned char* r, const int* at, i64 l, i64 k, i64 w, i64 n) { begin(); write_rows(c, r, at, l, k, w, n); }
+KERNEL write_rows_4(u32* c, const u32* r, const int* at, i64 l, i64 k, i64 w, i64 n) { begin(); write_rows(c, r, at, l, k, w, n); }
+KERNEL write_rows_8(u64* c, const u64* r, const int* at, i64 l, i64 k, i64 w, i64 n) { begin(); write_rows(c, r, at, l, k, w, n); }
 
 template <class T> __device__ __forceinline__ void take(T* y, const T* table, const void* index, int wide, i64 rows, i64 width, i64 n) {
     i64 i = thread_number();
@@ -52,6 +56,6 @@ template <class T> __device__ __forceinline__ void take(T* y, const T* table, co
     i64 row = index_at(index, wide, i / width);
     if (row >= 0 && row < rows) y[i] = table[row * width + i % width];
 }
-KERNEL take_1(unsigned char* y, const unsigned char* t, const void* x, int w, i64 r, i64 d, i64 n) { take(y, t, x, w, r, d, n); }
-KERNEL take_4(u32* y, const u32* t, const void* x, int w, i64 r, i64 d, i64 n) { take(y, t, x, w, r, d, n); }
-KERNEL take_8(u64* y, const u64* t, const void* x, int w, i64 r, i64 d, i64 n) { take(y, t, x, w, r, d, n); }
+KERNEL take_1(unsigned char* y, const unsigned char* t, const void* x, int w, i64 r, i64 d, i64 n) { begin(); take(y, t, x, w, r, d, n); }
+KERNEL take_4(u32* y, const u32* t, const void* x, int w, i64 r, i64 d, i64 n) { begin(); take(y, t, x, w, r, d, n); }
+KERNEL take_8(u64* y, const u64* t, const void* x, int w, i64 r, i64 d, i64 n) { begin(); take(y, t, x, w, r, d, n); }

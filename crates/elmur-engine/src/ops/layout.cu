@@ -5,9 +5,9 @@ template <class T> __device__ __forceinline__ void copy_columns(T* y, i64 y_widt
     i64 r = i / columns, c = i % columns;
     y[r * y_width + y_start + c] = x[r * x_width + x_start + c];
 }
-KERNEL copy_columns_1(unsigned char* y, i64 yw, i64 ys, const unsigned char* x, i64 xw, i64 xs, i64 r, i64 c) { copy_columns(y, yw, ys, x, xw, xs, r, c); }
-KERNEL copy_columns_4(u32* y, i64 yw, i64 ys, const u32* x, i64 xw, i64 xs, i64 r, i64 c) { copy_columns(y, yw, ys, x, xw, xs, r, c); }
-KERNEL copy_columns_8(u64* y, i64 yw, i64 ys, const u64* x, i64 xw, i64 xs, i64 r, i64 c) { copy_columns(y, yw, ys, x, xw, xs, r, c); }
+KERNEL copy_columns_1(unsigned char* y, i64 yw, i64 ys, const unsigned char* x, i64 xw, i64 xs, i64 r, i64 c) { begin(); copy_columns(y, yw, ys, x, xw, xs, r, c); }
+KERNEL copy_columns_4(u32* y, i64 yw, i64 ys, const u32* x, i64 xw, i64 xs, i64 r, i64 c) { begin(); copy_columns(y, yw, ys, x, xw, xs, r, c); }
+KERNEL copy_columns_8(u64* y, i64 yw, i64 ys, const u64* x, i64 xw, i64 xs, i64 r, i64 c) { begin(); copy_columns(y, yw, ys, x, xw, xs, r, c); }
 
 // y at i = x at the steps `a`.
 template <class T> __device__ __forceinline__ void rearrange(T* y, const T* x, i64 n, const Steps& s) {
@@ -17,20 +17,21 @@ template <class T> __device__ __forceinline__ void rearrange(T* y, const T* x, i
     offsets(i, s, a, b);
     y[i] = x[a];
 }
-KERNEL rearrange_1(unsigned char* y, const unsigned char* x, i64 n, Steps s) { rearrange(y, x, n, s); }
-KERNEL rearrange_4(u32* y, const u32* x, i64 n, Steps s) { rearrange(y, x, n, s); }
-KERNEL rearrange_8(u64* y, const u64* x, i64 n, Steps s) { rearrange(y, x, n, s); }
+KERNEL rearrange_1(unsigned char* y, const unsigned char* x, i64 n, Steps s) { begin(); rearrange(y, x, n, s); }
+KERNEL rearrange_4(u32* y, const u32* x, i64 n, Steps s) { begin(); rearrange(y, x, n, s); }
+KERNEL rearrange_8(u64* y, const u64* x, i64 n, Steps s) { begin(); rearrange(y, x, n, s); }
 
 template <class T> __device__ __forceinline__ void fill(T* y, T x, i64 n) {
     i64 i = thread_number();
     if (i < n) y[i] = x;
 }
-KERNEL fill_1(unsigned char* y, u64 x, i64 n) { fill(y, (unsigned char)x, n); }
-KERNEL fill_4(u32* y, u64 x, i64 n) { fill(y, (u32)x, n); }
-KERNEL fill_8(u64* y, u64 x, i64 n) { fill(y, x, n); }
+KERNEL fill_1(unsigned char* y, u64 x, i64 n) { begin(); fill(y, (unsigned char)x, n); }
+KERNEL fill_4(u32* y, u64 x, i64 n) { begin(); fill(y, (u32)x, n); }
+KERNEL fill_8(u64* y, u64 x, i64 n) { begin(); fill(y, x, n); }
 
 // Entries of 3 words: to, from, bytes; one row of blocks each.
 KERNEL copy_all(const u64* table) {
+    begin();
     const u64* entry = table + 3 * blockIdx.y;
     u64 to = entry[0], from = entry[1];
     i64 bytes = (i64)entry[2], wide = ((to | from) & 15) == 0 ? bytes / 16 : 0;

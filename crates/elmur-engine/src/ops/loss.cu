@@ -1,5 +1,6 @@
 // One block: loss, log-sum-exp per row (lse may be null), number of rows that count.
 KERNEL cross_entropy(float* loss, float* lse, float* count, const float* logits, const void* targets, int wide, i64 ignored, float smoothing, i64 rows, i64 classes) {
+    begin();
     double total = 0, counted = 0;
     for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
         const float* x = logits + row * classes;
@@ -29,6 +30,7 @@ KERNEL cross_entropy(float* loss, float* lse, float* count, const float* logits,
 
 KERNEL cross_entropy_grad(float* dx, const float* logits, const void* targets, int wide, const float* lse, const float* count, const float* grad, i64 ignored,
                           float smoothing, i64 classes, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 row = i / classes, target = index_at(targets, wide, row);
@@ -40,6 +42,7 @@ KERNEL cross_entropy_grad(float* dx, const float* logits, const void* targets, i
 
 // Rows whose likeliest class is the target (all classes below or equal); one block.
 KERNEL count_right(float* right, const float* logits, const void* targets, int wide, i64 rows, i64 classes) {
+    begin();
     double total = 0;
     for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
         i64 target = index_at(targets, wide, row);
@@ -55,6 +58,7 @@ KERNEL count_right(float* right, const float* logits, const void* targets, int w
 
 // One block; `per` elements share one mask entry.
 KERNEL mse(float* loss, float* count, const float* x, const float* t, const unsigned char* mask, i64 per, i64 n) {
+    begin();
     double total = 0, counted = 0;
     for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
         if (mask && !mask[i / per]) continue;
@@ -71,6 +75,7 @@ KERNEL mse(float* loss, float* count, const float* x, const float* t, const unsi
 }
 
 KERNEL mse_grad(float* dx, const float* x, const float* t, const float* count, const float* grad, const unsigned char* mask, i64 per, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i < n) dx[i] = mask && !mask[i / per] ? 0.0f : 2.0f * *grad / *count * (x[i] - t[i]);
 }

@@ -1,5 +1,6 @@
 // One thread per row: the `count` least recently used slots, empty ones first, ties to the lowest index.
 KERNEL lru_select(int* slots, i64* times, const i64* anchors, int count, int m, i64 rows) {
+    begin();
     i64 row = thread_number();
     if (row >= rows) return;
     anchors += row * m;
@@ -24,6 +25,7 @@ KERNEL lru_select(int* slots, i64* times, const i64* anchors, int count, int m, 
 }
 
 KERNEL gather_slots(float* y, const float* memory, const int* slots, int w, int m, i64 d, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 row = i / d;
@@ -33,6 +35,7 @@ KERNEL gather_slots(float* y, const float* memory, const int* slots, int w, int 
 
 // Into zeros; slots of a row are distinct.
 KERNEL scatter_slots(float* dmemory, const float* grad, const int* slots, int w, int m, i64 d, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 row = i / d;
@@ -45,6 +48,7 @@ __device__ __forceinline__ float blend_weight(i64 anchor, float lambda, int empt
 // One block per batch row; outputs may stand where their inputs do, or be null. Dynamic shared memory: w floats.
 KERNEL lru_blend(float* new_memory, i64* new_anchors, const float* memory, const i64* anchors, const int* slots, const float* candidates, const i64* times,
                  const unsigned char* active, float lambda, int empty_too, int w, int m, i64 d) {
+    begin();
     extern __shared__ float shared[];
     i64 b = blockIdx.x;
     bool written = !active || active[b];
@@ -67,6 +71,7 @@ KERNEL lru_blend(float* new_memory, i64* new_anchors, const float* memory, const
 // One block per batch row.
 KERNEL lru_blend_grad(float* dmemory, float* dcandidates, const float* grad, const i64* anchors, const int* slots, const unsigned char* active, float lambda,
                       int empty_too, int w, int m, i64 d) {
+    begin();
     i64 b = blockIdx.x;
     bool written = !active || active[b];
     for (i64 i = threadIdx.x; i < m * d && dmemory; i += blockDim.x) {

@@ -1,5 +1,6 @@
 // One warp per row: s = x (+ f), y = normalised s gamma (+ beta). beta: LayerNorm, none: RMSNorm.
 KERNEL norm_rows(float* y, float* stats, float* sums, const float* x, const float* f, const float* gamma, const float* beta, float eps, i64 rows, i64 d) {
+    begin();
     i64 row = warp_number();
     if (row >= rows) return;
     i64 at = row * d;
@@ -47,6 +48,7 @@ KERNEL norm_rows(float* y, float* stats, float* sums, const float* x, const floa
 
 // One warp per row.
 KERNEL norm_grad(float* ds, const float* s, const float* stats, const float* gamma, const float* dy, const float* passed, int layer, i64 rows, i64 d) {
+    begin();
     i64 row = warp_number();
     if (row >= rows) return;
     i64 at = row * d;
@@ -66,6 +68,7 @@ KERNEL norm_grad(float* ds, const float* s, const float* stats, const float* gam
 // dgamma = sum dy n and dbeta = sum dy by column; blocks of 32 columns by 32 rows sum a part of the rows, the last one the parts.
 // partial: [parts, 2 d].
 KERNEL norm_tables(float* dgamma, float* dbeta, float* partial, u32* counter, const float* s, const float* stats, const float* dy, i64 rows_per_part, i64 rows, i64 d) {
+    begin();
     __shared__ float sums[2][32][33];
     int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
     i64 c = (i64)blockIdx.x * 32 + tx, start = blockIdx.y * rows_per_part, end = min(rows, start + rows_per_part);

@@ -1,6 +1,7 @@
 // Entries of 8 words: old p, old m, old v, gradient, new p, new m, new v, first chunk; then the lengths. A chunk is 2048 elements.
 KERNEL adamw(const u64* table, const i64* lengths, int count, const float* lr, const i64* step, const float* norm, float max_norm, double b1, double b2, double log_b1, double log_b2, float eps,
              float weight_decay, float lr_scale) {
+    begin();
     __shared__ float rate[4];
     __shared__ int mine;
     if (threadIdx.x == 0) {
@@ -54,6 +55,7 @@ KERNEL adamw(const u64* table, const i64* lengths, int count, const float* lr, c
 
 // Entries of 3 words: gradient, length, first chunk. partial: one f64 per block.
 KERNEL global_norm(float* norm, double* partial, u32* counter, const u64* table, int count) {
+    begin();
     __shared__ int mine;
     if (threadIdx.x == 0) {
         int low = 0, high = count - 1;

@@ -1,5 +1,6 @@
 // y[part] = sum of one of `parts` slices of x.
 KERNEL sum_slices(float* y, const float* x, i64 n, i64 each) {
+    begin();
     i64 start = blockIdx.x * each, end = min(n, start + each);
     double total = 0;
     for (i64 i = start + threadIdx.x; i < end; i += blockDim.x) total += x[i];
@@ -9,6 +10,7 @@ KERNEL sum_slices(float* y, const float* x, i64 n, i64 each) {
 
 // y[part, c] = sum over the part's rows of x[r, c]; blocks of 32 columns by 32 rows.
 KERNEL sum_columns(float* y, const float* x, i64 rows, i64 columns, i64 rows_per_part, int accumulate) {
+    begin();
     __shared__ float sums[32][33];
     int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
     i64 c = (i64)blockIdx.x * 32 + tx;
@@ -29,6 +31,7 @@ KERNEL sum_columns(float* y, const float* x, i64 rows, i64 columns, i64 rows_per
 // Any axes: one block per output, walking the summed axes.
 struct Reduction { int kept; int shape[6]; int step[6]; int summed; int extent[6]; int stride[6]; };
 KERNEL sum_axes(float* y, const float* x, i64 count, Reduction s) {
+    begin();
     i64 base = 0, rest = blockIdx.x;
     for (int axis = s.kept - 1; axis >= 0; --axis) {
         base += rest % s.shape[axis] * s.step[axis];
@@ -49,6 +52,7 @@ KERNEL sum_axes(float* y, const float* x, i64 count, Reduction s) {
 
 // y[i] = total[i] + *scalars[i].
 KERNEL tally(float* y, const u64* scalars, const float* total, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i < n) y[i] = (total ? total[i] : 0.0f) + *(const float*)scalars[i];
 }

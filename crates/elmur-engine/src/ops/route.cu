@@ -1,5 +1,6 @@
 // One thread per token: the k largest logits (NaN counts as smallest, ties to the lowest), a softmax over them.
 KERNEL route_top_k(float* gates, int* experts, const float* logits, int k, int count, i64 rows) {
+    begin();
     i64 row = thread_number();
     if (row >= rows) return;
     logits += row * count;
@@ -20,6 +21,7 @@ KERNEL route_top_k(float* gates, int* experts, const float* logits, int k, int c
 }
 
 KERNEL route_top_k_grad(float* dlogits, const float* dgates, const float* gates, const int* experts, int k, int count, i64 rows) {
+    begin();
     i64 row = thread_number();
     if (row >= rows) return;
     for (int e = 0; e < count; ++e) dlogits[row * count + e] = 0.0f;
@@ -30,6 +32,7 @@ KERNEL route_top_k_grad(float* dlogits, const float* dgates, const float* gates,
 
 // E sum_e f_e g_e, summed over several routings: a block each. Entries of 3 words: gates, experts, assignments.
 KERNEL load_balancing_loss(float* loss, double* partial, u32* counter, const u64* table, int count) {
+    begin();
     const u64* entry = table + 3 * blockIdx.x;
     const float* gates = (const float*)entry[0];
     const int* experts = (const int*)entry[1];
@@ -55,6 +58,7 @@ KERNEL load_balancing_loss(float* loss, double* partial, u32* counter, const u64
 
 // One block; dynamic shared memory: count integers.
 KERNEL load_balancing_loss_grad(float* dgates, const float* grad, const int* experts, int count, i64 n) {
+    begin();
     extern __shared__ u32 chosen[];
     for (int e = threadIdx.x; e < count; e += blockDim.x) chosen[e] = 0;
     __syncthreads();

@@ -1,4 +1,5 @@
 KERNEL softmax(float* y, const float* x, i64 rows, i64 n) {
+    begin();
     i64 row = warp_number();
     if (row >= rows) return;
     x += row * n;
@@ -26,6 +27,7 @@ KERNEL softmax(float* y, const float* x, i64 rows, i64 n) {
 }
 
 KERNEL softmax_grad(float* dx, const float* dy, const float* y, i64 rows, i64 n) {
+    begin();
     i64 row = warp_number();
     if (row >= rows) return;
     i64 at = row * n;
@@ -36,6 +38,7 @@ KERNEL softmax_grad(float* dx, const float* dy, const float* y, i64 rows, i64 n)
 }
 
 KERNEL argmax(int* y, const float* x, i64 rows, i64 n) {
+    begin();
     i64 row = thread_number();
     if (row >= rows) return;
     x += row * n;

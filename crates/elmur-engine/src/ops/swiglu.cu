@@ -1,5 +1,6 @@
 // y = silu(g) u for h = [g, u]; four elements per thread where f is a multiple of four.
 KERNEL swiglu(float* y, const float* h, i64 f, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     const float* row = h + i / f * 2 * f + i % f;
@@ -8,6 +9,7 @@ KERNEL swiglu(float* y, const float* h, i64 f, i64 n) {
 }
 
 KERNEL swiglu_4(float* y, const float* h, int f, int n) {
+    begin();
     int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= n) return;
     const float* row = h + (i64)(i / f) * 2 * f + i % f;
@@ -24,6 +26,7 @@ __device__ __forceinline__ void swiglu_gradient(float g, float u, float d, float
 }
 
 KERNEL swiglu_grad(float* dh, const float* h, const float* dy, i64 f, i64 n) {
+    begin();
     i64 i = thread_number();
     if (i >= n) return;
     i64 at = i / f * 2 * f + i % f;
@@ -34,6 +37,7 @@ KERNEL swiglu_grad(float* dh, const float* h, const float* dy, i64 f, i64 n) {
 }
 
 KERNEL swiglu_grad_4(float* dh, const float* h, const float* dy, int f, int n) {
+    begin();
     int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= n) return;
     i64 at = (i64)(i / f) * 2 * f + i % f;

@@ -63,7 +63,7 @@ impl Op for SwiGlu {
 }
 
 simd_fn! {
-    fn forward_rows<T>(h: &[T], f: usize, y: &mut [T]) {
+    pub(crate) fn forward_rows<T>(h: &[T], f: usize, y: &mut [T]) {
         for (h, y) in h.chunks_exact(2 * f).zip(y.chunks_exact_mut(f)) {
             let (g, u) = h.split_at(f);
             for ((y, g), u) in y.iter_mut().zip(g).zip(u) {

@@ -29,7 +29,7 @@ pub struct Args {
     /// Threads; with more than one, one thread is measured in turn and the ratio printed.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Environments stepped as one; default: 1024, or 8192 with several threads.
+    /// Environments stepped as one; default: 1024, or 32768 with several threads.
     #[arg(long)]
     rows: Option<usize>,
     /// Measured windows of a tenth of a second.
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
         return config("filter", "a part of an id such as popgym-RepeatFirstEasy-v0", filter.to_owned());
     }
     // Few enough to stay in a core's cache, and enough to be worth a second one.
-    let rows = args.rows.unwrap_or(if args.threads == 1 { 1024 } else { 8192 });
+    let rows = args.rows.unwrap_or(if args.threads == 1 { 1024 } else { 32_768 });
     if rows == 0 || rows > 1 << 20 {
         return config("rows", "1 to 1048576", rows.to_string());
     }

@@ -351,19 +351,35 @@ fn train_row(
     let _ = (opened, start_up, queueing);
     print(args.json, &row);
     if args.profile {
-        let mut by_op: std::collections::BTreeMap<(&str, String), (usize, f64)> = Default::default();
+        let mut by_op: std::collections::BTreeMap<(&str, String), (usize, f64, usize, f64)> =
+            Default::default();
+        let (mut critical_steps, mut critical_ms) = (0, 0.0);
         for step in programs[1].profile(args.batches)? {
             let shape = step.outputs.first().map(ToString::to_string).unwrap_or_default();
             let entry = by_op.entry((step.op, shape)).or_default();
+            let ms = step.time.as_secs_f64() * 1e3;
             entry.0 += 1;
-            entry.1 += step.time.as_secs_f64() * 1e3;
+            entry.1 += ms;
+            if step.critical {
+                entry.2 += 1;
+                entry.3 += ms;
+                critical_steps += 1;
+                critical_ms += ms;
+            }
         }
+        print(
+            args.json,
+            &json!({"longest_way_steps": critical_steps, "longest_way_ms_per_segment": round(critical_ms)}),
+        );
         let mut rows: Vec<_> = by_op.into_iter().collect();
         rows.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
-        for ((op, output), (count, ms)) in rows {
+        for ((op, output), (count, ms, critical, critical_ms)) in rows {
             print(
                 args.json,
-                &json!({"op": op, "output": output, "count": count, "ms_per_segment": round(ms)}),
+                &json!({
+                    "op": op, "output": output, "count": count, "ms_per_segment": round(ms),
+                    "on_longest_way": critical, "longest_way_ms": round(critical_ms),
+                }),
             );
         }
     }
