@@ -20,12 +20,28 @@ fi
 rm -rf "$OUT"
 mkdir -p "$OUT"
 "$ELMUR" --version
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || true
 # One at a time: one test asks for more memory than there is, another counts it.
 for test in $TESTS; do "$test" --test-threads=1; done
 for precision in f32 tf32; do
   "$ELMUR" verify --device cuda --precision $precision crates/elmur-model/tests/golden/*.safetensors
 done
+
+# The same run on both devices, dropout and all.
+for device in cpu cuda; do
+  "$ELMUR" train tmaze --seed 0 --device $device train.precision=f32 train.batches=200 eval.every=0 eval.length=90 --out "$OUT/curve-$device" 2>/dev/null
+done
+paste <(grep -o '"loss":[^,]*' "$OUT/curve-cpu/metrics.jsonl") <(grep -o '"loss":[^,]*' "$OUT/curve-cuda/metrics.jsonl") |
+  awk -F'[:\t]' '{ d = $2 - $4; if (d < 0) d = -d; if (d > worst) worst = d }
+    END { printf "200 batches of T-Maze: losses differ by at most %.2g\n", worst; exit worst > 1e-2 }'
+
+"$ELMUR" bench train --json --device cuda
+[ -z "${PEER:-}" ] || python3 "$PEER" --device cuda
+for precision in bf16 f32; do "$ELMUR" bench train --json --device cuda --precision $precision; done
+for runs in 4 16; do "$ELMUR" bench train --json --device cuda --runs $runs; done
+"$ELMUR" bench train --json --device cuda --preset remember-color --no-images
+time "$ELMUR" train tmaze --seed 1 --device cuda eval.every=0 train.checkpoint_every=10000 --out "$OUT/schedule" 2>/dev/null
+grep -o '"score":[^,]*' "$OUT/schedule/metrics.jsonl"
 
 # CUDA's own checkers, test by test. Left out of both: what counts memory or asks for too much of it; of the slow check for races also what uses two
 # queues (a second copy of training_follows_the_cpu), and what has no kernels.
@@ -52,19 +68,3 @@ if [ -n "$SANITIZER" ]; then
   done | xargs -P "${JOBS:-8}" -L 1 bash -c 'check "$@"' check
   unset ELMUR_TUNING
 fi
-
-# The same run on both devices, dropout and all.
-for device in cpu cuda; do
-  "$ELMUR" train tmaze --seed 0 --device $device train.precision=f32 train.batches=200 eval.every=0 eval.length=90 --out "$OUT/curve-$device" 2>/dev/null
-done
-paste <(grep -o '"loss":[^,]*' "$OUT/curve-cpu/metrics.jsonl") <(grep -o '"loss":[^,]*' "$OUT/curve-cuda/metrics.jsonl") |
-  awk -F'[:\t]' '{ d = $2 - $4; if (d < 0) d = -d; if (d > worst) worst = d }
-    END { printf "200 batches of T-Maze: losses differ by at most %.2g\n", worst; exit worst > 1e-2 }'
-
-"$ELMUR" bench train --json --device cuda
-[ -z "${PEER:-}" ] || python3 "$PEER" --device cuda
-for precision in bf16 f32; do "$ELMUR" bench train --json --device cuda --precision $precision; done
-for runs in 4 16; do "$ELMUR" bench train --json --device cuda --runs $runs; done
-"$ELMUR" bench train --json --device cuda --preset remember-color --no-images
-time "$ELMUR" train tmaze --seed 1 --device cuda eval.every=0 train.checkpoint_every=10000 --out "$OUT/schedule" 2>/dev/null
-grep -o '"score":[^,]*' "$OUT/schedule/metrics.jsonl"
