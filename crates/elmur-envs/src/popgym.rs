@@ -9,6 +9,7 @@
 mod autoencode;
 mod bandit;
 mod battleship;
+mod body;
 mod cartpole;
 mod concentration;
 mod count_recall;
@@ -27,8 +28,9 @@ pub mod trace;
 pub use autoencode::{Autoencode, AutoencodePlayer};
 pub use bandit::{MultiarmedBandit, MultiarmedBanditPlayer};
 pub use battleship::{Battleship, BattleshipPlayer, Ships};
+pub use body::{Exact, Noisy};
 pub use cartpole::{
-    NoisyPositionOnlyCartPole, NoisyPositionOnlyCartPolePlayer, PositionOnlyCartPole,
+    Cart, NoisyPositionOnlyCartPole, NoisyPositionOnlyCartPolePlayer, PositionOnlyCartPole,
     PositionOnlyCartPolePlayer, VelocityOnlyCartpole, VelocityOnlyCartpolePlayer,
 };
 pub use concentration::{Concentration, ConcentrationPlayer};
@@ -37,7 +39,7 @@ pub use higher_lower::{HigherLower, HigherLowerPlayer};
 pub use labyrinth::{LabyrinthEscape, LabyrinthEscapePlayer, LabyrinthExplore, LabyrinthExplorePlayer};
 pub use mine_sweeper::{MineSweeper, MineSweeperPlayer, Mines};
 pub use pendulum::{
-    NoisyPositionOnlyPendulum, NoisyPositionOnlyPendulumPlayer, PositionOnlyPendulum,
+    NoisyPositionOnlyPendulum, NoisyPositionOnlyPendulumPlayer, Pendulum, PositionOnlyPendulum,
     PositionOnlyPendulumPlayer,
 };
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};

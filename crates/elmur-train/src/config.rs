@@ -70,6 +70,9 @@ pub struct TrainConfig {
     pub weight_decay: f64,
     /// AdamW's betas.
     pub betas: (f64, f64),
+    /// Begin with an encoder fitted to the mean and spread of the data's vector observations.
+    #[serde(default)]
+    pub standardize: bool,
     /// Batches between checkpoints.
     pub checkpoint_every: u64,
     /// Loss above which training counts as diverged.
@@ -322,6 +325,7 @@ impl TrainConfig {
             clip: train.clip,
             weight_decay: train.weight_decay,
             betas: train.betas,
+            standardize: false,
             checkpoint_every: 100,
             max_loss: 1e4,
             threads: 0,
@@ -388,6 +392,21 @@ mod tests {
         assert!(error.contains("data.file"), "{error}");
         let error = RunConfig::preset("tmase").unwrap_err().to_string();
         assert!(error.contains("did you mean `tmaze`"), "{error}");
+    }
+
+    #[test]
+    fn devices_are_known_by_name() {
+        for key in ["train.device", "eval.device"] {
+            let mut config = RunConfig::preset("tmaze-quick").unwrap();
+            let device = if key == "train.device" {
+                &mut config.train.device
+            } else {
+                config.eval.device.insert(String::new())
+            };
+            *device = "gpu".to_owned();
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.contains(key) && error.contains("cpu, cuda or cuda:N"), "{error}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod popgym;
 mod resident;
 mod run;
 mod schedule;
+mod standardize;
 pub mod tensorboard;
 mod timeline;
 mod trainer;

@@ -13,6 +13,7 @@ use crate::config::{RunConfig, check_spaces, has_token};
 use crate::error::{Error, Result};
 use crate::resident::Resident;
 use crate::schedule::Unit;
+use crate::standardize::standardize;
 
 /// What a batch brought; means over its optimizer steps.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -77,7 +78,11 @@ impl<'a> Trainer<'a> {
             }
             None => None,
         };
-        let store = init::parameters(&config.model, t.seed)?.to(&device)?;
+        let store = init::parameters(&config.model, t.seed)?;
+        if t.standardize {
+            standardize(&config.model, dataset, &store)?;
+        }
+        let store = store.to(&device)?;
         let program = |start: Start| -> Result<Program> {
             let graph = training_graph(&config.model, &settings, start)?;
             // What lies in the data's own store is not declared twice.

@@ -111,7 +111,8 @@ fn verify_models(files: &[&PathBuf], args: &Args) -> Result<bool> {
             fine &= within;
             if as_json {
                 let row = json!({
-                    "file": file.display().to_string(), "dtype": dtype.to_string(), "tolerance": tolerance, "ok": within,
+                    "file": file.display().to_string(), "dtype": dtype.to_string(), "device": args.device.name(),
+                    "tolerance": tolerance, "ok": within,
                     "logits": report.logits, "memory": report.memory, "wrong_anchors": report.wrong_anchors,
                     "loss": report.loss, "gradients": report.gradients.0, "worst_gradient": report.gradients.1,
                     "trajectory": report.trajectory, "trained": report.trained.0, "worst_trained": report.trained.1,
@@ -120,11 +121,13 @@ fn verify_models(files: &[&PathBuf], args: &Args) -> Result<bool> {
                 continue;
             }
             let name = name(file);
+            let how =
+                if device.is_cpu() { dtype.to_string() } else { args.device.precision()?.name().to_owned() };
             let verdict = if within { "ok".to_owned() } else { format!("ABOVE {tolerance:e}") };
             let [a, b, c, d] = [report.logits, report.memory, report.loss, report.gradients.0];
             let (anchors, e, f) = (report.wrong_anchors, report.trajectory, report.trained.0);
             say(&format!(
-                "{name:<20} {dtype} {verdict:>16}  {a:8.1e} {b:8.1e} {anchors:>8} {c:8.1e} {d:8.1e}   {e:8.1e} {f:8.1e}"
+                "{name:<20} {how:<4} {verdict:>15}  {a:8.1e} {b:8.1e} {anchors:>8} {c:8.1e} {d:8.1e}   {e:8.1e} {f:8.1e}"
             ));
         }
     }

@@ -543,6 +543,41 @@ mod tests {
     }
 
     #[test]
+    fn inputs_side_by_side_are_copied_together() {
+        let input = |device, bytes| Input {
+            host: Buffer::new(bytes, "a test").unwrap(),
+            device,
+            bytes,
+            changed: false,
+        };
+        // Two with padding between them, one too large to be sent for the others' sake, one far away.
+        let inputs = [input(1064, 8), input(1000, 4), input(1128, 100_000), input(1 << 30, 16)];
+        let spans = spans(&inputs);
+        let found: Vec<_> = spans.iter().map(|s| (s.device, s.bytes, &s.inputs[..], s.offset)).collect();
+        assert_eq!(found[0], (1000, 72, &[1, 0][..], 0));
+        assert_eq!(found[1], (1128, 100_000, &[2][..], 128));
+        assert_eq!(found[2], (1 << 30, 16, &[3][..], 128 + 100_032));
+    }
+
+    #[test]
+    fn the_longest_way_is_by_time_not_by_count() {
+        let mut parts = Vec::new();
+        // 0 to 3 through 1 or 2; 4 stands apart.
+        for (reads, writes) in [
+            (&[][..], &[(0, 10)][..]),
+            (&[(0, 10)], &[(10, 20)]),
+            (&[(0, 10)], &[(20, 30)]),
+            (&[(10, 30)], &[(30, 40)]),
+            (&[], &[(50, 60)]),
+        ] {
+            let part = part(reads, writes, &parts);
+            parts.push(part);
+        }
+        let times = [1, 5, 2, 1, 6].map(Duration::from_micros);
+        assert_eq!(longest_way(&parts, &times), [true, true, false, true, false]);
+    }
+
+    #[test]
     fn parts_wait_for_what_they_touch_and_no_more() {
         let mut parts = Vec::new();
         for (reads, writes) in [

@@ -6,15 +6,15 @@
 //! pays 1/L, the one that fails included. Ends when the cart leaves the track, when the pole falls, or after L steps.
 
 use elmur_rng::Rng;
-use serde::Deserialize;
 
+use super::body::{Body, Exact, Noisy};
 use super::noise;
-use super::replay::{Replay, choice, impossible};
+use super::replay::{choice, impossible};
 use super::task::Difficulty;
 use crate::cartpole::{FORCE, MAX_ANGLE, MAX_X, advance};
-use crate::env::{Env, Step};
+use crate::env::Step;
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
+use crate::space::{Space, Spaces, Values};
 
 mod player;
 
@@ -30,25 +30,9 @@ fn limit(difficulty: Difficulty) -> u32 {
     difficulty.pick([200, 400, 600])
 }
 
-/// The first state.
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub struct CartState {
-    /// Position, velocity, angle, angular velocity.
-    pub state_f64: [f64; 4],
-}
-
-/// The first state and the noise on its observation.
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub struct NoisyCartState {
-    /// Position, velocity, angle, angular velocity.
-    pub state_f64: [f64; 4],
-    /// Added to position and angle.
-    pub reset_noise_f64: [f64; 2],
-}
-
-/// The cart and the rules that do not depend on what is observed.
+/// The cart and the rules that do not depend on what is observed: position and angle, or the two `VELOCITIES` after the first step.
 #[derive(Debug, Clone)]
-struct Cart {
+pub struct Cart<const VELOCITIES: bool> {
     spaces: Spaces,
     state: [f64; 4],
     limit: u32,
@@ -57,10 +41,24 @@ struct Cart {
     pay: f64,
 }
 
-impl Cart {
-    fn new(limit: u32, observation: Space) -> Self {
+impl<const VELOCITIES: bool> Cart<VELOCITIES> {
+    fn new(limit: u32) -> Self {
+        let bounded =
+            || Space::Box { shape: vec![2], low: BOUNDS.map(|b| -b).to_vec(), high: BOUNDS.to_vec() };
+        let observation = if VELOCITIES { Space::unbounded([2]) } else { bounded() };
         let spaces = Spaces { observation, action: Space::Discrete { n: 2 } };
         Self { spaces, state: [0.0; 4], limit, left: 0, pay: 1.0 / f64::from(limit) }
+    }
+}
+
+impl<const VELOCITIES: bool> Body for Cart<VELOCITIES> {
+    /// Position, velocity, angle, angular velocity.
+    type State = [f64; 4];
+
+    const BOUNDS: [f32; 2] = BOUNDS;
+
+    fn spaces(&self) -> &Spaces {
+        &self.spaces
     }
 
     #[inline]
@@ -95,190 +93,51 @@ impl Cart {
     }
 
     #[inline]
-    fn positions(&self) -> [f32; 2] {
+    fn first_seen(&self) -> [f32; 2] {
         [self.state[0] as f32, self.state[2] as f32]
     }
 
     #[inline]
-    fn velocities(&self) -> [f32; 2] {
-        [self.state[1] as f32, self.state[3] as f32]
+    fn seen(&self) -> [f32; 2] {
+        if VELOCITIES { [self.state[1] as f32, self.state[3] as f32] } else { self.first_seen() }
     }
-}
 
-fn bounded() -> Space {
-    Space::Box { shape: vec![2], low: BOUNDS.map(|b| -b).to_vec(), high: BOUNDS.to_vec() }
-}
-
-#[inline]
-fn show(numbers: [f32; 2], observation: ValuesMut<'_>) {
-    observation.floats.copy_from_slice(&numbers);
+    fn state(&self) -> &[f64] {
+        &self.state
+    }
 }
 
 /// Balance the pole from position and angle.
-#[derive(Debug, Clone)]
-pub struct PositionOnlyCartPole(Cart);
-
-impl PositionOnlyCartPole {
-    /// The task of this difficulty: 200, 400 or 600 steps.
-    pub fn new(difficulty: Difficulty) -> Self {
-        Self(Cart::new(limit(difficulty), bounded()))
-    }
-}
-
-impl Env for PositionOnlyCartPole {
-    fn spaces(&self) -> &Spaces {
-        &self.0.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
-        self.0.reset(&mut Rng::new(seed, 0));
-        show(self.0.positions(), observation);
-    }
-
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for PositionOnlyCartPole {
-    type Hidden = CartState;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &CartState, observation: ValuesMut<'_>) -> Result<()> {
-        self.0.begin(hidden.state_f64)?;
-        show(self.0.positions(), observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
-        let step = self.0.step(action)?;
-        show(self.0.positions(), observation);
-        Ok(step)
-    }
-
-    fn state(&self) -> &[f64] {
-        &self.0.state
-    }
-}
+pub type PositionOnlyCartPole = Exact<Cart<false>>;
 
 /// Balance the pole from velocity and angular velocity; the first observation is position and angle.
-#[derive(Debug, Clone)]
-pub struct VelocityOnlyCartpole(Cart);
-
-impl VelocityOnlyCartpole {
-    /// The task of this difficulty: 200, 400 or 600 steps.
-    pub fn new(difficulty: Difficulty) -> Self {
-        Self(Cart::new(limit(difficulty), Space::unbounded([2])))
-    }
-}
-
-impl Env for VelocityOnlyCartpole {
-    fn spaces(&self) -> &Spaces {
-        &self.0.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
-        self.0.reset(&mut Rng::new(seed, 0));
-        show(self.0.positions(), observation);
-    }
-
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for VelocityOnlyCartpole {
-    type Hidden = CartState;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &CartState, observation: ValuesMut<'_>) -> Result<()> {
-        self.0.begin(hidden.state_f64)?;
-        show(self.0.positions(), observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
-        let step = self.0.step(action)?;
-        show(self.0.velocities(), observation);
-        Ok(step)
-    }
-
-    fn state(&self) -> &[f64] {
-        &self.0.state
-    }
-}
+pub type VelocityOnlyCartpole = Exact<Cart<true>>;
 
 /// Balance the pole from noisy position and angle.
-#[derive(Debug, Clone)]
-pub struct NoisyPositionOnlyCartPole {
-    cart: Cart,
-    sigma: f64,
-    rng: Rng,
+pub type NoisyPositionOnlyCartPole = Noisy<Cart<false>>;
+
+impl<const VELOCITIES: bool> Exact<Cart<VELOCITIES>> {
+    /// The task of this difficulty: 200, 400 or 600 steps.
+    pub fn new(difficulty: Difficulty) -> Self {
+        Self(Cart::new(limit(difficulty)))
+    }
 }
 
-impl NoisyPositionOnlyCartPole {
+impl Noisy<Cart<false>> {
     /// The task of this difficulty: 200 steps with noise of standard deviation 0.1, 0.2 or 0.3.
     pub fn new(difficulty: Difficulty) -> Self {
-        Self { cart: Cart::new(NOISY_LIMIT, bounded()), sigma: noise::sigma(difficulty), rng: Rng::new(0, 0) }
-    }
-
-    #[inline]
-    fn show(&self, noise: [f64; 2], observation: ValuesMut<'_>) {
-        let [x, angle] = self.cart.positions();
-        let seen = [noise::noisy(x, noise[0], BOUNDS[0]), noise::noisy(angle, noise[1], BOUNDS[1])];
-        show(seen, observation);
-    }
-}
-
-impl Env for NoisyPositionOnlyCartPole {
-    fn spaces(&self) -> &Spaces {
-        &self.cart.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
-        self.rng = Rng::new(seed, 0);
-        self.cart.reset(&mut self.rng);
-        let noise = noise::draw(&mut self.rng, self.sigma);
-        self.show(noise, observation);
-    }
-
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        let noise = noise::draw(&mut self.rng, self.sigma);
-        self.advance(action, noise, observation)
-    }
-}
-
-impl Replay for NoisyPositionOnlyCartPole {
-    type Hidden = NoisyCartState;
-    type Draw = [f64; 2];
-
-    fn begin(&mut self, hidden: &NoisyCartState, observation: ValuesMut<'_>) -> Result<()> {
-        noise::check(hidden.reset_noise_f64)?;
-        self.cart.begin(hidden.state_f64)?;
-        self.show(hidden.reset_noise_f64, observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, noise: [f64; 2], observation: ValuesMut<'_>) -> Result<Step> {
-        noise::check(noise)?;
-        let step = self.cart.step(action)?;
-        self.show(noise, observation);
-        Ok(step)
-    }
-
-    fn state(&self) -> &[f64] {
-        &self.cart.state
+        Self::with(Cart::new(NOISY_LIMIT), noise::sigma(difficulty))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::env::Player;
+    use crate::env::{Env, Player};
+    use crate::popgym::Replay;
+    use crate::popgym::body::NoisyFirstState;
     use crate::popgym::trace::tests::{check_family, mean_return};
+    use crate::space::ValuesMut;
 
     fn start(env: &mut impl Env, seed: u64) -> [f32; 2] {
         let mut seen = [0.0; 2];
@@ -434,7 +293,7 @@ mod tests {
         act(&mut env, &[0]).unwrap();
 
         let mut begin = |state_f64, reset_noise_f64| {
-            let hidden = NoisyCartState { state_f64, reset_noise_f64 };
+            let hidden = NoisyFirstState { state_f64, reset_noise_f64 };
             env.begin(&hidden, ValuesMut { floats: &mut seen, ints: &mut [] })
         };
         assert!(begin([0.05, -0.05, 0.0, 0.0], [0.0; 2]).is_ok());

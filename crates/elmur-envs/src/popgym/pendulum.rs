@@ -7,14 +7,14 @@
 use std::f64::consts::PI;
 
 use elmur_rng::Rng;
-use serde::Deserialize;
 
+use super::body::{Body, Exact, Noisy};
 use super::noise;
-use super::replay::{Replay, impossible, number};
+use super::replay::{impossible, number};
 use super::task::Difficulty;
-use crate::env::{Env, Step};
+use crate::env::Step;
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
+use crate::space::{Space, Spaces, Values};
 
 mod player;
 
@@ -54,25 +54,9 @@ fn swing([angle, speed]: [f64; 2], torque: f32) -> [f64; 2] {
     [angle + speed * TAU, speed]
 }
 
-/// The first state.
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub struct PendulumState {
-    /// Angle, speed.
-    pub state_f64: [f64; 2],
-}
-
-/// The first state and the noise on its observation.
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub struct NoisyPendulumState {
-    /// Angle, speed.
-    pub state_f64: [f64; 2],
-    /// Added to cosine and sine.
-    pub reset_noise_f64: [f64; 2],
-}
-
 /// The pendulum and the rules that do not depend on what is observed.
 #[derive(Debug, Clone)]
-struct Pendulum {
+pub struct Pendulum {
     spaces: Spaces,
     state: [f64; 2],
     limit: u32,
@@ -88,6 +72,17 @@ impl Pendulum {
             action: Space::between(-MAX_TORQUE, MAX_TORQUE, [1]),
         };
         Self { spaces, state: [0.0; 2], limit, left: 0, pay: 1.0 / f64::from(limit) }
+    }
+}
+
+impl Body for Pendulum {
+    /// Angle, speed.
+    type State = [f64; 2];
+
+    const BOUNDS: [f32; 2] = [1.0; 2];
+
+    fn spaces(&self) -> &Spaces {
+        &self.spaces
     }
 
     #[inline]
@@ -118,132 +113,44 @@ impl Pendulum {
     }
 
     #[inline]
-    fn direction(&self) -> [f32; 2] {
+    fn first_seen(&self) -> [f32; 2] {
         let (sin, cos) = self.state[0].sin_cos();
         [cos as f32, sin as f32]
     }
-}
 
-#[inline]
-fn show(numbers: [f32; 2], observation: ValuesMut<'_>) {
-    observation.floats.copy_from_slice(&numbers);
+    fn state(&self) -> &[f64] {
+        &self.state
+    }
 }
 
 /// Swing the pendulum up from its angle.
-#[derive(Debug, Clone)]
-pub struct PositionOnlyPendulum(Pendulum);
+pub type PositionOnlyPendulum = Exact<Pendulum>;
 
-impl PositionOnlyPendulum {
+/// Swing the pendulum up from its noisy angle.
+pub type NoisyPositionOnlyPendulum = Noisy<Pendulum>;
+
+impl Exact<Pendulum> {
     /// The task of this difficulty: 200, 150 or 100 steps.
     pub fn new(difficulty: Difficulty) -> Self {
         Self(Pendulum::new(limit(difficulty)))
     }
 }
 
-impl Env for PositionOnlyPendulum {
-    fn spaces(&self) -> &Spaces {
-        &self.0.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
-        self.0.reset(&mut Rng::new(seed, 0));
-        show(self.0.direction(), observation);
-    }
-
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for PositionOnlyPendulum {
-    type Hidden = PendulumState;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &PendulumState, observation: ValuesMut<'_>) -> Result<()> {
-        self.0.begin(hidden.state_f64)?;
-        show(self.0.direction(), observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
-        let step = self.0.step(action)?;
-        show(self.0.direction(), observation);
-        Ok(step)
-    }
-
-    fn state(&self) -> &[f64] {
-        &self.0.state
-    }
-}
-
-/// Swing the pendulum up from its noisy angle.
-#[derive(Debug, Clone)]
-pub struct NoisyPositionOnlyPendulum {
-    pendulum: Pendulum,
-    sigma: f64,
-    rng: Rng,
-}
-
-impl NoisyPositionOnlyPendulum {
+impl Noisy<Pendulum> {
     /// The task of this difficulty: 200 steps with noise of standard deviation 0.1, 0.2 or 0.3.
     pub fn new(difficulty: Difficulty) -> Self {
-        Self { pendulum: Pendulum::new(NOISY_LIMIT), sigma: noise::sigma(difficulty), rng: Rng::new(0, 0) }
-    }
-
-    #[inline]
-    fn show(&self, noise: [f64; 2], observation: ValuesMut<'_>) {
-        let [cos, sin] = self.pendulum.direction();
-        show([noise::noisy(cos, noise[0], 1.0), noise::noisy(sin, noise[1], 1.0)], observation);
-    }
-}
-
-impl Env for NoisyPositionOnlyPendulum {
-    fn spaces(&self) -> &Spaces {
-        &self.pendulum.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
-        self.rng = Rng::new(seed, 0);
-        self.pendulum.reset(&mut self.rng);
-        let noise = noise::draw(&mut self.rng, self.sigma);
-        self.show(noise, observation);
-    }
-
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        let noise = noise::draw(&mut self.rng, self.sigma);
-        self.advance(action, noise, observation)
-    }
-}
-
-impl Replay for NoisyPositionOnlyPendulum {
-    type Hidden = NoisyPendulumState;
-    type Draw = [f64; 2];
-
-    fn begin(&mut self, hidden: &NoisyPendulumState, observation: ValuesMut<'_>) -> Result<()> {
-        noise::check(hidden.reset_noise_f64)?;
-        self.pendulum.begin(hidden.state_f64)?;
-        self.show(hidden.reset_noise_f64, observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, noise: [f64; 2], observation: ValuesMut<'_>) -> Result<Step> {
-        noise::check(noise)?;
-        let step = self.pendulum.step(action)?;
-        self.show(noise, observation);
-        Ok(step)
-    }
-
-    fn state(&self) -> &[f64] {
-        &self.pendulum.state
+        Self::with(Pendulum::new(NOISY_LIMIT), noise::sigma(difficulty))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::Env;
+    use crate::popgym::Replay;
+    use crate::popgym::body::{FirstState, NoisyFirstState};
     use crate::popgym::trace::tests::{check_family, mean_return};
+    use crate::space::ValuesMut;
 
     fn start(env: &mut impl Env, seed: u64) -> [f32; 2] {
         let mut seen = [0.0; 2];
@@ -330,7 +237,7 @@ mod tests {
         let mut env = PositionOnlyPendulum::new(Difficulty::Hard);
         let mut seen = [0.0; 2];
         let mut from = |state_f64, torque| {
-            env.begin(&PendulumState { state_f64 }, ValuesMut { floats: &mut seen, ints: &mut [] }).unwrap();
+            env.begin(&FirstState { state_f64 }, ValuesMut { floats: &mut seen, ints: &mut [] }).unwrap();
             let (_, step) = act(&mut env, &[torque]).unwrap();
             (step.reward, [env.state()[0], env.state()[1]])
         };
@@ -389,7 +296,7 @@ mod tests {
         act(&mut env, &[0.0]).unwrap();
 
         let mut begin = |state_f64, reset_noise_f64| {
-            let hidden = NoisyPendulumState { state_f64, reset_noise_f64 };
+            let hidden = NoisyFirstState { state_f64, reset_noise_f64 };
             env.begin(&hidden, ValuesMut { floats: &mut seen, ints: &mut [] })
         };
         assert!(begin([-PI, 1.0], [0.0; 2]).is_ok());

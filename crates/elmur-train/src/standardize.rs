@@ -1,0 +1,99 @@
+//! An encoder that begins fitted to its data: positions that differ in the third decimal tell as much as numbers around one.
+
+use elmur_data::{ColumnRef, Dataset};
+use elmur_engine::Store;
+use elmur_model::ModelConfig;
+use elmur_model::config::Observation;
+
+use crate::error::Result;
+
+/// Spread below which a number counts as constant.
+const LEAST: f64 = 1e-6;
+
+/// Changes the fresh encoders W x + b of vector observations to W ((x - mean) / spread) + b, with the data's mean and spread of every number. They
+/// remain linear maps, so that nothing else need know.
+pub(crate) fn standardize(model: &ModelConfig, dataset: &Dataset, params: &Store) -> Result<()> {
+    let parts: Vec<(String, &Observation)> = match &model.observation {
+        Observation::Parts(parts) => {
+            parts.iter().enumerate().map(|(i, part)| (format!("encoder.{i}"), part)).collect()
+        }
+        one => vec![("encoder".to_owned(), one)],
+    };
+    for (leaf, (name, part)) in parts.into_iter().enumerate() {
+        let Observation::Vector { dim } = part else { continue };
+        let spread = moments(dataset, leaf, *dim);
+        let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
+        for (row, b) in w.chunks_exact_mut(*dim).zip(&mut b) {
+            for (w, (mean, deviation)) in row.iter_mut().zip(&spread) {
+                let scaled = f64::from(*w) / deviation;
+                *b -= (scaled * mean) as f32;
+                *w = scaled as f32;
+            }
+        }
+        params.set(&weight, &w)?;
+        params.set(&bias, &b)?;
+    }
+    Ok(())
+}
+
+/// Mean and standard deviation of every number of a leaf; 0 and 1 where it never changes.
+fn moments(dataset: &Dataset, leaf: usize, dim: usize) -> Vec<(f64, f64)> {
+    let mut sums = vec![(0.0, 0.0); dim];
+    let mut count = 0.0f64;
+    for episode in dataset.episodes() {
+        let Some(ColumnRef::F32(numbers)) = episode.observations.get(leaf) else { continue };
+        for row in numbers.chunks_exact(dim) {
+            count += 1.0;
+            for ((sum, squares), x) in sums.iter_mut().zip(row) {
+                *sum += f64::from(*x);
+                *squares += f64::from(*x).powi(2);
+            }
+        }
+    }
+    let moment = |(sum, squares): (f64, f64)| {
+        let mean = sum / count.max(1.0);
+        let deviation = (squares / count.max(1.0) - mean * mean).max(0.0).sqrt();
+        if deviation > LEAST { (mean, deviation) } else { (0.0, 1.0) }
+    };
+    sums.into_iter().map(moment).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use elmur_data::{Column, Episode};
+    use elmur_envs::EnvConfig;
+    use elmur_model::{init, presets};
+
+    use super::*;
+
+    #[test]
+    fn the_encoder_sees_standardized_numbers() {
+        let model = presets::model("tmaze").unwrap();
+        // Three numbers around 0.5 with spread 0.01, and one that never changes.
+        let noise = |i: usize, c: usize| if (i >> c) % 2 == 0 { 0.01f32 } else { -0.01 };
+        let rows = 64;
+        let numbers =
+            (0..rows).flat_map(|i| (0..4).map(move |c| if c == 3 { 0.7 } else { 0.5 + noise(i, c) }));
+        let episode = Episode {
+            observations: vec![Column::F32(numbers.collect())],
+            actions: vec![Column::I32(vec![0; rows])],
+            rewards: vec![0.0; rows],
+            terminated: true,
+            truncated: false,
+            counts: None,
+        };
+        let spaces = elmur_data::collect::spaces(&EnvConfig::tmaze(9)).unwrap();
+        let dataset = Dataset::from_episodes(spaces, Default::default(), vec![episode]).unwrap();
+        let (plain, fitted) = (init::parameters(&model, 1).unwrap(), init::parameters(&model, 1).unwrap());
+        standardize(&model, &dataset, &fitted).unwrap();
+        let map = |store: &Store, x: [f32; 4]| -> Vec<f32> {
+            let (w, b) =
+                (store.get::<f32>("encoder.weight").unwrap(), store.get::<f32>("encoder.bias").unwrap());
+            let row = |(w, b): (&[f32], &f32)| w.iter().zip(x).map(|(w, x)| w * x).sum::<f32>() + b;
+            w.chunks_exact(4).zip(&b).map(row).collect()
+        };
+        let (a, b) = (map(&plain, [1.0, -1.0, 0.0, 0.7]), map(&fitted, [0.51, 0.49, 0.5, 0.7]));
+        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-2), "{a:?} {b:?}");
+    }
+}
