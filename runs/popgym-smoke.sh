@@ -2,16 +2,16 @@
 # POPGym in brief: RepeatFirstEasy, RepeatPreviousEasy and AutoencodeEasy until they are solved (or BATCHES are over), and one Easy task of every
 # other family for BRIEF batches; then 100 test episodes each. Prints a row per task; "good play" is what the demonstrations' player reaches.
 #
-# SEEDS, BATCHES, BRIEF, EPISODES and OUT change it; TRAIN holds further settings of `elmur train` (TRAIN="--device cuda eval.device=cpu"), JOBS
+# SOLVED and OTHERS (families), SEEDS, BATCHES, BRIEF, EPISODES and OUT change it; TRAIN holds further settings of `elmur train` (TRAIN="--device cuda eval.device=cpu"), JOBS
 # how many tasks train at once, ELMUR a program built elsewhere. A run that was interrupted is resumed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OUT=${OUT:-out/popgym-smoke} SEEDS=${SEEDS:-"0"} EPISODES=${EPISODES:-100} TRAIN=${TRAIN:-}
 BATCHES=${BATCHES:-6000}
 BRIEF=${BRIEF:-200}
-SOLVED="RepeatFirst RepeatPrevious Autoencode"
-OTHERS="Battleship Concentration CountRecall HigherLower LabyrinthEscape LabyrinthExplore MineSweeper MultiarmedBandit NoisyPositionOnlyCartPole
-  NoisyPositionOnlyPendulum PositionOnlyCartPole PositionOnlyPendulum VelocityOnlyCartpole"
+SOLVED=${SOLVED-"RepeatFirst RepeatPrevious Autoencode"}
+OTHERS=${OTHERS-"Battleship Concentration CountRecall HigherLower LabyrinthEscape LabyrinthExplore MineSweeper MultiarmedBandit NoisyPositionOnlyCartPole
+  NoisyPositionOnlyPendulum PositionOnlyCartPole PositionOnlyPendulum VelocityOnlyCartpole"}
 if [ -z "${ELMUR:-}" ]; then
   cargo build --release --quiet
   ELMUR=target/release/elmur

@@ -53,9 +53,17 @@ pub(crate) fn preset(name: &str) -> Option<Result<RunConfig>> {
 
 /// Our choices: integers are embedded, numbers standardized, the previous action is shown where nothing else tells it, a board is one choice.
 fn ours(task: Task) -> Result<RunConfig> {
+    // Boards and bandits do not say where the answer belongs, positions not which way the last push went.
     let needs_action = matches!(
         task.family,
-        Family::Battleship | Family::Concentration | Family::MineSweeper | Family::MultiarmedBandit
+        Family::Battleship
+            | Family::Concentration
+            | Family::MineSweeper
+            | Family::MultiarmedBandit
+            | Family::NoisyPositionOnlyCartPole
+            | Family::NoisyPositionOnlyPendulum
+            | Family::PositionOnlyCartPole
+            | Family::PositionOnlyPendulum
     );
     let wrappers =
         Wrappers { previous_action: needs_action, flat_action: is_board(task), ..Wrappers::default() };
