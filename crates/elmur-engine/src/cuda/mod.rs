@@ -2,9 +2,10 @@
 //!
 //! - `driver.rs`: context, streams, device and pinned memory; errors that name the call and the cause.
 //! - `kernels.rs`: the kernels (`*.cu` beside each op), compiled by NVRTC once and kept on disk.
-//! - `product.rs`: matrix products by cuBLASLt.
+//! - `product.rs`: matrix products by cuBLASLt or our own kernel.
 //! - `launch.rs`: what an op's `cuda` method is given.
-//! - `exec.rs`: a planned graph recorded as a CUDA graph whose edges are the dependencies of the data.
+//! - `parts.rs`: what of a program must wait for what; `record.rs`: its steps as a CUDA graph with just those edges.
+//! - `exec.rs`: running it, inputs and outputs, and the time of every step.
 //!
 //! Libraries are loaded at run time: this compiles and runs on machines without CUDA, where opening a GPU is an error.
 
@@ -12,7 +13,9 @@ mod driver;
 pub(crate) mod exec;
 mod kernels;
 pub(crate) mod launch;
+mod parts;
 mod product;
+mod record;
 
 use std::sync::Arc;
 
