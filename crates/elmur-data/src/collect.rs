@@ -8,11 +8,13 @@ use elmur_envs::{
     Behind, CartPole, CartPoleExpert, Env, EnvConfig, EnvKind, Expert, Leaf, Numbers, Playing, Space, Spaces,
     TMazeExpert, Wrapped, Wrappers,
 };
+use elmur_rng::Rng;
 
 use crate::{Column, Episode, Result};
 
-/// Plays one episode. Steps whose action the environment ignores are marked as not worth imitating.
-pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64) -> Result<Episode> {
+/// Plays one episode. Steps whose action the environment ignores are marked as not worth imitating, and so are those where, with
+/// probability `noise`, a random action takes the place of the expert's: what it does next shows how to recover.
+pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) -> Result<Episode> {
     let spaces = env.spaces().clone();
     let mut observation = Numbers::of(&spaces.observation);
     let mut action = Numbers::of(&spaces.action);
@@ -24,59 +26,78 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64) -> Result<Ep
         truncated: false,
         counts: None,
     };
-    let mut heeded = Vec::new();
+    let mut counts = Vec::new();
+    let mut rng = Rng::new(seed, NOISE);
     env.reset(seed, observation.room());
     expert.reset();
     loop {
         append(&observation, &spaces.observation, &mut episode.observations);
         if episode.terminated || episode.truncated {
-            episode.counts = heeded.contains(&false).then_some(heeded);
+            episode.counts = counts.contains(&false).then_some(counts);
             return Ok(episode);
         }
         expert.act(env, observation.values(), action.room());
+        let slip = noise > 0.0 && rng.uniform(0.0, 1.0) < noise;
+        if slip {
+            action = Numbers::default();
+            spaces.action.sample(&mut rng, &mut action);
+            if !expert.overruled(action.values()) {
+                return Err(elmur_envs::Error::Config {
+                    key: "noise",
+                    expected: "0: this environment's expert cannot go on from another's action".to_owned(),
+                    got: noise.to_string(),
+                }
+                .into());
+            }
+        }
         append(&action, &spaces.action, &mut episode.actions);
-        heeded.push(env.heeds_action());
+        counts.push(env.heeds_action() && !slip);
         let step = env.step(action.values(), observation.room())?;
         episode.rewards.push(step.reward as f32);
         (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
     }
 }
 
+/// Number of the stream that noise is drawn from.
+const NOISE: u32 = 1 << 30;
+
 /// Plays the episode of a seed.
 type Play = Box<dyn FnMut(u64) -> Result<Episode>>;
 
 /// The environment's own expert at its board.
-fn demonstrator(config: &EnvConfig) -> Result<Play> {
-    fn playing<X: Expert + 'static>(env: X::Env, expert: X, wrappers: Wrappers) -> Result<Play>
+fn demonstrator(config: &EnvConfig, noise: f64) -> Result<Play> {
+    fn playing<X: Expert + 'static>(env: X::Env, expert: X, wrappers: Wrappers, noise: f64) -> Result<Play>
     where
         X::Env: 'static,
     {
         let mut env = Wrapped::new(env, wrappers)?;
         let mut expert = Behind::new(expert, &env);
-        Ok(Box::new(move |seed| play(&mut env, &mut expert, seed)))
+        Ok(Box::new(move |seed| play(&mut env, &mut expert, seed, noise)))
     }
     let wrappers = config.wrappers;
     match config.name {
-        EnvKind::TMaze => playing(config.training_maze()?, TMazeExpert::default(), wrappers),
-        EnvKind::CartPole => playing(CartPole::new(), CartPoleExpert, wrappers),
+        EnvKind::TMaze => playing(config.training_maze()?, TMazeExpert::default(), wrappers, noise),
+        EnvKind::CartPole => playing(CartPole::new(), CartPoleExpert, wrappers, noise),
         EnvKind::Popgym(task) => {
-            playing(task.make(config.version), Playing::new(task.player(config.version)), wrappers)
+            playing(task.make(config.version), Playing::new(task.player(config.version)), wrappers, noise)
         }
     }
 }
 
-/// Plays `episodes` episodes with the environment's own expert, from seed `seed * 2^32` on, and hands each to `keep`, in order.
+/// Plays `episodes` episodes with the environment's own expert (and [`play`]'s `noise`), from seed `seed * 2^32` on, and hands each to
+/// `keep`, in order.
 /// `threads` play at once (0: one per core); what is kept does not depend on their number.
 pub fn collect(
     config: &EnvConfig,
     episodes: usize,
     seed: u32,
+    noise: f64,
     threads: usize,
     mut keep: impl FnMut(Episode) -> Result<()>,
 ) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if threads == 0 { cores } else { threads }.min(episodes);
-    drop(demonstrator(config)?);
+    drop(demonstrator(config, noise)?);
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let (sender, receiver) = mpsc::sync_channel(2 * threads);
@@ -84,7 +105,7 @@ pub fn collect(
             let (sender, next) = (sender.clone(), &next);
             scope.spawn(move || {
                 // Checked above.
-                let Ok(mut play) = demonstrator(config) else { return };
+                let Ok(mut play) = demonstrator(config, noise) else { return };
                 loop {
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     // Where nobody listens any more, `keep` has failed.
@@ -117,7 +138,7 @@ pub fn spaces(config: &EnvConfig) -> Result<Spaces> {
 }
 
 /// What a dataset of [`collect`]ed episodes says of itself.
-pub fn metadata(config: &EnvConfig, seed: u32) -> BTreeMap<String, String> {
+pub fn metadata(config: &EnvConfig, seed: u32, noise: f64) -> BTreeMap<String, String> {
     let mut notes = vec![
         ("env", config.name.name().to_owned()),
         ("expert", "scripted".to_owned()),
@@ -127,6 +148,9 @@ pub fn metadata(config: &EnvConfig, seed: u32) -> BTreeMap<String, String> {
         EnvKind::TMaze => notes.push(("length", config.length.to_string())),
         EnvKind::CartPole => {}
         EnvKind::Popgym(_) => notes.push(("version", config.version.name().to_owned())),
+    }
+    if noise > 0.0 {
+        notes.push(("noise", noise.to_string()));
     }
     if !config.wrappers.is_none() {
         notes.push(("wrappers", config.wrappers.names().join(", ")));
@@ -162,7 +186,7 @@ mod tests {
 
     fn demonstrations(config: EnvConfig, episodes: usize) -> Dataset {
         let mut kept = Vec::new();
-        collect(&config, episodes, 3, 0, |episode| {
+        collect(&config, episodes, 3, 0.0, 0, |episode| {
             kept.push(episode);
             Ok(())
         })
@@ -199,7 +223,7 @@ mod tests {
         let config = task("popgym-RepeatPreviousEasy");
         let of = |threads| {
             let mut kept = Vec::new();
-            collect(&config, 57, 1, threads, |episode| {
+            collect(&config, 57, 1, 0.0, threads, |episode| {
                 kept.push(episode);
                 Ok(())
             })
@@ -225,6 +249,33 @@ mod tests {
         assert_eq!(data.episode(0).counts, None);
     }
 
+    /// Slips are rare, marked, and hardly cost anything: the expert knows of them.
+    #[test]
+    fn experts_recover_from_noise() {
+        let easy = [
+            "PositionOnlyCartPole",
+            "VelocityOnlyCartpole",
+            "NoisyPositionOnlyCartPole",
+            "PositionOnlyPendulum",
+            "NoisyPositionOnlyPendulum",
+        ];
+        for (family, least) in easy.into_iter().zip([0.99, 0.99, 0.7, 0.8, 0.8]) {
+            let (config, mut returns, mut slips, mut steps) =
+                (task(&format!("popgym-{family}Easy")), 0.0, 0, 0);
+            collect(&config, 40, 3, 0.1, 0, |episode| {
+                returns += episode.episode_return() / 40.0;
+                slips += episode.counts.iter().flatten().filter(|counts| !**counts).count();
+                steps += episode.steps();
+                Ok(())
+            })
+            .unwrap();
+            let rate = slips as f64 / steps as f64;
+            assert!(returns > least && (rate - 0.1).abs() < 0.02, "{family}: {returns}, {rate}");
+        }
+        let error = collect(&task("popgym-BattleshipEasy"), 2, 0, 0.5, 1, |_| Ok(())).unwrap_err();
+        assert!(error.to_string().contains("cannot go on"), "{error}");
+    }
+
     #[test]
     fn wrappers_are_part_of_what_is_collected() {
         let wrappers = Wrappers { previous_action: true, first_step: true, ..Wrappers::default() };
@@ -239,13 +290,13 @@ mod tests {
         assert_eq!(column(1)[0], 0);
         assert_eq!(column(1)[1..], actions[..]);
         assert_eq!(column(2)[..3], [1, 0, 0]);
-        assert_eq!(metadata(&config, 0)["wrappers"], "previous_action, first_step");
+        assert_eq!(metadata(&config, 0, 0.0)["wrappers"], "previous_action, first_step");
     }
 
     #[test]
     fn a_keeper_who_refuses_ends_the_collection() {
         let refuse = |_| Err(crate::Error::Empty { path: "x".into() });
-        assert!(collect(&task("popgym-RepeatFirstEasy"), 1000, 0, 3, refuse).is_err());
-        assert!(collect(&EnvConfig::tmaze(1), 10, 0, 2, |_| Ok(())).is_err());
+        assert!(collect(&task("popgym-RepeatFirstEasy"), 1000, 0, 0.0, 3, refuse).is_err());
+        assert!(collect(&EnvConfig::tmaze(1), 10, 0, 0.0, 2, |_| Ok(())).is_err());
     }
 }

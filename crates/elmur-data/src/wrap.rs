@@ -68,7 +68,7 @@ mod tests {
 
     fn demonstrations(config: EnvConfig) -> Dataset {
         let mut kept = Vec::new();
-        collect(&config, 3, 3, 1, |episode| {
+        collect(&config, 3, 3, 0.0, 1, |episode| {
             kept.push(episode);
             Ok(())
         })

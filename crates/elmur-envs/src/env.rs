@@ -73,6 +73,11 @@ pub trait Expert: Send {
 
     /// The action for the newest observation, from the observations since `reset` or from the environment's hidden state.
     fn act(&mut self, env: &Self::Env, observation: Values<'_>, action: ValuesMut<'_>);
+
+    /// Says that the environment gets this action instead of the last one it chose. False: it cannot go on from there.
+    fn overruled(&mut self, _action: Values<'_>) -> bool {
+        false
+    }
 }
 
 /// An expert that knows only what a policy knows: the observations of the episode and its own actions. Deterministic, so that what
@@ -81,8 +86,13 @@ pub trait Player: Send {
     /// Before the first observation of an episode.
     fn reset(&mut self);
 
-    /// The action for the newest observation; the environment then gets that very action.
+    /// The action for the newest observation; the environment then gets that very action, unless it is [`Player::overruled`].
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>);
+
+    /// Says that the environment gets this action instead of the last one it chose. False: it cannot go on from there.
+    fn overruled(&mut self, _action: Values<'_>) -> bool {
+        false
+    }
 }
 
 impl<P: Player + ?Sized> Player for Box<P> {
@@ -91,6 +101,9 @@ impl<P: Player + ?Sized> Player for Box<P> {
     }
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
         (**self).act(observation, action);
+    }
+    fn overruled(&mut self, action: Values<'_>) -> bool {
+        (**self).overruled(action)
     }
 }
 
@@ -114,5 +127,9 @@ impl<E: Env, P: Player> Expert for Playing<E, P> {
 
     fn act(&mut self, _: &E, observation: Values<'_>, action: ValuesMut<'_>) {
         self.0.act(observation, action);
+    }
+
+    fn overruled(&mut self, action: Values<'_>) -> bool {
+        self.0.overruled(action)
     }
 }

@@ -3,6 +3,7 @@
 //! The numbers of a space lie flat in the order of its parts: those of boxes as floats, those of discrete parts as
 //! integers. A tuple of (Discrete 3, Box of 2) is the integers `[i]` and the floats `[x, y]`.
 
+use elmur_rng::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -154,6 +155,23 @@ impl Space {
     /// Integers of one value.
     pub fn ints(&self) -> usize {
         self.leaves().iter().filter(|leaf| matches!(leaf, Leaf::Ints(_))).map(Leaf::len).sum()
+    }
+
+    /// Appends a value to `numbers`, each as likely as any other; floats need bounds.
+    pub fn sample(&self, rng: &mut Rng, numbers: &mut Numbers) {
+        for leaf in self.leaves() {
+            match leaf {
+                Leaf::Ints(sizes) => {
+                    numbers.ints.extend(sizes.iter().map(|n| rng.below(*n as u32) as i32));
+                }
+                Leaf::Floats { low, high, .. } => {
+                    let at = |bound: &[f32], i: usize| f64::from(bound[i.min(bound.len() - 1)]);
+                    numbers
+                        .floats
+                        .extend((0..leaf.len()).map(|i| rng.uniform(at(low, i), at(high, i)) as f32));
+                }
+            }
+        }
     }
 
     /// Whether the space makes sense: at least one value, bounds in order, a bounded number of numbers.

@@ -340,6 +340,11 @@ impl<X: Expert> Expert for Behind<X> {
         self.expert.act(&env.inner, env.own.values(), self.action.room());
         env.wrapping.wrap_action(self.action.values(), action);
     }
+
+    fn overruled(&mut self, action: Values<'_>) -> bool {
+        // Cells of a board have other numbers out there; no player of a board goes on from another cell anyway.
+        action.ints.len() == self.action.ints.len() && self.expert.overruled(action)
+    }
 }
 
 #[cfg(test)]

@@ -42,6 +42,9 @@ pub struct DataConfig {
     pub episodes: usize,
     /// Seed of those episodes, below 2^30: the rest is for evaluation.
     pub seed: u32,
+    /// Probability of a random action in place of the expert's, which is not imitated but shows how to recover.
+    #[serde(default)]
+    pub noise: f64,
 }
 
 /// How a policy learns.
@@ -166,7 +169,7 @@ impl RunConfig {
         };
         Ok(Self {
             env,
-            data: DataConfig { file: None, episodes, seed: 0 },
+            data: DataConfig { file: None, episodes, seed: 0, noise: 0.0 },
             train: TrainConfig::of(&train, schedule),
             // Retention far beyond the crop comes and goes while the loss stands still, so it is looked at often.
             eval: EvalConfig {
@@ -237,6 +240,8 @@ impl RunConfig {
         check(t.checkpoint_every > 0, "train.checkpoint_every", "at least 1", "0".to_owned())?;
         check(t.max_loss > 0.0, "train.max_loss", "a positive number", t.max_loss.to_string())?;
         check(self.data.seed < 1 << 30, "data.seed", "below 2^30", self.data.seed.to_string())?;
+        let noise = self.data.noise;
+        check((0.0..1.0).contains(&noise), "data.noise", "in 0..1", noise.to_string())?;
         check(
             self.env.is_some() || self.data.file.is_some(),
             "data.file",
@@ -279,7 +284,8 @@ impl RunConfig {
             return self.read(file);
         }
         let env = self.env.ok_or_else(|| Error::config("data.file", "a dataset", "null"))?;
-        let mut episodes = Vec::with_capacity(self.data.episodes.min(1 << 20));
+        let data = &self.data;
+        let mut episodes = Vec::with_capacity(data.episodes.min(1 << 20));
         let keep = |episode| {
             episodes.push(episode);
             progress(episodes.len());
@@ -287,12 +293,12 @@ impl RunConfig {
             let path = PathBuf::new();
             if stop.requested() { Err(elmur_data::Error::Io { path, cause: interrupted }) } else { Ok(()) }
         };
-        let played = collect::collect(&env, self.data.episodes, self.data.seed, self.train.threads, keep);
+        let played = collect::collect(&env, data.episodes, data.seed, data.noise, self.train.threads, keep);
         if stop.requested() {
             return Err(Error::Stopped);
         }
         played?;
-        let metadata = collect::metadata(&env, self.data.seed);
+        let metadata = collect::metadata(&env, data.seed, data.noise);
         Ok(Dataset::from_episodes(collect::spaces(&env)?, metadata, episodes)?)
     }
 

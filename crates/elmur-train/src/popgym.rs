@@ -112,7 +112,7 @@ fn compat(task: Task) -> Result<RunConfig> {
 fn run(env: EnvConfig, model: ModelConfig, train: &TrainPreset, schedule: Schedule) -> RunConfig {
     RunConfig {
         env: Some(env),
-        data: DataConfig { file: None, episodes: EPISODES, seed: 0 },
+        data: DataConfig { file: None, episodes: EPISODES, seed: 0, noise: 0.0 },
         train: TrainConfig::of(train, schedule),
         eval: EvalConfig { every: 50, episodes: 100, length: 0, target: None, sample: false, device: None },
         model,

@@ -31,6 +31,9 @@ pub struct Args {
     /// Seed, below 2^30; other seeds give other episodes.
     #[arg(long, default_value_t = 0)]
     seed: u32,
+    /// Probability of a random action in place of the expert's: marked as not to be imitated, and followed by how to recover.
+    #[arg(long, default_value_t = 0.0)]
+    noise: f64,
     /// Threads; 0: one per core. Episodes do not depend on it.
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -58,12 +61,17 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         let got = if args.episodes == 0 { "0".to_owned() } else { args.seed.to_string() };
         return Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), got });
     }
+    if !(0.0..1.0).contains(&args.noise) {
+        let got = args.noise.to_string();
+        return Err(Error::Config { key: "noise".to_owned(), expected: "in 0..1".to_owned(), got });
+    }
     let env = args.env()?;
     if !args.npz && args.out.exists() && Dataset::open(&args.out).is_err() {
         let problem = "exists and is not a dataset; choose another --out".to_owned();
         return Err(Error::File { path: args.out.clone(), problem });
     }
-    let (spaces, metadata) = (demonstrations::spaces(&env)?, demonstrations::metadata(&env, args.seed));
+    let spaces = demonstrations::spaces(&env)?;
+    let metadata = demonstrations::metadata(&env, args.seed, args.noise);
     let mut bar = Bar::new("collecting", 0, args.episodes as u64);
     let mut done = 0;
     let mut tick = || {
@@ -72,7 +80,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         if stop.requested() { Err(interrupted()) } else { Ok(()) }
     };
     let mut collect = |keep: &mut dyn FnMut(Episode) -> elmur_data::Result<()>| {
-        demonstrations::collect(&env, args.episodes, args.seed, args.threads, |episode| {
+        demonstrations::collect(&env, args.episodes, args.seed, args.noise, args.threads, |episode| {
             keep(episode)?;
             tick()
         })

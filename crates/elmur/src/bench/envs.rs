@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use elmur_engine::Pool;
 use elmur_envs::popgym::{Difficulty, Task, Version};
-use elmur_envs::{AnyVecEnv, Leaf, Space, Values};
+use elmur_envs::{AnyVecEnv, Numbers, Space};
 use elmur_rng::Rng;
 use elmur_train::{Error, Result};
 use serde_json::json;
@@ -86,7 +86,7 @@ fn rates(task: Task, rows: usize, windows: usize, pools: &[Pool]) -> Result<Vec<
         env.reset(&(0..rows as u64).collect::<Vec<_>>())?;
         envs.push(env);
     }
-    let actions: Vec<(Vec<f32>, Vec<i32>)> =
+    let actions: Vec<Numbers> =
         (0..STEPS).map(|step| random_actions(&envs[0].spaces().action, rows, step as u64)).collect();
     let mut best = vec![0.0f64; envs.len()];
     // The first round warms up; rounds take turns, so that a noisy machine disturbs all alike.
@@ -101,11 +101,11 @@ fn rates(task: Task, rows: usize, windows: usize, pools: &[Pool]) -> Result<Vec<
     Ok(best)
 }
 
-fn measure(env: &mut dyn AnyVecEnv, actions: &[(Vec<f32>, Vec<i32>)], time: Duration) -> Result<f64> {
+fn measure(env: &mut dyn AnyVecEnv, actions: &[Numbers], time: Duration) -> Result<f64> {
     let (start, mut steps) = (Instant::now(), 0);
     loop {
-        for (floats, ints) in actions {
-            env.step(Values { floats, ints })?;
+        for actions in actions {
+            env.step(actions.values())?;
             steps += env.rows();
         }
         let seconds = start.elapsed();
@@ -116,20 +116,8 @@ fn measure(env: &mut dyn AnyVecEnv, actions: &[(Vec<f32>, Vec<i32>)], time: Dura
 }
 
 /// An action for every row, each equally likely.
-fn random_actions(space: &Space, rows: usize, seed: u64) -> (Vec<f32>, Vec<i32>) {
-    let mut rng = Rng::new(seed, 0);
-    let (mut floats, mut ints) = (Vec::new(), Vec::new());
-    let leaves = space.leaves();
-    for _ in 0..rows {
-        for leaf in &leaves {
-            match leaf {
-                Leaf::Ints(sizes) => ints.extend(sizes.iter().map(|n| rng.below(*n as u32) as i32)),
-                Leaf::Floats { low, high, .. } => {
-                    let at = |bound: &[f32], i: usize| f64::from(bound[i.min(bound.len() - 1)]);
-                    floats.extend((0..leaf.len()).map(|i| rng.uniform(at(low, i), at(high, i)) as f32));
-                }
-            }
-        }
-    }
-    (floats, ints)
+fn random_actions(space: &Space, rows: usize, seed: u64) -> Numbers {
+    let (mut rng, mut actions) = (Rng::new(seed, 0), Numbers::default());
+    (0..rows).for_each(|_| space.sample(&mut rng, &mut actions));
+    actions
 }

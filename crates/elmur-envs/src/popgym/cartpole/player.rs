@@ -20,7 +20,12 @@ const LAW: Law = [0.04, 0.08, 1.0, 0.25];
 fn push(law: Law, state: [f64; 4], action: ValuesMut<'_>) -> f64 {
     let right = law.iter().zip(state).map(|(k, x)| k * x).sum::<f64>() > 0.0;
     action.ints[0] = i32::from(right);
-    if right { FORCE } else { -FORCE }
+    force(i32::from(right))
+}
+
+/// The force of a push.
+fn force(push: i32) -> f64 {
+    if push == 1 { FORCE } else { -FORCE }
 }
 
 fn numbers(observation: Values<'_>) -> [f64; 2] {
@@ -60,6 +65,13 @@ impl Player for PositionOnlyCartPolePlayer {
         let state = [x, velocity, angle, spin];
         self.last = Some((state, push(LAW, state, action)));
     }
+
+    fn overruled(&mut self, action: Values<'_>) -> bool {
+        if let Some((_, last)) = &mut self.last {
+            *last = force(action.ints[0]);
+        }
+        true
+    }
 }
 
 /// Adds up the velocities, from the positions that the first observation shows.
@@ -98,6 +110,13 @@ impl Player for VelocityOnlyCartpolePlayer {
         };
         self.last = Some((state, push(LAW, state, action)));
         self.steps += 1;
+    }
+
+    fn overruled(&mut self, action: Values<'_>) -> bool {
+        if let Some((_, last)) = &mut self.last {
+            *last = force(action.ints[0]);
+        }
+        true
     }
 }
 
@@ -241,6 +260,11 @@ impl Player for NoisyPositionOnlyCartPolePlayer {
         let mean = self.mean();
         self.renew(mean);
         self.force = Some(push(self.law, mean, action));
+    }
+
+    fn overruled(&mut self, action: Values<'_>) -> bool {
+        self.force = Some(force(action.ints[0]));
+        true
     }
 }
 

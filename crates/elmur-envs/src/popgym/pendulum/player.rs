@@ -163,6 +163,10 @@ impl Player for PositionOnlyPendulumPlayer {
         };
         self.last = Some(angle);
     }
+
+    fn overruled(&mut self, _: Values<'_>) -> bool {
+        true
+    }
 }
 
 /// Side of the grid of nodes, and its half-width in standard deviations.
@@ -286,6 +290,11 @@ impl Player for NoisyPositionOnlyPendulumPlayer {
         let torque = self.costs.torque(&self.belief);
         self.torque = Some(torque);
         action.floats[0] = torque;
+    }
+
+    fn overruled(&mut self, action: Values<'_>) -> bool {
+        self.torque = Some(action.floats[0].clamp(-MAX_TORQUE, MAX_TORQUE));
+        true
     }
 }
 
