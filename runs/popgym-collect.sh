@@ -13,7 +13,7 @@ FAMILIES="Autoencode Battleship Concentration CountRecall HigherLower LabyrinthE
 cargo build --release --quiet
 ELMUR=target/release/elmur
 mkdir -p "$OUT"
-printf '%-34s %10s %8s %8s %8s\n' task steps return seconds MB
+printf '%-34s %10s %8s %8s %8s %8s\n' task steps return ± seconds MB
 since() { awk -v now="$EPOCHREALTIME" -v start="$1" 'BEGIN { printf "%.1f", now - start }'; }
 begin=$EPOCHREALTIME
 for family in $FAMILIES; do
@@ -28,8 +28,8 @@ for family in $FAMILIES; do
     fi
     $ELMUR inspect "$file" | awk -v task="$family$difficulty" -v seconds="$(since "$start")" -v bytes="$(wc -c < "$file")" '
       / episodes, / { steps = $(NF - 1) }
-      $1 == "return" { mean = $2 }
-      END { printf "%-34s %10d %8.3f %8.1f %8.1f\n", task, steps, mean, seconds, bytes / 1e6 }'
+      $1 == "return" { mean = $2; error = $4 }
+      END { printf "%-34s %10d %8.3f %8.3f %8.1f %8.1f\n", task, steps, mean, error, seconds, bytes / 1e6 }'
   done
 done
 rm -f "$OUT/collect.log"

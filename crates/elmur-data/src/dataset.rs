@@ -146,7 +146,7 @@ impl Dataset {
     }
 
     /// All episodes in order.
-    pub fn episodes(&self) -> impl ExactSizeIterator<Item = EpisodeRef<'_>> {
+    pub fn episodes(&self) -> impl ExactSizeIterator<Item = EpisodeRef<'_>> + Clone {
         (0..self.len()).map(|i| self.episode(i))
     }
 
@@ -216,11 +216,13 @@ pub struct Summary {
     pub truncated: usize,
 }
 
-/// Mean and extremes of some numbers.
+/// Mean, its standard error, and extremes of some numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     /// Mean.
     pub mean: f64,
+    /// Standard error of the mean; 0 for a single number.
+    pub sem: f64,
     /// Smallest.
     pub min: f64,
     /// Largest.
@@ -228,9 +230,12 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(numbers: impl ExactSizeIterator<Item = f64>) -> Self {
+    fn of(numbers: impl ExactSizeIterator<Item = f64> + Clone) -> Self {
         let n = numbers.len() as f64;
-        let start = Spread { mean: 0.0, min: f64::INFINITY, max: f64::NEG_INFINITY };
-        numbers.fold(start, |s, x| Spread { mean: s.mean + x / n, min: s.min.min(x), max: s.max.max(x) })
+        let mean = numbers.clone().sum::<f64>() / n;
+        let squares: f64 = numbers.clone().map(|x| (x - mean).powi(2)).sum();
+        let sem = (squares / (n - 1.0).max(1.0) / n).sqrt();
+        let (min, max) = numbers.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), x| (a.min(x), b.max(x)));
+        Spread { mean, sem, min, max }
     }
 }

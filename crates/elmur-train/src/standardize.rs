@@ -71,7 +71,7 @@ mod tests {
     fn the_encoder_sees_standardized_numbers() {
         let model = presets::model("tmaze").unwrap();
         // Three numbers around 0.5 with spread 0.01, and one that never changes.
-        let noise = |i: usize, c: usize| if (i >> c) % 2 == 0 { 0.01f32 } else { -0.01 };
+        let noise = |i: usize, c: usize| if (i >> c).is_multiple_of(2) { 0.01f32 } else { -0.01 };
         let rows = 64;
         let numbers =
             (0..rows).flat_map(|i| (0..4).map(move |c| if c == 3 { 0.7 } else { 0.5 + noise(i, c) }));

@@ -110,11 +110,12 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
     let summary = collected?;
     bar.finish();
     say(&format!(
-        "{}: {} episodes, {} steps, mean return {:.3}",
+        "{}: {} episodes, {} steps, mean return {:.3} ± {:.3}",
         args.out.display(),
         summary.episodes,
         summary.steps,
-        summary.returns.mean
+        summary.returns.mean,
+        summary.returns.sem
     ));
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use elmur_data::Dataset;
+use elmur_data::{Dataset, Spread};
 use elmur_engine::DType;
 use elmur_envs::popgym::Family;
 use elmur_model::config::{MemoryInit, ModelConfig};
@@ -81,7 +81,8 @@ fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
     say(&format!("{}: {} episodes, {} steps", path.display(), s.episodes, s.steps));
     say(&format!("  observation  {}", json!(dataset.spaces().observation)));
     say(&format!("  action       {}", json!(dataset.spaces().action)));
-    say(&format!("  return       {:.3} mean, {:.3} to {:.3}", s.returns.mean, s.returns.min, s.returns.max));
+    let Spread { mean, sem, min, max } = s.returns;
+    say(&format!("  return       {mean:.3} ± {sem:.3} mean, {min:.3} to {max:.3}"));
     say(&format!("  length       {:.1} mean, {} to {}", s.lengths.mean, s.lengths.min, s.lengths.max));
     say(&format!("  ended        {} terminated, {} truncated", s.terminated, s.truncated));
     say(&format!("  imitated     {:.1}% of steps", 100.0 * s.counted_share));
