@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The paper's T-Maze (RQ1): the paper's model, 4 seeds, trained on episodes of at most 29 steps, evaluated up to a million.
+# The paper's T-Maze (RQ1): the paper's model, 4 seeds, trained on episodes of at most 29 steps, evaluated up to a million. The learning rate is ours;
+# the paper's is train.lr=2.06e-4.
 #
 # BATCHES (default 1000; the paper's 1,000 epochs are 37500), SEEDS, LENGTHS, EPISODES, LONG_EPISODES (beyond 9,600) and OUT change it.
 # A run that was interrupted is resumed. Two cores: about 5 minutes per seed to train; a million steps take tens of minutes per seed.

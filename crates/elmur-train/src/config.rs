@@ -113,15 +113,33 @@ impl From<PrecisionName> for Precision {
     }
 }
 
-impl TrainConfig {
-    /// Opens the device.
-    pub fn open_device(&self) -> Result<Device> {
-        self.open_named(&self.device)
+/// The devices of a run, open.
+#[derive(Debug, Clone)]
+pub struct Devices {
+    /// Where it learns.
+    pub train: Device,
+    /// Where it is evaluated meanwhile; none: where it learns.
+    pub eval: Option<Device>,
+}
+
+impl Devices {
+    /// Opens the devices that a config names.
+    pub fn open(config: &RunConfig) -> Result<Self> {
+        let t = &config.train;
+        let open = |key: &str, name: &str| match Device::open(name, t.threads, t.precision.into()) {
+            // A build without CUDA: as much a mistake in the config as an unknown name.
+            Err(elmur_engine::Error::Op { expected, got, .. }) => Err(Error::config(key, expected, got)),
+            opened => Ok(opened?),
+        };
+        let elsewhere = config.eval.device.as_deref().filter(|name| *name != t.device);
+        let eval = elsewhere.map(|name| open("eval.device", name)).transpose()?;
+        Ok(Self { train: open("train.device", &t.device)?, eval })
     }
 
-    /// Opens a device of this name with the same threads and precision.
-    pub(crate) fn open_named(&self, name: &str) -> Result<Device> {
-        Ok(Device::open(name, self.threads, self.precision.into())?)
+    /// Devices of the same kinds whose work runs beside these'.
+    pub fn another(&self) -> Result<Self> {
+        let eval = self.eval.as_ref().map(Device::another).transpose()?;
+        Ok(Self { train: self.train.another()?, eval })
     }
 }
 

@@ -19,7 +19,7 @@ pub mod tensorboard;
 mod timeline;
 mod trainer;
 
-pub use config::{DataConfig, EvalConfig, PrecisionName, RunConfig, TrainConfig, check_spaces};
+pub use config::{DataConfig, Devices, EvalConfig, PrecisionName, RunConfig, TrainConfig, check_spaces};
 pub use error::{Error, Result};
 pub use evaluate::{EpisodeResult, Evaluation, Outcome, Seeds, Statistic, evaluate};
 pub use run::{Ended, Event, RunFolder, Stop, train, train_on};

@@ -19,12 +19,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
 
 use elmur_data::Dataset;
-use elmur_engine::Device;
 use elmur_model::tensors::write_atomic;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::config::RunConfig;
+use crate::config::{Devices, RunConfig};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, Seeds, Statistic, evaluate};
 use crate::tensorboard::EventWriter;
@@ -378,13 +377,12 @@ pub fn train(
     stop: &Stop,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ended> {
-    let device = config.train.open_device()?;
-    train_on(&device, folder, config, dataset, resume, stop, observe)
+    train_on(&Devices::open(config)?, folder, config, dataset, resume, stop, observe)
 }
 
-/// [`train`] on a device that is open already, whatever the config names.
+/// [`train`] on devices that are open already, whatever the config names.
 pub fn train_on(
-    device: &Device,
+    devices: &Devices,
     folder: &RunFolder,
     config: &RunConfig,
     dataset: &Dataset,
@@ -392,7 +390,7 @@ pub fn train_on(
     stop: &Stop,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ended> {
-    let mut trainer = Trainer::new(config, dataset, device)?;
+    let mut trainer = Trainer::new(config, dataset, &devices.train)?;
     let mut progress = Progress::default();
     if resume {
         same_course(&folder.config()?, config)?;
@@ -404,7 +402,7 @@ pub fn train_on(
     observe(Event::Started { done: trainer.batches(), planned });
     let good = (trainer.batches() > 0).then_some(trainer.batches());
     let saved = good.map(|batch| (batch, progress.clone()));
-    let mut run = Run { folder, config, stop, saved, good, progress, metrics };
+    let mut run = Run { folder, config, devices, stop, saved, good, progress, metrics };
     loop {
         if run.progress.evaluation_due && !run.validate(&trainer, observe)? {
             run.save(&trainer)?;
@@ -447,6 +445,7 @@ pub fn train_on(
 struct Run<'a> {
     folder: &'a RunFolder,
     config: &'a RunConfig,
+    devices: &'a Devices,
     stop: &'a Stop,
     /// The batch and the progress of the last checkpoint.
     saved: Option<(u64, Progress)>,
@@ -479,11 +478,9 @@ impl Run<'_> {
     fn validate(&mut self, trainer: &Trainer<'_>, observe: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let (config, batch) = (self.config, trainer.batches());
         if let Some(env) = config.validation_env() {
-            let elsewhere = match &config.eval.device {
-                Some(name) if *name != config.train.device => {
-                    Some(trainer.store().to(&config.train.open_named(name)?)?)
-                }
-                _ => None,
+            let elsewhere = match &self.devices.eval {
+                Some(device) => Some(trainer.store().to(device)?),
+                None => None,
             };
             let params = elsewhere.as_ref().unwrap_or(trainer.store());
             let evaluation = Evaluation {

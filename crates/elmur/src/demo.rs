@@ -7,7 +7,8 @@ use std::time::Instant;
 use elmur_envs::EnvConfig;
 use elmur_model::{Checkpoint, ModelConfig, theory};
 use elmur_train::{
-    Ended, Evaluation, Result, RunConfig, RunFolder, Seeds, SlotHistory, SlotTimeline, Stop, timeline,
+    Devices, Ended, Evaluation, Result, RunConfig, RunFolder, Seeds, SlotHistory, SlotTimeline, Stop,
+    timeline,
 };
 
 use crate::eval::{plot_error, with_bar};
@@ -59,7 +60,9 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
         Checkpoint::parameter_count(&config.model)?,
         grouped(config.eval.length)
     ));
-    if let Ended::Stopped(signal) = train::watch(&folder, &config, &dataset, false, stop)? {
+    if let Ended::Stopped(signal) =
+        train::watch(&Devices::open(&config)?, &folder, &config, &dataset, false, stop)?
+    {
         say(&format!("stopped and saved; go on with: elmur train --resume {}", args.out.display()));
         return Ok(ExitCode::from(128 + signal as u8));
     }

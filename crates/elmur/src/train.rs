@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use elmur_data::Dataset;
 use elmur_engine::Pool;
-use elmur_train::{Ended, Error, Event, Result, RunConfig, RunFolder, Stop, Trainer, overrides};
+use elmur_train::{Devices, Ended, Error, Event, Result, RunConfig, RunFolder, Stop, Trainer, overrides};
 
 use crate::progress::Bar;
 use crate::{report, say};
@@ -52,29 +52,31 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
     if args.seeds != 1 {
         return several(args, &changes, stop);
     }
-    let (folder, config, dataset) = match (&args.resume, &args.preset) {
+    let (folder, config, dataset, devices) = match (&args.resume, &args.preset) {
         (Some(path), preset) => {
             // With --resume there is no preset: a word there is one more override.
             let changes: Vec<String> = preset.iter().cloned().chain(changes).collect();
             let folder = RunFolder::open(path)?;
             let config = overrides::apply(&folder.config()?, &changes)?;
             let dataset = dataset(&config, stop)?;
-            (folder, config, dataset)
+            let devices = Devices::open(&config)?;
+            (folder, config, dataset, devices)
         }
         (None, Some(preset)) => {
             let config = overrides::apply(&RunConfig::preset(preset)?, &changes)?;
             // Everything that can be wrong is found before anything is written.
             let dataset = dataset(&config, stop)?;
             drop(Trainer::new(&config, &dataset, &Pool::new(1))?);
+            let devices = Devices::open(&config)?;
             let path = args.out.clone().unwrap_or_else(|| default_folder(preset, config.train.seed));
-            (RunFolder::create(&path, &config)?, config, dataset)
+            (RunFolder::create(&path, &config)?, config, dataset, devices)
         }
         (None, None) => {
             let expected = "a preset (see `elmur presets`), or --resume RUN".to_owned();
             return Err(Error::Config { key: "train".to_owned(), expected, got: "neither".to_owned() });
         }
     };
-    let ended = watch(&folder, &config, &dataset, args.resume.is_some(), stop)?;
+    let ended = watch(&devices, &folder, &config, &dataset, args.resume.is_some(), stop)?;
     conclude(&folder, ended)
 }
 
@@ -94,7 +96,7 @@ fn several(args: &Args, changes: &[String], stop: &Stop) -> Result<ExitCode> {
     let first = overrides::apply(&RunConfig::preset(preset)?, changes)?;
     let dataset = dataset(&first, stop)?;
     drop(Trainer::new(&first, &dataset, &Pool::new(1))?);
-    let device = first.train.open_device()?;
+    let devices = Devices::open(&first)?;
     let mut runs = Vec::new();
     for i in 0..args.seeds {
         let mut config = first.clone();
@@ -109,11 +111,11 @@ fn several(args: &Args, changes: &[String], stop: &Stop) -> Result<ExitCode> {
         let threads: Vec<_> = runs
             .iter()
             .map(|(folder, config)| {
-                let (device, dataset) = (&device, &dataset);
+                let (devices, dataset) = (&devices, &dataset);
                 scope.spawn(move || {
-                    let device = device.another().map_err(elmur_model::Error::from)?;
+                    let devices = devices.another()?;
                     let seed = config.train.seed;
-                    elmur_train::train_on(&device, folder, config, dataset, false, stop, &mut |event| {
+                    elmur_train::train_on(&devices, folder, config, dataset, false, stop, &mut |event| {
                         if let Event::Evaluated { batch, score } = event {
                             let (mean, sem) = (score.mean, score.sem);
                             report(&format!(
@@ -151,6 +153,7 @@ fn dataset(config: &RunConfig, stop: &Stop) -> Result<Dataset> {
 
 /// Trains with a progress bar.
 pub fn watch(
+    devices: &Devices,
     folder: &RunFolder,
     config: &RunConfig,
     dataset: &Dataset,
@@ -160,21 +163,22 @@ pub fn watch(
     let mut bar = Bar::new("training", 0, 0);
     let mut smooth: Option<f64> = None;
     let mut score = String::new();
-    let ended = elmur_train::train(folder, config, dataset, resume, stop, &mut |event| match event {
-        Event::Started { done, planned } => bar = Bar::new("training", done, planned),
-        Event::Batch(batch) => {
-            let loss = smooth.map_or(batch.loss, |old| 0.9 * old + 0.1 * batch.loss);
-            smooth = Some(loss);
-            let note = format!("loss {loss:.4}  accuracy {:.1}%{score}", 100.0 * batch.accuracy);
-            bar.update(batch.batch, "batches", &note);
-        }
-        Event::Evaluating { .. } => {}
-        Event::Evaluated { batch, score: found } => {
-            bar.finish();
-            score = format!("  validation {:.3}", found.mean);
-            report(&format!("batch {batch}: validation score {:.3} ± {:.3}", found.mean, found.sem));
-        }
-    });
+    let ended =
+        elmur_train::train_on(devices, folder, config, dataset, resume, stop, &mut |event| match event {
+            Event::Started { done, planned } => bar = Bar::new("training", done, planned),
+            Event::Batch(batch) => {
+                let loss = smooth.map_or(batch.loss, |old| 0.9 * old + 0.1 * batch.loss);
+                smooth = Some(loss);
+                let note = format!("loss {loss:.4}  accuracy {:.1}%{score}", 100.0 * batch.accuracy);
+                bar.update(batch.batch, "batches", &note);
+            }
+            Event::Evaluating { .. } => {}
+            Event::Evaluated { batch, score: found } => {
+                bar.finish();
+                score = format!("  validation {:.3}", found.mean);
+                report(&format!("batch {batch}: validation score {:.3} ± {:.3}", found.mean, found.sem));
+            }
+        });
     bar.finish();
     ended
 }
