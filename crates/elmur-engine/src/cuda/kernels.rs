@@ -15,9 +15,12 @@ use crate::error::{Error, Result};
 /// What every file begins with.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 17] = [
-    include_str!("../ops/attention.cu"),
-    include_str!("../ops/matmul.cu"),
+const FILES: [&str; 20] = [
+    concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
+    concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
+    concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_nn.cu")),
+    concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_nt.cu")),
+    concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_tn.cu")),
     include_str!("../ops/experts.cu"),
     include_str!("../ops/arith.cu"),
     include_str!("../ops/layout.cu"),
@@ -120,10 +123,14 @@ impl Drop for Kernels {
     }
 }
 
+/// What stands before a kernel's name.
+const MACROS: [&str; 4] = ["KERNEL ", "\nPRODUCT(", "\nATTENTION(", "\nATTENTION_GRAD("];
+
 /// Which file has the kernel `name`, read from the sources: asking a module that has it not is an error to CUDA's checkers.
 fn file_of(name: &str) -> Option<usize> {
-    let [plain, by_macro] = [format!("KERNEL {name}("), format!("SMALL_PRODUCT({name},")];
-    FILES.iter().position(|file| file.contains(&plain) || file.contains(&by_macro))
+    let starts =
+        MACROS.map(|start| format!("{start}{name}")).map(|start| [format!("{start}("), format!("{start},")]);
+    FILES.iter().position(|file| starts.iter().flatten().any(|start| file.contains(start)))
 }
 
 fn load_module(image: &[u8]) -> Result<sys::CUmodule> {
@@ -228,13 +235,13 @@ mod tests {
     fn every_kernel_is_found_in_its_own_file() {
         let mut names = std::collections::BTreeSet::new();
         for (index, file) in FILES.iter().enumerate() {
-            for start in ["KERNEL ", "SMALL_PRODUCT("] {
+            for start in MACROS {
                 for rest in file.split(start).skip(1) {
                     let end =
                         rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
                     let name = &rest[..end];
-                    // The macro's own definition.
-                    if name == "name" {
+                    // A macro's own definition.
+                    if name == "name" || name == "__launch_bounds__" {
                         continue;
                     }
                     assert_eq!(file_of(name), Some(index), "{name}");

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::sys::{self, CUstream};
 
 use super::driver::{DeviceBuffer, call};
 use super::kernels::Kernels;
@@ -120,7 +120,13 @@ impl Launch<'_> {
         args: Args,
     ) -> Result<()> {
         *self.queued += 1;
-        launch_kernel(&self.gpu.0.kernels, self.stream, name, grid, threads, shared, args)
+        launch_kernel(
+            &self.gpu.0.kernels,
+            self.stream,
+            name,
+            Shape { grid, threads, shared, cluster: 1 },
+            args,
+        )
     }
 
     /// Queues a kernel with one thread per element.
@@ -184,22 +190,48 @@ fn kept(gpu: &Gpu, keep: &mut Vec<DeviceBuffer>, bytes: usize) -> Result<u64> {
     Ok(address)
 }
 
-/// Queues a kernel with blocks of `threads` threads and `shared` bytes of dynamic shared memory.
+/// How a kernel is launched.
+pub(super) struct Shape {
+    pub grid: [usize; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: usize,
+    /// Blocks along the last axis that run together and see each other's shared memory.
+    pub cluster: u32,
+}
+
+/// Queues a kernel.
 pub(super) fn launch_kernel(
     kernels: &Kernels,
     stream: CUstream,
     name: &'static str,
-    grid: [usize; 3],
-    threads: u32,
-    shared: usize,
+    shape: Shape,
     mut args: Args,
 ) -> Result<()> {
-    let function = kernels.function(name, shared as u32)?;
+    let function = kernels.function(name, shape.shared as u32)?;
     let words = args.words.as_mut_ptr();
     // SAFETY: starts lie inside the words.
     let mut pointers: Vec<*mut c_void> =
         args.starts.iter().map(|s| unsafe { words.add(*s) }.cast()).collect();
-    let [x, y, z] = grid.map(|n| n as u32);
-    let (shared, none) = (shared as u32, std::ptr::null_mut());
-    call!(cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, pointers.as_mut_ptr(), none))
+    let [x, y, z] = shape.grid.map(|n| n as u32);
+    // SAFETY: plain numbers; those of the cluster are written below.
+    let mut cluster: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    cluster.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    cluster.value.clusterDim =
+        sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 1, y: 1, z: shape.cluster };
+    let config = sys::CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: shape.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shape.shared as u32,
+        hStream: stream,
+        attrs: &raw mut cluster,
+        // Older GPUs know no clusters, not even of one block.
+        numAttrs: u32::from(shape.cluster > 1),
+    };
+    call!(cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()))
 }

@@ -68,15 +68,27 @@ __device__ __forceinline__ void copy_async(float* to, const float* from, bool in
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes));
 }
 
+// Copies one number to shared memory, or zero.
+__device__ __forceinline__ void copy_one_async(float* to, const float* from, bool inside) {
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    int bytes = inside ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(bytes));
+}
+
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 struct Block4 { u32 w[4]; };
 
+// State of the generator: zeros where there is none.
+struct Rng {
+    u64 seed, step;
+    __device__ __forceinline__ explicit Rng(const i64* state) : seed(state ? (u64)state[0] : 0), step(state ? (u64)state[1] : 0) {}
+};
+
 // Philox 4x32-10, as in elmur-rng.
-__device__ __forceinline__ Block4 philox(const i64* rng, u32 stream, u32 block) {
-    u64 seed = (u64)rng[0], step = (u64)rng[1];
-    u32 a = block, b = stream, c = (u32)step, d = (u32)(step >> 32);
-    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+__device__ __forceinline__ Block4 philox(const Rng& rng, u32 stream, u32 block) {
+    u32 a = block, b = stream, c = (u32)rng.step, d = (u32)(rng.step >> 32);
+    u32 k0 = (u32)rng.seed, k1 = (u32)(rng.seed >> 32);
 #pragma unroll
     for (int i = 0; i < 10; ++i) {
         u32 p_high = __umulhi(0xD2511F53u, a), p_low = 0xD2511F53u * a;
@@ -92,7 +104,7 @@ __device__ __forceinline__ Block4 philox(const i64* rng, u32 stream, u32 block) 
 }
 
 // Factor of dropout for element `index`: 0 or `keep`.
-__device__ __forceinline__ float drop_factor(const i64* rng, u32 stream, u32 below, float keep, u64 index) {
+__device__ __forceinline__ float drop_factor(const Rng& rng, u32 stream, u32 below, float keep, u64 index) {
     u32 block = (u32)(16 * (index / 64) + index % 16);
     return philox(rng, stream, block).w[index % 64 / 16] < below ? 0.0f : keep;
 }

@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt, in the precision of the queue.
+//! Matrix products by our own kernel or cuBLASLt, whichever is faster, in the precision of the queue.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -8,7 +8,7 @@ use cudarc::cublaslt::sys::{self, cublasStatus_t};
 
 use super::driver::{Context, Stream, call, require};
 use super::kernels::Kernels;
-use super::launch::{args, launch_kernel};
+use super::launch::{Shape, args, launch_kernel};
 use crate::device::Precision;
 use crate::error::{Error, Result};
 
@@ -31,7 +31,7 @@ pub(crate) struct Product {
     pub bias: u64,
     /// max(., 0) at the end.
     pub relu: bool,
-    /// In f32 whatever the queue's precision: where a rounded result could turn a decision.
+    /// As good as f32 whatever the queue's precision: where a rounded result could turn a decision.
     pub exact: bool,
     pub batch: usize,
     /// Elements from one A, B, C of the batch to the next.
@@ -59,9 +59,50 @@ type Key = ([usize; 4], [bool; 6], [usize; 3]);
 /// How a product is computed.
 #[derive(Clone, Copy)]
 enum Algorithm {
-    /// By our own kernel for small products, with this many groups of warps.
-    Small(usize),
+    /// By our own kernel.
+    Own(Own),
     Library(sys::cublasLtMatmulHeuristicResult_t),
+}
+
+/// A way of our own kernel (`matmul.cu`).
+#[derive(Clone, Copy)]
+struct Own {
+    /// Warps of a block, 4 or 8.
+    warps: usize,
+    /// Logarithm of the number of blocks that share the depth of a tile.
+    log_cluster: u32,
+}
+
+impl Own {
+    /// Rows and columns of C per block.
+    const TILE: usize = 32;
+    /// Depth of a panel.
+    const DEPTH: usize = 128;
+
+    /// Bytes of shared memory: a panel of A and of B, two of each where there is more than one to load; the warps' sums in the same
+    /// place; what the blocks of a cluster give each other.
+    fn shared(&self, p: &Product) -> usize {
+        let (tile, depth) = (Self::TILE, Self::DEPTH);
+        let panel = |along: bool| if along { tile * (depth + 8) } else { depth * (tile + 4) };
+        let share = p.k.div_ceil(1 << self.log_cluster).next_multiple_of(8);
+        let panels = if share > depth { 2 } else { 1 } * (panel(!p.transpose_a) + panel(p.transpose_b));
+        let sums = self.warps * tile * (tile + 8);
+        let given = if self.log_cluster > 0 { tile * tile } else { 0 };
+        4 * (panels.max(sums) + given)
+    }
+
+    fn kernel(&self, p: &Product, exact: bool) -> &'static str {
+        let [four, eight, precise] = match (p.transpose_a, p.transpose_b) {
+            (false, false) => ["product_nn_4", "product_nn_8", "exact_product_nn_4"],
+            (false, true) => ["product_nt_4", "product_nt_8", "exact_product_nt_4"],
+            (true, _) => ["product_tn_4", "product_tn_8", "exact_product_tn_4"],
+        };
+        match (exact, self.warps) {
+            (true, _) => precise,
+            (false, 8) => eight,
+            (false, _) => four,
+        }
+    }
 }
 
 pub(super) struct Products {
@@ -70,6 +111,8 @@ pub(super) struct Products {
     precision: Precision,
     /// Whether algorithms are chosen by the clock.
     tuned: bool,
+    /// Whether blocks can see each other's shared memory.
+    clusters: bool,
     algorithms: Mutex<BTreeMap<Key, Algorithm>>,
     kernels: Arc<Kernels>,
     context: Arc<Context>,
@@ -96,6 +139,15 @@ fn compute_type(precision: Precision) -> sys::cublasComputeType_t {
         Precision::Bf16 => C::CUBLAS_COMPUTE_32F_FAST_16BF,
     }
 }
+
+/// Products of at most this many multiplications are as good as in f32 in every precision.
+const EXACT: usize = 1 << 22;
+
+/// Most tiles of a product of our own.
+const MOST_TILES: usize = 4096;
+
+/// Blocks that fill a GPU.
+const FULL: usize = 256;
 
 /// Most workspace that a product may ask for.
 const WORKSPACE: usize = 4 << 20;
@@ -134,10 +186,20 @@ impl Products {
         // SAFETY: the library writes the handle.
         ok("cublasLtCreate", unsafe { sys::cublasLtCreate(&raw mut handle) })?;
         let compute = compute_type(precision);
+        let clusters = context.architecture()? >= 90;
         let (kernels, context) = (Arc::clone(kernels), Arc::clone(context));
         // Under CUDA's checkers every trial takes seconds.
         let tuned = std::env::var_os("ELMUR_TUNING").is_none_or(|value| value != "off");
-        Ok(Self { handle, compute, precision, tuned, algorithms: Mutex::default(), kernels, context })
+        Ok(Self {
+            handle,
+            compute,
+            precision,
+            tuned,
+            clusters,
+            algorithms: Mutex::default(),
+            kernels,
+            context,
+        })
     }
 
     /// Queues a product. `workspace` provides device memory of the size asked for.
@@ -149,7 +211,7 @@ impl Products {
     ) -> Result<()> {
         let d = self.describe(p)?;
         match self.algorithm(p, &d)? {
-            Algorithm::Small(groups) => self.multiply_small(p, groups, stream),
+            Algorithm::Own(way) => self.multiply_own(p, way, stream),
             Algorithm::Library(found) => {
                 let space = if found.workspaceSize > 0 { workspace(found.workspaceSize)? } else { 0 };
                 self.multiply(p, &d, &found, space, stream)
@@ -165,7 +227,7 @@ impl Products {
         let mut d = Descriptors { operation: std::ptr::null_mut(), layouts: [std::ptr::null_mut(); 3] };
         // SAFETY: every attribute is given as a value of its documented type and size.
         unsafe {
-            let compute = if p.exact { compute_type(Precision::F32) } else { self.compute };
+            let compute = if self.is_exact(p) { compute_type(Precision::F32) } else { self.compute };
             ok(
                 "cublasLtMatmulDescCreate",
                 sys::cublasLtMatmulDescCreate(&raw mut d.operation, compute, F32),
@@ -215,49 +277,45 @@ impl Products {
         Ok(d)
     }
 
-    /// Whether our own kernel can compute the product: rows are read in pieces of 16 bytes, and f32 means f32.
-    fn is_small(&self, p: &Product) -> bool {
-        let aligned = |along: bool, extent: usize| if along { p.k } else { extent }.is_multiple_of(4);
-        let addresses = (p.a | p.b).is_multiple_of(16) && (p.strides[0] | p.strides[1]).is_multiple_of(4);
-        self.precision != Precision::F32
-            && !p.exact
-            && aligned(!p.transpose_a, p.m)
-            && aligned(p.transpose_b, p.n)
-            && addresses
-            && p.m.div_ceil(32) * p.n.div_ceil(32) * p.batch <= 4096
+    /// Whether the product must be as good as in f32: asked for, or so small that it costs nothing.
+    fn is_exact(&self, p: &Product) -> bool {
+        p.exact || self.precision == Precision::F32 || p.m * p.n * p.k * p.batch <= EXACT
     }
 
-    fn multiply_small(
-        &self,
-        p: &Product,
-        groups: usize,
-        stream: cudarc::driver::sys::CUstream,
-    ) -> Result<()> {
-        let names = match (p.transpose_a, p.transpose_b) {
-            (false, false) => ["small_product_nn_2", "small_product_nn_4"],
-            (false, true) => ["small_product_nt_2", "small_product_nt_4"],
-            (true, false) => ["small_product_tn_2", "small_product_tn_4"],
-            (true, true) => ["small_product_tt_2", "small_product_tt_4"],
+    /// Ways in which our own kernel could compute the product, the most likely first.
+    fn own_ways(&self, p: &Product) -> Vec<Own> {
+        let tiles = p.m.div_ceil(Own::TILE) * p.n.div_ceil(Own::TILE) * p.batch;
+        let elements = p.m * p.k.max(p.n) + p.k * p.n;
+        if p.transpose_a && p.transpose_b || tiles > MOST_TILES || elements > i32::MAX as usize {
+            return Vec::new();
+        }
+        // As many blocks as fill the GPU, of at least half a panel each.
+        let fills =
+            (FULL / tiles.max(1)).min(p.k / (Own::DEPTH / 2)).clamp(1, if self.clusters { 8 } else { 1 });
+        let mut ways = Vec::new();
+        for log_cluster in [fills.ilog2(), fills.ilog2().saturating_sub(1), 0] {
+            for warps in if self.is_exact(p) { &[4][..] } else { &[4, 8] } {
+                ways.push(Own { warps: *warps, log_cluster });
+            }
+            if log_cluster == 0 {
+                break;
+            }
+        }
+        ways
+    }
+
+    fn multiply_own(&self, p: &Product, way: Own, stream: cudarc::driver::sys::CUstream) -> Result<()> {
+        let [sa, sb, sc] = p.strides;
+        let log_cluster = way.log_cluster as i32;
+        let args = args![p.c, p.a, p.b, p.bias, p.addend, p.m, p.n, p.k, p.relu, sa, sb, sc, log_cluster];
+        let cluster = 1 << way.log_cluster;
+        let shape = Shape {
+            grid: [p.n.div_ceil(Own::TILE), p.m.div_ceil(Own::TILE), p.batch * cluster],
+            threads: 32 * way.warps as u32,
+            shared: way.shared(p),
+            cluster: cluster as u32,
         };
-        let name = names[usize::from(groups > 2)];
-        // Two tiles of A and B where there is more than one panel of depth.
-        let shared = 4 * 128 * 40 * if p.k > 128 { 4 } else { 2 };
-        let args = args![
-            p.c,
-            p.a,
-            p.b,
-            p.bias,
-            p.addend,
-            p.m,
-            p.n,
-            p.k,
-            p.relu,
-            p.strides[0],
-            p.strides[1],
-            p.strides[2],
-        ];
-        let grid = [p.n.div_ceil(32), p.m.div_ceil(32), p.batch];
-        launch_kernel(&self.kernels, stream, name, grid, 128 * groups as u32, shared, args)
+        launch_kernel(&self.kernels, stream, way.kernel(p, self.is_exact(p)), shape, args)
     }
 
     fn algorithm(&self, p: &Product, d: &Descriptors) -> Result<Algorithm> {
@@ -272,12 +330,11 @@ impl Products {
             let cause = format!("no algorithm for a product of {} x {} x {}", p.m, p.n, p.k);
             return Err(Error::Cuda { call: "cublasLtMatmulAlgoGetHeuristic", cause });
         }
-        let found = if self.tuned {
-            self.fastest(p, d, &candidates)?
-        } else if self.is_small(p) {
-            Algorithm::Small(2)
-        } else {
-            Algorithm::Library(candidates[0])
+        let own = self.own_ways(p);
+        let found = match own.first() {
+            _ if self.tuned => self.fastest(p, d, &own, &candidates)?,
+            Some(way) => Algorithm::Own(*way),
+            None => Algorithm::Library(candidates[0]),
         };
         algorithms.insert(key, found);
         Ok(found)
@@ -324,16 +381,17 @@ impl Products {
         &self,
         p: &Product,
         d: &Descriptors,
-        candidates: &[sys::cublasLtMatmulHeuristicResult_t],
+        own: &[Own],
+        library: &[sys::cublasLtMatmulHeuristicResult_t],
     ) -> Result<Algorithm> {
         let mut trial = Trial::new(p, &self.context)?;
         let mut best: Option<(f32, Algorithm)> = None;
-        let small = if self.is_small(p) { &[Algorithm::Small(2), Algorithm::Small(4)][..] } else { &[] };
-        for candidate in small.iter().copied().chain(candidates.iter().copied().map(Algorithm::Library)) {
+        let own = own.iter().copied().map(Algorithm::Own);
+        for candidate in own.chain(library.iter().copied().map(Algorithm::Library)) {
             let time = trial.time(|stream, [a, b, c], space| {
                 let p = Product { a, b, c, addend: if p.addend != 0 { c } else { 0 }, ..*p };
                 match candidate {
-                    Algorithm::Small(groups) => self.multiply_small(&p, groups, stream).is_ok(),
+                    Algorithm::Own(way) => self.multiply_own(&p, way, stream).is_ok(),
                     Algorithm::Library(found) => self.multiply(&p, d, &found, space, stream).is_ok(),
                 }
             })?;
@@ -343,7 +401,7 @@ impl Products {
                 best = Some((time, candidate));
             }
         }
-        Ok(best.map_or(Algorithm::Library(candidates[0]), |(_, candidate)| candidate))
+        Ok(best.map_or(Algorithm::Library(library[0]), |(_, candidate)| candidate))
     }
 
     fn multiply(

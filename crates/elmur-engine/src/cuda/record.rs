@@ -97,8 +97,9 @@ pub(super) fn record(
     Ok(replay)
 }
 
-/// Lets kernels be made ready while the kernels they depend on still run: ours begin by waiting for those to end. The library's
-/// kernels do not, and copies and fills cannot, so their edges stay as they are.
+/// Lets urgent kernels be made ready while the kernels they depend on still run: ours begin by waiting for those to end. The library's
+/// kernels do not, and copies and fills cannot, so their edges stay as they are; and what is not urgent must not take room while it
+/// waits.
 fn hasten(gpu: &Gpu, graph: sys::CUgraph) -> Result<()> {
     let mut count = 0;
     let none = std::ptr::null_mut();
@@ -119,7 +120,7 @@ fn hasten(gpu: &Gpu, graph: sys::CUgraph) -> Result<()> {
     };
     for ((from, to), edge) in from.iter().zip(&to).zip(&edges) {
         let waits = kernel(*to)?.is_some_and(|function| gpu.0.kernels.has(function));
-        if waits && kernel(*from)?.is_some() {
+        if waits && kernel(*from)?.is_some() && is_urgent(*to)? {
             call!(cuGraphRemoveDependencies_v2(graph, from, to, edge, 1))?;
             call!(cuGraphAddDependencies_v2(graph, from, to, &raw const early, 1))?;
         }
@@ -138,6 +139,16 @@ fn kernel(node: sys::CUgraphNode) -> Result<Option<sys::CUfunction>> {
     let mut params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { std::mem::zeroed() };
     call!(cuGraphKernelNodeGetParams_v2(node, &raw mut params))?;
     Ok(Some(params.func))
+}
+
+/// Whether a kernel was recorded from the urgent stream.
+fn is_urgent(node: sys::CUgraphNode) -> Result<bool> {
+    // SAFETY: plain numbers, of which the driver writes one.
+    let mut value: sys::CUkernelNodeAttrValue = unsafe { std::mem::zeroed() };
+    let priority = sys::CUkernelNodeAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
+    call!(cuGraphKernelNodeGetAttribute(node, priority, &raw mut value))?;
+    // SAFETY: the number asked for. Streams of the usual priority have 0, urgent ones less.
+    Ok(unsafe { value.priority } < 0)
 }
 
 /// The nodes that the next work in a capturing stream would depend on.

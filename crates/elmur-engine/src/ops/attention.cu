@@ -4,10 +4,10 @@ struct AttentionShape {
     int q_stride, k_stride, v_stride;
     // Elements from one batch row to the next; 0 where one serves all.
     int r_batch, bias_batch, mask_batch;
-    // Queries, keys, values, r, u and w (backward: dy too) are copied to shared memory.
-    int staged;
     // Numbers from one staged row to the next.
     int padded;
+    // Logarithm of the number of lanes that share a product of two rows.
+    int log_parts;
 };
 
 __device__ __forceinline__ int query_position(const AttentionShape& s, const int* start, int b, int i) {
@@ -16,96 +16,109 @@ __device__ __forceinline__ int query_position(const AttentionShape& s, const int
 
 __device__ __forceinline__ int query_reach(const AttentionShape& s, int position) { return s.causal ? min(position + 1, s.keys) : s.keys; }
 
-// Copies head rows [count, width] with the given stride to shared rows of `padded` numbers; done after copies_done() and a barrier.
-__device__ __forceinline__ void stage(float* to, const float* from, int stride, int count, int width, int padded) {
-    if ((width | stride) % 4 == 0 && ((u64)from & 15) == 0) {
-        int pieces = width / 4;
-        for (int i = threadIdx.x; i < count * pieces; i += blockDim.x) {
-            int row = i / pieces, c = i % pieces * 4;
-            copy_async(to + row * padded + c, from + (i64)row * stride + c, true);
-        }
-        return;
-    }
-    for (int i = threadIdx.x; i < count * width; i += blockDim.x) to[i / width * padded + i % width] = from[(i64)(i / width) * stride + i % width];
-}
+// Rows [count, width] of one head, where they are or in shared memory. All arithmetic on them is in 32 bits: these kernels are limited by the
+// number of their instructions.
+struct Rows {
+    const float* data;
+    int stride;
+};
 
-// x . y, four at a time where both are in shared memory and aligned.
-__device__ __forceinline__ float dot(const float* x, const float* y, int width, bool by_four) {
-    float sum = 0;
-    if (by_four) {
-#pragma unroll 4
-        for (int c = 0; c < width; c += 4) {
-            float4 a = *(const float4*)(x + c), b = *(const float4*)(y + c);
-            sum += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+// Copies head rows [count, width] to shared rows of `padded` numbers; done after copies_done() and a barrier. `at` moves behind them.
+template <bool staged> __device__ __forceinline__ Rows stage(float*& at, const float* from, int stride, int count, const AttentionShape& s) {
+    if (!staged) return {from, stride};
+    float* to = at;
+    at += count * s.padded;
+    if ((s.width | stride) % 4 == 0 && ((u64)from & 15) == 0) {
+        int pieces = s.width / 4;
+        // Rows of 16 to 128 numbers without a division.
+        int shift = (pieces & (pieces - 1)) == 0 ? __ffs(pieces) - 1 : -1;
+        for (int i = threadIdx.x; i < count * pieces; i += blockDim.x) {
+            int row = shift >= 0 ? i >> shift : i / pieces, c = (i - row * pieces) * 4;
+            copy_async(to + row * s.padded + c, from + row * stride + c, true);
         }
     } else {
-        for (int c = 0; c < width; ++c) sum += x[c] * y[c];
+        for (int i = threadIdx.x; i < count * s.width; i += blockDim.x) {
+            int row = i / s.width, c = i - row * s.width;
+            to[row * s.padded + c] = from[row * stride + c];
+        }
     }
+    return {to, s.padded};
+}
+
+// This lane's part of q . k, or of (q + u) . k + (q + w) . r where r is not null; four at a time where all are in shared memory and aligned.
+template <bool staged>
+__device__ __forceinline__ float dot(const float* q, const float* k, const float* u, const float* w, const float* r, const AttentionShape& s, int part) {
+    int step = 1 << s.log_parts;
+    float sum = 0;
+    if (staged && s.width % 4 == 0) {
+#pragma unroll 2
+        for (int c = 4 * part; c < s.width; c += 4 * step) {
+            float4 x = *(const float4*)(q + c), y = *(const float4*)(k + c);
+            if (r) {
+                float4 a = *(const float4*)(u + c), b = *(const float4*)(w + c), z = *(const float4*)(r + c);
+                sum += (x.x + a.x) * y.x + (x.y + a.y) * y.y + (x.z + a.z) * y.z + (x.w + a.w) * y.w;
+                sum += (x.x + b.x) * z.x + (x.y + b.y) * z.y + (x.z + b.z) * z.z + (x.w + b.w) * z.w;
+            } else {
+                sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
+            }
+        }
+    } else {
+        for (int c = part; c < s.width; c += step) sum += r ? (q[c] + u[c]) * k[c] + (q[c] + w[c]) * r[c] : q[c] * k[c];
+    }
+    for (int o = step / 2; o; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
     return sum;
 }
 
-// Grid (heads, batch, query tiles); a warp per query. Dynamic shared memory: staged rows, then per warp 2 width + keys.
-KERNEL attention(float* y, float* weights, const float* q, const float* k, const float* v, const float* u, const float* w, const float* r, const float* bias,
-                 const int* start, const unsigned char* mask, const i64* rng, u32 stream, u32 below, float keep, float scale, AttentionShape s) {
-    begin();
+// A warp per query, but scores are computed by all threads alike. Shared memory: per warp the scores of its query, then staged rows.
+template <bool staged>
+__device__ __forceinline__ void attention_forward(float* y, float* weights, const float* q, const float* k, const float* v, const float* u, const float* w,
+                                                  const float* r, const float* bias, const int* start, const unsigned char* mask, const i64* state, u32 stream,
+                                                  u32 below, float keep, float scale, const AttentionShape& s) {
     extern __shared__ float shared[];
-    int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * s.width;
-    q += (i64)b * s.queries * s.q_stride + h * s.width;
-    k += (i64)b * s.keys * s.k_stride + h * s.width;
-    v += (i64)b * s.keys * s.v_stride + h * s.width;
+    Rng rng(state);
+    int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * s.width, room = (s.keys + 3) / 4 * 4;
+    float *at = shared + warps * room, *p = shared + warp * room;
+    Rows ks = stage<staged>(at, k + (i64)b * s.keys * s.k_stride + h * s.width, s.k_stride, s.keys, s);
+    Rows qs = stage<staged>(at, q + (i64)b * s.queries * s.q_stride + h * s.width, s.q_stride, s.queries, s);
+    Rows vs = stage<staged>(at, v + (i64)b * s.keys * s.v_stride + h * s.width, s.v_stride, s.keys, s);
+    Rows us = {}, ws = {}, rs = {};
     if (s.relative) {
-        u += h * s.width;
-        w += h * s.width;
-        r += (i64)b * s.r_batch + h * s.width;
+        us = stage<staged>(at, u + h * s.width, 0, 1, s);
+        ws = stage<staged>(at, w + h * s.width, 0, 1, s);
+        rs = stage<staged>(at, r + (i64)b * s.r_batch + h * s.width, d, s.distances, s);
     }
-    int q_stride = s.q_stride, k_stride = s.k_stride, v_stride = s.v_stride, r_stride = d;
-    float* own = shared;
-    if (s.staged) {
-        float *ks = shared, *vs = ks + s.keys * s.padded, *qs = vs + s.keys * s.padded, *rs = qs + s.queries * s.padded;
-        stage(ks, k, k_stride, s.keys, s.width, s.padded);
-        stage(vs, v, v_stride, s.keys, s.width, s.padded);
-        stage(qs, q, q_stride, s.queries, s.width, s.padded);
-        k = ks, v = vs, q = qs;
-        own = rs;
-        if (s.relative) {
-            float *us = rs + s.distances * s.padded, *ws = us + s.padded;
-            stage(rs, r, r_stride, s.distances, s.width, s.padded);
-            stage(us, u, 0, 1, s.width, s.padded);
-            stage(ws, w, 0, 1, s.width, s.padded);
-            r = rs, u = us, w = ws;
-            own = ws + s.padded;
+    int start_position = query_position(s, start, b, 0);
+    if (bias) bias += (i64)b * s.bias_batch + (i64)h * s.queries * s.keys;
+    if (mask) mask += (i64)b * s.mask_batch;
+    copies_done();
+    __syncthreads();
+    for (int base = blockIdx.z * warps; base < s.queries; base += warps * gridDim.z) {
+        // Until all are done with the scores before.
+        if (base >= warps * (int)gridDim.z) __syncthreads();
+        int here = min(warps, s.queries - base), part = threadIdx.x & ((1 << s.log_parts) - 1);
+        for (int first = 0; first < (here * s.keys) << s.log_parts; first += blockDim.x) {
+            int pair = (first + (int)threadIdx.x) >> s.log_parts, line = pair / s.keys, j = pair - line * s.keys, t = base + line, position = start_position + t;
+            bool seen = line < here && j < query_reach(s, position), hidden = false;
+            float more = 0;
+            if (seen && bias) more = bias[t * s.keys + j];
+            if (seen && mask) hidden = !mask[t * s.keys + j];
+            // Lanes without a pair compute another's, and throw it away.
+            if (!seen) t = base, j = 0, position = start_position + t;
+            float score = dot<staged>(qs.data + t * qs.stride, ks.data + j * ks.stride, us.data, ws.data, s.relative ? rs.data + (position - j) * rs.stride : nullptr, s, part);
+            if (seen && part == 0) shared[line * room + j] = hidden ? -INF : score * scale + more;
         }
-        q_stride = k_stride = v_stride = r_stride = s.padded;
-        copies_done();
         __syncthreads();
-    }
-    int room = 2 * s.width + (s.keys + 3) / 4 * 4;
-    float *content = own + warp * room, *distance = content + s.width, *p = distance + s.width;
-    bool by_four = s.staged && s.width % 4 == 0;
-    for (int i = blockIdx.z * warps + warp; i < s.queries; i += warps * gridDim.z) {
-        int position = query_position(s, start, b, i), reach = query_reach(s, position);
-        for (int c = lane(); c < s.width; c += 32) {
-            float x = q[(i64)i * q_stride + c];
-            content[c] = s.relative ? x + u[c] : x;
-            distance[c] = s.relative ? x + w[c] : 0.0f;
-        }
-        __syncwarp();
+        int i = base + warp, reach = query_reach(s, start_position + i);
+        if (i >= s.queries) continue;
         i64 row = (((i64)b * s.heads + h) * s.queries + i) * s.keys;
-        float top = -INF;
+        float top = -INF, total = 0;
         bool undefined = false;
         for (int j = lane(); j < reach; j += 32) {
-            float score = dot(content, k + (i64)j * k_stride, s.width, by_four);
-            if (s.relative) score += dot(distance, r + (i64)(position - j) * r_stride, s.width, by_four);
-            score *= scale;
-            if (bias) score += bias[(i64)b * s.bias_batch + ((i64)h * s.queries + i) * s.keys + j];
-            if (mask && !mask[(i64)b * s.mask_batch + (i64)i * s.keys + j]) score = -INF;
-            p[j] = score;
-            undefined |= isnan(score);
-            top = fmaxf(top, score);
+            undefined |= isnan(p[j]);
+            top = fmaxf(top, p[j]);
         }
         top = warp_max(top);
         bool blind = top == -INF && !__any_sync(0xffffffffu, undefined);
-        float total = 0;
         for (int j = lane(); j < reach; j += 32) {
             float e = blind ? 0.0f : expf(p[j] - top);
             p[j] = e;
@@ -115,161 +128,158 @@ KERNEL attention(float* y, float* weights, const float* q, const float* k, const
         for (int j = lane(); j < s.keys; j += 32) {
             float x = j < reach ? p[j] * inverse : 0.0f;
             if (weights) weights[row + j] = x;
-            if (rng && j < reach) x *= drop_factor(rng, stream, below, keep, row + j);
+            if (state && j < reach) x *= drop_factor(rng, stream, below, keep, row + j);
             p[j] = x;
         }
         __syncwarp();
+        float* to = y + ((i64)b * s.queries + i) * d + h * s.width;
         for (int c = lane(); c < s.width; c += 32) {
             float sum = 0;
 #pragma unroll 4
-            for (int j = 0; j < reach; ++j) sum += p[j] * v[(i64)j * v_stride + c];
-            y[((i64)b * s.queries + i) * d + h * s.width + c] = sum;
+            for (int j = 0; j < reach; ++j) sum += p[j] * vs.data[j * vs.stride + c];
+            to[c] = sum;
         }
-        __syncwarp();
     }
 }
 
-// Grid (heads, batch). ds and dropped live in `spill` where it is not null ([batch, heads, 2, queries, keys]), else in shared memory.
-// partial: [batch, 2 + distances, d] sums for u, w, r. Dynamic shared memory: ds, dropped, column sums, diagonals, then staged rows.
-KERNEL attention_grad(float* dq, float* dk, float* dv, float* ds_out, float* partial, float* spill, const float* q, const float* k, const float* v, const float* u,
-                      const float* w, const float* r, const int* start, const i64* rng, u32 stream, u32 below, float keep, float scale, const float* weights,
-                      const float* dy, AttentionShape s) {
-    begin();
+// ds and dropped live in `spill` where it is not null ([batch, heads, 2, queries, keys]), else in shared memory.
+// partial: [batch, 2 + distances, d] sums for u, w, r. Shared memory: ds, dropped, column sums, diagonals, then staged rows.
+template <bool staged>
+__device__ __forceinline__ void attention_backward(float* dq, float* dk, float* dv, float* ds_out, float* partial, float* spill, const float* q, const float* k,
+                                                   const float* v, const float* u, const float* w, const float* r, const int* start, const i64* state, u32 stream,
+                                                   u32 below, float keep, float scale, const float* weights, const float* dy, const AttentionShape& s) {
     extern __shared__ float shared[];
+    Rng rng(state);
     int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * s.width, cells = s.queries * s.keys;
     i64 head = (i64)b * s.heads + h;
-    float *ds = spill ? spill + head * 2 * cells : shared, *dropped = ds + cells;
-    float* rest = spill ? shared : shared + (2 * cells + 3) / 4 * 4;
+    weights += head * cells;
+    // The first weights of the warp's first query, asked for early.
+    float held = warp < s.queries && lane() < s.keys ? weights[warp * s.keys + lane()] : 0.0f;
+    // Staged operands leave room for everything; where they do not fit, these two may not either.
+    float *ds = staged || !spill ? shared : spill + head * 2 * cells, *dropped = ds + cells;
+    float* rest = staged || !spill ? shared + (2 * cells + 3) / 4 * 4 : shared;
     float *column_sums = rest, *diagonals = rest + s.keys;
     // Aligned for four numbers at a time.
-    rest += (s.keys + s.distances + 3) / 4 * 4;
-    q += (i64)b * s.queries * s.q_stride + h * s.width;
-    k += (i64)b * s.keys * s.k_stride + h * s.width;
-    v += (i64)b * s.keys * s.v_stride + h * s.width;
-    const float* g = dy + (i64)b * s.queries * d + h * s.width;
+    float* at = rest + (s.keys + s.distances + 3) / 4 * 4;
+    i64 token = (i64)b * s.queries;
+    Rows vs = stage<staged>(at, v + (i64)b * s.keys * s.v_stride + h * s.width, s.v_stride, s.keys, s);
+    Rows gs = stage<staged>(at, dy + token * d + h * s.width, d, s.queries, s);
+    Rows ks = stage<staged>(at, k + (i64)b * s.keys * s.k_stride + h * s.width, s.k_stride, s.keys, s);
+    Rows qs = stage<staged>(at, q + token * s.q_stride + h * s.width, s.q_stride, s.queries, s);
+    Rows us = {}, ws = {}, rs = {};
     if (s.relative) {
-        u += h * s.width;
-        w += h * s.width;
-        r += (i64)b * s.r_batch + h * s.width;
+        us = stage<staged>(at, u + h * s.width, 0, 1, s);
+        ws = stage<staged>(at, w + h * s.width, 0, 1, s);
+        rs = stage<staged>(at, r + (i64)b * s.r_batch + h * s.width, d, s.distances, s);
     }
-    int q_stride = s.q_stride, k_stride = s.k_stride, v_stride = s.v_stride, g_stride = d, r_stride = d;
-    if (s.staged) {
-        float *ks = rest, *vs = ks + s.keys * s.padded, *qs = vs + s.keys * s.padded, *gs = qs + s.queries * s.padded;
-        stage(ks, k, k_stride, s.keys, s.width, s.padded);
-        stage(vs, v, v_stride, s.keys, s.width, s.padded);
-        stage(qs, q, q_stride, s.queries, s.width, s.padded);
-        stage(gs, g, g_stride, s.queries, s.width, s.padded);
-        k = ks, v = vs, q = qs, g = gs;
-        if (s.relative) {
-            float *rs = gs + s.queries * s.padded, *us = rs + s.distances * s.padded, *ws = us + s.padded;
-            stage(rs, r, r_stride, s.distances, s.width, s.padded);
-            stage(us, u, 0, 1, s.width, s.padded);
-            stage(ws, w, 0, 1, s.width, s.padded);
-            r = rs, u = us, w = ws;
-        }
-        q_stride = k_stride = v_stride = g_stride = r_stride = s.padded;
-        copies_done();
-        __syncthreads();
+    int start_position = query_position(s, start, b, 0), part = threadIdx.x & ((1 << s.log_parts) - 1);
+    copies_done();
+    __syncthreads();
+    for (int from = 0; from < cells << s.log_parts; from += blockDim.x) {
+        int cell = (from + (int)threadIdx.x) >> s.log_parts, i = cell / s.keys, j = cell - i * s.keys;
+        bool seen = cell < cells && j < query_reach(s, start_position + i);
+        float dp = dot<staged>(gs.data + (seen ? i * gs.stride : 0), vs.data + (seen ? j * vs.stride : 0), nullptr, nullptr, nullptr, s, part);
+        if (cell < cells && part == 0) ds[cell] = seen ? dp : 0.0f;
     }
-    bool by_four = s.staged && s.width % 4 == 0;
+    __syncthreads();
     for (int i = warp; i < s.queries; i += warps) {
-        int position = query_position(s, start, b, i), reach = query_reach(s, position);
-        i64 row = (head * s.queries + i) * s.keys;
+        int position = start_position + i, reach = query_reach(s, position);
+        float *line = ds + i * s.keys, *kept = dropped + i * s.keys;
+        if (i != warp) held = lane() < s.keys ? weights[i * s.keys + lane()] : 0.0f;
+        auto weight = [&](int j) { return j >= reach ? 0.0f : j == lane() ? held : weights[i * s.keys + j]; };
         float mean = 0;
         for (int j = lane(); j < s.keys; j += 32) {
-            float dp = 0, factor = 0;
-            if (j < reach) {
-                dp = dot(g + (i64)i * g_stride, v + (i64)j * v_stride, s.width, by_four);
-                factor = rng ? drop_factor(rng, stream, below, keep, row + j) : 1.0f;
-            }
-            float p = j < reach ? weights[row + j] : 0.0f;
-            dp *= factor;
-            ds[i * s.keys + j] = dp;
-            dropped[i * s.keys + j] = factor * p;
+            float factor = j >= reach ? 0.0f : state ? drop_factor(rng, stream, below, keep, head * cells + i * s.keys + j) : 1.0f;
+            float p = weight(j), dp = factor * line[j];
+            line[j] = dp;
+            kept[j] = factor * p;
             mean += p * dp;
         }
         mean = warp_sum(mean);
         for (int j = lane(); j < s.keys; j += 32) {
-            float x = j < reach ? weights[row + j] * (ds[i * s.keys + j] - mean) : 0.0f;
-            if (ds_out) ds_out[row + j] = x;
-            ds[i * s.keys + j] = x * scale;
+            float x = weight(j) * (line[j] - mean);
+            if (ds_out) ds_out[head * cells + i * s.keys + j] = x;
+            line[j] = x * scale;
         }
         __syncwarp();
+        float* to = dq + (token + i) * s.q_stride + h * s.width;
         for (int c = lane(); c < s.width && dq; c += 32) {
+            const float *key = ks.data + c, *far = rs.data + position * rs.stride + c;
             float sum = 0;
-#pragma unroll 4
-            for (int j = 0; j < reach; ++j) sum += ds[i * s.keys + j] * k[(i64)j * k_stride + c];
             if (s.relative) {
 #pragma unroll 4
-                for (int j = 0; j < reach; ++j) sum += ds[i * s.keys + j] * r[(i64)(position - j) * r_stride + c];
+                for (int j = 0; j < reach; ++j) sum += line[j] * (key[j * ks.stride] + far[-j * rs.stride]);
+            } else {
+#pragma unroll 4
+                for (int j = 0; j < reach; ++j) sum += line[j] * key[j * ks.stride];
             }
-            dq[((i64)b * s.queries + i) * s.q_stride + h * s.width + c] = sum;
+            to[c] = sum;
         }
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < s.keys * s.width; at += blockDim.x) {
-        int j = at / s.width, c = at % s.width;
-        float sum = 0, value = 0, shift = s.relative ? u[c] : 0.0f;
-#pragma unroll 4
-        for (int i = 0; i < s.queries; ++i) {
-            sum += ds[i * s.keys + j] * (q[(i64)i * q_stride + c] + shift);
-            value += dropped[i * s.keys + j] * g[(i64)i * g_stride + c];
+    // Sums of ds over the queries, and over those that see distance delta, query i at key start_position + i - delta.
+    if (s.relative)
+        for (int at = threadIdx.x; at < s.keys + s.distances; at += blockDim.x) {
+            bool column = at < s.keys;
+            float sum = 0;
+            for (int i = 0; i < s.queries; ++i) {
+                int j = column ? at : start_position + i - (at - s.keys);
+                if (j >= 0 && j < s.keys) sum += ds[i * s.keys + j];
+            }
+            (column ? column_sums[at] : diagonals[at - s.keys]) = sum;
         }
-        if (dk) dk[((i64)b * s.keys + j) * s.k_stride + h * s.width + c] = sum;
-        if (dv) dv[((i64)b * s.keys + j) * s.v_stride + h * s.width + c] = value;
+    // A warp per key.
+    for (int j = warp; j < s.keys; j += warps) {
+        i64 key = (i64)b * s.keys + j;
+        // Earlier queries do not see it.
+        int first = s.causal ? max(0, j - start_position) : 0;
+        for (int c = lane(); c < s.width; c += 32) {
+            const float *query = qs.data + c, *grad = gs.data + c;
+            float sum = 0, value = 0, shift = s.relative ? us.data[c] : 0.0f;
+#pragma unroll 4
+            for (int i = first; i < s.queries; ++i) {
+                sum += ds[i * s.keys + j] * (query[i * qs.stride] + shift);
+                value += dropped[i * s.keys + j] * grad[i * gs.stride];
+            }
+            if (dk) dk[key * s.k_stride + h * s.width + c] = sum;
+            if (dv) dv[key * s.v_stride + h * s.width + c] = value;
+        }
     }
     if (!s.relative || !partial) return;
-    int first = query_position(s, start, b, 0);
-    for (int j = threadIdx.x; j < s.keys; j += blockDim.x) {
-        float sum = 0;
-        for (int i = 0; i < s.queries; ++i) sum += ds[i * s.keys + j];
-        column_sums[j] = sum;
-    }
-    // Query i sees distance delta at key first + i - delta.
-    for (int delta = threadIdx.x; delta < s.distances; delta += blockDim.x) {
-        float sum = 0;
-        for (int i = 0; i < s.queries; ++i) {
-            int j = first + i - delta;
-            if (j >= 0 && j < s.keys) sum += ds[i * s.keys + j];
-        }
-        diagonals[delta] = sum;
-    }
     __syncthreads();
+    // A warp per line of u, w and r.
     float* out = partial + (i64)b * (2 + s.distances) * d + h * s.width;
-    for (int at = threadIdx.x; at < (2 + s.distances) * s.width; at += blockDim.x) {
-        int line = at / s.width, c = at % s.width;
-        float sum = 0;
-        if (line == 0) {
-            for (int j = 0; j < s.keys; ++j) sum += column_sums[j] * k[(i64)j * k_stride + c];
-        } else if (line == 1) {
-            for (int delta = 0; delta < s.distances; ++delta)
-                sum += diagonals[delta] == 0.0f ? 0.0f : diagonals[delta] * r[(i64)delta * r_stride + c];
-        } else {
-            int delta = line - 2;
-            float shift = w[c];
-            for (int i = 0; i < s.queries; ++i) {
-                int j = first + i - delta;
-                if (j >= 0 && j < s.keys) sum += ds[i * s.keys + j] * (q[(i64)i * q_stride + c] + shift);
+    for (int line = warp; line < 2 + s.distances; line += warps) {
+        int delta = line - 2, from = max(0, delta - start_position), to = min(s.queries, s.keys - start_position + delta);
+        for (int c = lane(); c < s.width; c += 32) {
+            float sum = 0;
+            if (line == 0) {
+                for (int j = 0; j < s.keys; ++j) sum += column_sums[j] * ks.data[j * ks.stride + c];
+            } else if (line == 1) {
+                for (int i = 0; i < s.distances; ++i) sum += diagonals[i] == 0.0f ? 0.0f : diagonals[i] * rs.data[i * rs.stride + c];
+            } else {
+                float shift = ws.data[c];
+                const float* query = qs.data + c;
+#pragma unroll 4
+                for (int i = from; i < to; ++i) sum += ds[i * s.keys + start_position + i - delta] * (query[i * qs.stride] + shift);
             }
+            out[line * d + c] = sum;
         }
-        out[(i64)line * d + c] = sum;
     }
 }
 
-// Sums of attention_grad's partial [batch, 2 + distances, d] over the batch, into du [d], dw [d], dr [distances, d]; 32 columns by 8 rows.
-KERNEL attention_tables(float* du, float* dw, float* dr, const float* partial, i64 batch, i64 d, i64 columns) {
-    begin();
-    __shared__ float sums[8][33];
-    int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
-    i64 c = (i64)blockIdx.x * 32 + tx;
-    float total = 0;
-    if (c < columns)
-        for (i64 b = ty; b < batch; b += 8) total += partial[b * columns + c];
-    sums[ty][tx] = total;
-    __syncthreads();
-    if (ty != 0 || c >= columns) return;
-    float all = 0;
-    for (int i = 0; i < 8; ++i) all += sums[i][tx];
-    float* out = c < d ? du : c < 2 * d ? dw : dr;
-    if (out) out[c < d ? c : c < 2 * d ? c - d : c - 2 * d] = all;
-}
+// Grid (heads, batch, query tiles).
+#define ATTENTION(name, staged)                                                                                                                                \
+    KERNEL name(float* y, float* weights, const float* q, const float* k, const float* v, const float* u, const float* w, const float* r, const float* bias,   \
+                const int* start, const unsigned char* mask, const i64* state, u32 stream, u32 below, float keep, float scale, AttentionShape s) {             \
+        begin();                                                                                                                                               \
+        attention_forward<staged>(y, weights, q, k, v, u, w, r, bias, start, mask, state, stream, below, keep, scale, s);                                      \
+    }
+// Grid (heads, batch).
+#define ATTENTION_GRAD(name, staged)                                                                                                                           \
+    KERNEL name(float* dq, float* dk, float* dv, float* ds_out, float* partial, float* spill, const float* q, const float* k, const float* v, const float* u,  \
+                const float* w, const float* r, const int* start, const i64* state, u32 stream, u32 below, float keep, float scale, const float* weights,      \
+                const float* dy, AttentionShape s) {                                                                                                           \
+        begin();                                                                                                                                               \
+        attention_backward<staged>(dq, dk, dv, ds_out, partial, spill, q, k, v, u, w, r, start, state, stream, below, keep, scale, weights, dy, s);            \
+    }

@@ -224,6 +224,12 @@ fn padded(width: usize) -> usize {
     if width.is_multiple_of(4) { width + 4 } else { width + 1 }
 }
 
+/// Logarithm of the number of lanes that share one of `products` products of rows, so that all warps of a block are busy.
+#[cfg(feature = "cuda")]
+fn log_parts(products: usize, warps: usize) -> u32 {
+    (32 * warps / products.max(1)).clamp(1, 8).ilog2()
+}
+
 /// Arguments that both passes take.
 #[cfg(feature = "cuda")]
 struct Common {
@@ -243,7 +249,7 @@ impl Shape {
         extra: &Extra,
         drop: Option<DropStream>,
         dims: &Dims,
-        staged: bool,
+        log_parts: u32,
     ) -> Common {
         let (stream, below, keep) = drop.map_or((0, 0, 1.0), |drop| drop.cuda());
         let d = dims.d();
@@ -269,8 +275,8 @@ impl Shape {
             step(table),
             step(extra.bias),
             step(extra.mask),
-            usize::from(staged),
             padded(dims.width),
+            log_parts as usize,
         ];
         Common {
             rng: if drop.is_some() { launch.input_if(extra.rng) } else { 0 },
@@ -445,14 +451,15 @@ impl Op for Forward {
         let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
         let Dims { batch, queries, keys, heads, width, .. } = dims;
         let warps = queries.clamp(4, 16);
-        let own = warps * (2 * width + keys.next_multiple_of(4)) * 4;
+        let own = warps * keys.next_multiple_of(4) * 4;
         let rows =
             (2 * keys + queries) * padded(width) * 4 + self.shape.relative_rows(launch, &self.extra, &dims);
         let staged = own + rows <= GPU_SHARED;
         if own > GPU_SHARED {
             return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
         }
-        let common = self.shape.cuda(launch, &self.extra, self.drop, &dims, staged);
+        let log_parts = log_parts(warps.min(queries) * keys, warps);
+        let common = self.shape.cuda(launch, &self.extra, self.drop, &dims, log_parts);
         let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
         let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
         let [bias, start, mask] =
@@ -479,7 +486,8 @@ impl Op for Forward {
         // Few batch rows and many queries: several blocks share a head's queries.
         let tiles = queries.div_ceil(warps).min((264 / (heads * batch)).max(1));
         let shared = own + if staged { rows } else { 0 };
-        launch.kernel("attention", [heads, batch, tiles], 32 * warps as u32, shared, args)
+        let kernel = if staged { "attention" } else { "attention_in_place" };
+        launch.kernel(kernel, [heads, batch, tiles], 32 * warps as u32, shared, args)
     }
 }
 
@@ -761,8 +769,10 @@ impl Op for Gradient {
         let spills = small + cells > GPU_SHARED;
         let spill = if spills { launch.scratch(batch * heads * 2 * queries * keys * 4)? } else { 0 };
         let base = small + if spills { 0 } else { cells };
-        let staged = base + rows <= GPU_SHARED;
-        let common = self.shape.cuda(launch, &self.extra, self.drop, &dims, staged);
+        let staged = !spills && base + rows <= GPU_SHARED;
+        let warps = queries.clamp(4, 16);
+        let log_parts = log_parts(queries * keys, warps);
+        let common = self.shape.cuda(launch, &self.extra, self.drop, &dims, log_parts);
         let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
         let [dq, dk, dv] = self.shape.cuda_parts(&dims, |operand| launch.output(operand));
         let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
@@ -795,9 +805,9 @@ impl Op for Gradient {
             dy,
             common.shape,
         ];
-        let warps = queries.clamp(4, 16);
         let shared = base + if staged { rows } else { 0 };
-        launch.kernel("attention_grad", [heads, batch, 1], 32 * warps as u32, shared, args)?;
+        let kernel = if staged { "attention_grad" } else { "attention_grad_in_place" };
+        launch.kernel(kernel, [heads, batch, 1], 32 * warps as u32, shared, args)?;
         launch.notes.push(partial);
         Ok(())
     }

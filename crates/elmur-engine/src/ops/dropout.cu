@@ -3,11 +3,14 @@ KERNEL dropout(float* y, const float* x, const i64* rng, u32 stream, u32 below, 
     begin();
     i64 block = thread_number(), first = block / 16 * 64 + block % 16;
     if (first >= n) return;
-    Block4 draws = philox(rng, stream, (u32)block);
-    for (int w = 0; w < 4; ++w) {
-        i64 i = first + 16 * w;
-        if (i < n) y[i] = draws.w[w] < below ? 0.0f * x[i] : keep * x[i];
-    }
+    // All are read before one is written: y may be x.
+    float read[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) read[w] = first + 16 * w < n ? x[first + 16 * w] : 0.0f;
+    Block4 draws = philox(Rng(rng), stream, (u32)block);
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+        if (first + 16 * w < n) y[first + 16 * w] = read[w] * (draws.w[w] < below ? 0.0f : keep);
 }
 
 // Four numbers from each block of the generator, by Box-Muller in f64.
@@ -15,7 +18,7 @@ KERNEL random_normal(float* y, const i64* rng, u32 stream, float std, i64 n) {
     begin();
     i64 block = thread_number();
     if (4 * block >= n) return;
-    Block4 draws = philox(rng, stream, (u32)block);
+    Block4 draws = philox(Rng(rng), stream, (u32)block);
     const double unit = 1.0 / 4294967296.0;
     for (int pair = 0; pair < 2; ++pair) {
         double radius = sqrt(-2.0 * log(((double)draws.w[2 * pair] + 1.0) * unit)), s, c;

@@ -1,9 +1,10 @@
 // One block: loss, log-sum-exp per row (lse may be null), number of rows that count.
-KERNEL cross_entropy(float* loss, float* lse, float* count, const float* logits, const void* targets, int wide, i64 ignored, float smoothing, i64 rows, i64 classes) {
+KERNEL cross_entropy(float* loss, float* lse, float* count, const float* __restrict__ logits, const void* __restrict__ targets, int wide, i64 ignored, float smoothing, i64 rows, i64 classes) {
     begin();
     double total = 0, counted = 0;
     for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
         const float* x = logits + row * classes;
+        i64 target = index_at(targets, wide, row);
         float top = -INF, mean = 0, sum = 0;
         for (i64 c = 0; c < classes; ++c) {
             top = fmaxf(top, x[c]);
@@ -12,7 +13,6 @@ KERNEL cross_entropy(float* loss, float* lse, float* count, const float* logits,
         for (i64 c = 0; c < classes; ++c) sum += expf(x[c] - top);
         float log_sum = top + logf(sum);
         if (lse) lse[row] = log_sum;
-        i64 target = index_at(targets, wide, row);
         if (target == ignored) continue;
         counted += 1;
         float hard = target >= 0 && target < classes ? log_sum - x[target] : NOT_A_NUMBER;

@@ -1,113 +1,235 @@
-// Small products on tensor cores: operands rounded to tf32, sums in f32. One block per 32 x 32 of C, 128 of the depth at a time; groups of four
-// warps of 16 x 16 share the depth. For products of a few hundred rows this takes half the time of the library's larger tiles.
+// Products on tensor cores. A block computes 32 x 32 of C, 128 of the depth at a time; each of its warps computes the whole tile from depths of its
+// own. Blocks of a cluster share the depth of one tile and add up in each other's shared memory.
 
-__device__ __forceinline__ u32 to_tf32(float x) {
-    u32 y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return y;
+// A number as tf32, the 11 bits that tensor cores look at, rounded to nearest, and what that leaves of it. (The conversion instruction is
+// eight times slower than these three operations.)
+struct Split {
+    float high, low;
+    __device__ __forceinline__ explicit Split(float x) {
+        float far = __fmul_rn(x, 8193.0f);
+        high = __fsub_rn(far, __fsub_rn(far, x));
+        low = __fsub_rn(x, high);
+    }
+    Split() = default;
+};
+
+// sums += a b for 16 x 8 by 8 x 8.
+__device__ __forceinline__ void multiply_add(float (&sums)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)), "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)),
+          "r"(__float_as_uint(b1)));
 }
 
-// Shared rows are padded so that a warp's reads fall into different banks: [32][132] where the depth runs along a row, [128][40] else.
-#define DEPTH 128
-#define ALONG 132
-#define ACROSS 40
-#define TILE (DEPTH * ACROSS)
+constexpr int T = 32, DEPTH = 128, LINE = T + 8;
 
-// Copies a panel: `extent` rows (or columns) from `first` on, depths from `depth` on. along: stored as [extent, k], else as [k, extent].
-template <bool along, int groups> __device__ __forceinline__ void load_panel(float* to, const float* from, i64 first, i64 extent, i64 depth, i64 k) {
+// A panel of one operand in shared memory: T rows (or columns) by DEPTH. along: stored as [extent, k], else as [k, extent]. Shared rows are
+// padded so that a warp's reads fall into different banks.
+template <bool along> struct Panel {
+    static constexpr int LENGTH = along ? DEPTH : T, LINES = along ? T : DEPTH, STRIDE = LENGTH + 4 + (along ? 4 : 0), SIZE = LINES * STRIDE;
+
+    // Copies what lies from (first, depth) on, zeros beyond the ends. wide: sixteen bytes at a time, which addresses and extents must allow.
+    template <int THREADS>
+    static __device__ __forceinline__ void load(float* to, const float* from, int first, int extent, int depth, int depth_end, int k, bool wide) {
+        int length = along ? k : extent, lines = along ? extent - first : depth_end - depth, ends = along ? depth_end - depth : extent - first;
+        from += (along ? first : depth) * length + (along ? depth : first);
+        if (wide) {
+            constexpr int PER = LENGTH / 4, STEP = THREADS / PER;
+            int line = threadIdx.x / PER, at = threadIdx.x % PER * 4;
 #pragma unroll
-    for (int step = 0; step < 32 * DEPTH / 4 / (128 * groups); ++step) {
-        int i = threadIdx.x + step * 128 * groups;
-        if (along) {
-            int r = i / (DEPTH / 4), c = i % (DEPTH / 4) * 4;
-            bool inside = first + r < extent && depth + c < k;
-            copy_async(to + r * ALONG + c, inside ? from + (first + r) * k + depth + c : from, inside);
+            for (int step = 0; step < LINES / STEP; ++step) {
+                int l = line + step * STEP;
+                bool inside = l < lines && at < ends;
+                copy_async(to + l * STRIDE + at, from + (inside ? l * length + at : 0), inside);
+            }
         } else {
-            int c = i / 8, r = i % 8 * 4;
-            bool inside = first + r < extent && depth + c < k;
-            copy_async(to + c * ACROSS + r, inside ? from + (depth + c) * extent + first + r : from, inside);
+            for (int i = threadIdx.x; i < LINES * LENGTH; i += THREADS) {
+                int l = i / LENGTH, at = i % LENGTH;
+                bool inside = l < lines && at < ends;
+                copy_one_async(to + l * STRIDE + at, from + (inside ? l * length + at : 0), inside);
+            }
         }
     }
+
+    // The numbers at depths d and d + 1 of row r.
+    static __device__ __forceinline__ float2 pair(const float* panel, int r, int d) {
+        if (along) return *(const float2*)(panel + r * STRIDE + d);
+        return make_float2(panel[d * STRIDE + r], panel[(d + 1) * STRIDE + r]);
+    }
+};
+
+// Number of this block in its cluster.
+__device__ __forceinline__ int cluster_rank() {
+    int rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// Writes x where block `rank` of the cluster has `own`.
+__device__ __forceinline__ void write_shared(float4* own, int rank, float4 x) {
+#if __CUDA_ARCH__ >= 900
+    u32 address = (u32)__cvta_generic_to_shared(own);
+    asm volatile("{.reg .u32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};}" ::"r"(address), "r"(rank),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
+#endif
 }
 
-template <bool along> __device__ __forceinline__ u32 element(const float* tile, int r, int c) { return to_tf32(tile[along ? r * ALONG + c : c * ACROSS + r]); }
+// Four numbers, of which `count` are there.
+__device__ __forceinline__ float4 read4(const float* from, int count, bool wide) {
+    if (wide) return *(const float4*)from;
+    return {from[0], count > 1 ? from[1] : 0.0f, count > 2 ? from[2] : 0.0f, count > 3 ? from[3] : 0.0f};
+}
+__device__ __forceinline__ void add(float4& x, float4 y) { x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w; }
 
-// A is [m, k] (a_along) or [k, m]; B is [n, k] (b_along) or [k, n].
-template <bool a_along, bool b_along, int groups>
-__device__ __forceinline__ void small_product(float* c, const float* a, const float* b, const float* bias, const float* addend, i64 m, i64 n, i64 k, int relu) {
+// A is [m, k] (a_along) or [k, m]; B is [n, k] (b_along) or [k, n]. exact: from both parts of every number, 22 bits, as good as f32.
+template <bool a_along, bool b_along, bool exact, int warps>
+__device__ __forceinline__ void product(float* c, const float* a, const float* b, const float* bias, const float* addend, int m, int n, int k, int relu, int log_ranks) {
+    using A = Panel<a_along>;
+    using B = Panel<b_along>;
+    constexpr int THREADS = 32 * warps, VECTORS = T * T / 4 / THREADS, STAGE = A::SIZE + B::SIZE;
     extern __shared__ float shared[];
-    int part = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, group = lane() / 4, quad = lane() % 4, wr = warp / 2 * 16, wc = warp % 2 * 16;
-    i64 row = (i64)blockIdx.y * 32, column = (i64)blockIdx.x * 32;
-    float sums[2][4] = {};
-    int panels = (int)((k + DEPTH - 1) / DEPTH);
-    load_panel<a_along, groups>(shared, a, row, m, 0, k);
-    load_panel<b_along, groups>(shared + TILE, b, column, n, 0, k);
-    asm volatile("cp.async.commit_group;");
+    int warp = threadIdx.x / 32, group = lane() / 4, quad = lane() % 4;
+    int row = blockIdx.y * T, column = blockIdx.x * T, rank = cluster_rank(), ranks = 1 << log_ranks;
+    bool wide_a = ((u64)a & 15) == 0 && (a_along ? k : m) % 4 == 0, wide_b = ((u64)b & 15) == 0 && (b_along ? k : n) % 4 == 0;
+    if (ranks > 1) cluster_arrive();
+    // This block's share of the depth, a multiple of eight, and its panels.
+    int share = (((k + ranks - 1) >> log_ranks) + 7) & ~7, begins = min(k, rank * share), ends = min(k, begins + share), panels = (ends - begins + DEPTH - 1) / DEPTH;
+    auto load = [&](int panel) {
+        float* to = shared + panel % 2 * STAGE;
+        int depth = begins + panel * DEPTH;
+        A::template load<THREADS>(to, a, row, m, depth, ends, k, wide_a);
+        B::template load<THREADS>(to + A::SIZE, b, column, n, depth, ends, k, wide_b);
+        asm volatile("cp.async.commit_group;");
+    };
+    if (panels > 0) load(0);
+    // What is added to this thread's part of C is read while the panels are on their way; C itself may be the addend.
+    int rows = T >> log_ranks;
+    bool wide_c = (((u64)c | (u64)addend | (u64)bias) & 15) == 0 && n % 4 == 0;
+    float4 added[VECTORS] = {};
+    if (bias || addend)
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            int at = 4 * (threadIdx.x + v * THREADS), r = row + rank * rows + at / T, s = column + at % T;
+            if (at >= T * rows || r >= m || s >= n) continue;
+            if (bias) add(added[v], read4(bias + s, n - s, wide_c));
+            if (addend) add(added[v], read4(addend + r * n + s, n - s, wide_c));
+        }
+    float sums[2][4][4] = {}, low[2][4][4] = {}, total[2][4][4] = {};
     for (int panel = 0; panel < panels; ++panel) {
-        const float *as = shared + panel % 2 * 2 * TILE, *bs = as + TILE;
         if (panel + 1 < panels) {
-            float* next = shared + (panel + 1) % 2 * 2 * TILE;
-            load_panel<a_along, groups>(next, a, row, m, (i64)(panel + 1) * DEPTH, k);
-            load_panel<b_along, groups>(next + TILE, b, column, n, (i64)(panel + 1) * DEPTH, k);
-            asm volatile("cp.async.commit_group;");
+            load(panel + 1);
             asm volatile("cp.async.wait_group 1;");
         } else {
             asm volatile("cp.async.wait_group 0;");
         }
         __syncthreads();
-        int steps = (int)min((i64)DEPTH, k - (i64)panel * DEPTH), own = (steps + 8 * groups - 1) / (8 * groups) * 8;
-#pragma unroll 4
-        for (int d = part * own; d < min(steps, (part + 1) * own); d += 8) {
-            u32 x[4];
-            x[0] = element<a_along>(as, wr + group, d + quad);
-            x[1] = element<a_along>(as, wr + group + 8, d + quad);
-            x[2] = element<a_along>(as, wr + group, d + quad + 4);
-            x[3] = element<a_along>(as, wr + group + 8, d + quad + 4);
+        const float *as = shared + panel % 2 * STAGE, *bs = as + A::SIZE;
+        int steps = min(DEPTH, ends - begins - panel * DEPTH);
+#pragma unroll 2
+        for (int d = 8 * warp; d < steps; d += 8 * warps) {
+            // Any order of the depth will do, if both operands have the same: a thread takes two neighbours.
+            Split x[2][4];
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                u32 y0 = element<b_along>(bs, wc + 8 * j + group, d + quad), y1 = element<b_along>(bs, wc + 8 * j + group, d + quad + 4);
-                asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                             : "+f"(sums[j][0]), "+f"(sums[j][1]), "+f"(sums[j][2]), "+f"(sums[j][3])
-                             : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y0), "r"(y1));
+            for (int i = 0; i < 4; ++i) {
+                float2 pair = A::pair(as, group + 8 * i, d + 2 * quad);
+                x[i / 2][i % 2] = Split(pair.x), x[i / 2][i % 2 + 2] = Split(pair.y);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float2 pair = B::pair(bs, group + 8 * j, d + 2 * quad);
+                Split y[2] = {Split(pair.x), Split(pair.y)};
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    if (exact) {
+                        multiply_add(low[i][j], x[i][0].low, x[i][1].low, x[i][2].low, x[i][3].low, y[0].high, y[1].high);
+                        multiply_add(low[i][j], x[i][0].high, x[i][1].high, x[i][2].high, x[i][3].high, y[0].low, y[1].low);
+                    }
+                    multiply_add(sums[i][j], x[i][0].high, x[i][1].high, x[i][2].high, x[i][3].high, y[0].high, y[1].high);
+                }
             }
         }
+        // Tensor cores cut off what does not fit a sum: where that matters, long sums are made of short ones.
+        if (exact)
+#pragma unroll
+            for (int i = 0; i < 32; ++i) {
+                float &high = sums[i / 16][i / 4 % 4][i % 4], &rest = low[i / 16][i / 4 % 4][i % 4];
+                total[i / 16][i / 4 % 4][i % 4] += high + rest;
+                high = rest = 0;
+            }
         __syncthreads();
     }
-    // The other groups' sums are left in shared memory for the first.
-    if (groups > 1) {
-        int thread = threadIdx.x % 128;
-        if (part > 0)
+    // The warps' sums meet where the panels were.
 #pragma unroll
-            for (int i = 0; i < 8; ++i) shared[((part - 1) * 8 + i) * 128 + thread] = sums[i / 4][i % 4];
-        __syncthreads();
-        if (part > 0) return;
+    for (int i = 0; i < 4; ++i)
 #pragma unroll
-        for (int other = 0; other < groups - 1; ++other)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] += shared[(other * 8 + i) * 128 + thread];
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            i64 r = row + wr + group + i / 2 * 8, s = column + wc + 8 * j + 2 * quad + i % 2;
-            if (r >= m || s >= n) continue;
-            float x = sums[j][i] + (bias ? bias[s] : 0.0f) + (addend ? addend[r * n + s] : 0.0f);
-            c[r * n + s] = relu ? fmaxf(x, 0.0f) : x;
+        for (int j = 0; j < 4; ++j) {
+            auto& own = exact ? total[i / 2][j] : sums[i / 2][j];
+            *(float2*)(shared + (warp * T + group + 8 * i) * LINE + 8 * j + 2 * quad) = make_float2(own[i % 2 * 2], own[i % 2 * 2 + 1]);
         }
+    __syncthreads();
+    float4 found[VECTORS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        int at = 4 * (threadIdx.x + v * THREADS);
+        found[v] = {};
+#pragma unroll
+        for (int w = 0; w < warps; ++w) add(found[v], *(const float4*)(shared + (w * T + at / T) * LINE + at % T));
+    }
+    // Each block of a cluster is given its rows of the tile by all of them.
+    if (ranks > 1) {
+        float* given = shared + max(min(panels, 2) * STAGE, warps * T * LINE);
+        cluster_wait();
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            int at = 4 * (threadIdx.x + v * THREADS), owner = at / T >> (5 - log_ranks);
+            write_shared((float4*)(given + rank * T * rows + at - owner * T * rows), owner, found[v]);
+        }
+        cluster_arrive();
+        cluster_wait();
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            int at = 4 * (threadIdx.x + v * THREADS);
+            found[v] = {};
+            if (at < T * rows)
+                for (int other = 0; other < ranks; ++other) add(found[v], *(const float4*)(given + other * T * rows + at));
+        }
+    }
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        int at = 4 * (threadIdx.x + v * THREADS), r = row + rank * rows + at / T, s = column + at % T;
+        if (at >= T * rows || r >= m || s >= n) continue;
+        float4 x = found[v];
+        add(x, added[v]);
+        if (relu) x = {fmaxf(x.x, 0.0f), fmaxf(x.y, 0.0f), fmaxf(x.z, 0.0f), fmaxf(x.w, 0.0f)};
+        float* to = c + r * n + s;
+        if (wide_c) {
+            *(float4*)to = x;
+        } else {
+            to[0] = x.x;
+            if (s + 1 < n) to[1] = x.y;
+            if (s + 2 < n) to[2] = x.z;
+            if (s + 3 < n) to[3] = x.w;
+        }
+    }
 }
 
-#define SMALL_PRODUCT(name, a_along, b_along, groups)                                                                                                          \
-    KERNEL name(float* c, const float* a, const float* b, const float* bias, const float* addend, i64 m, i64 n, i64 k, int relu, i64 sa, i64 sb, i64 sc) {     \
+// Grid (tiles of n, tiles of m, batch x blocks of a cluster). No matrix has more than 2^31 elements.
+#define PRODUCT(name, a_along, b_along, exact, warps)                                                                                                          \
+    KERNEL __launch_bounds__(32 * warps) name(float* c, const float* a, const float* b, const float* bias, const float* addend, int m, int n, int k, int relu, \
+                                              i64 sa, i64 sb, i64 sc, int log_ranks) {                                                                         \
         begin();                                                                                                                                               \
-        i64 z = blockIdx.z;                                                                                                                                    \
-        small_product<a_along, b_along, groups>(c + z * sc, a + z * sa, b + z * sb, bias, addend ? addend + z * sc : addend, m, n, k, relu);                    \
+        i64 z = blockIdx.z >> log_ranks;                                                                                                                       \
+        product<a_along, b_along, exact, warps>(c + z * sc, a + z * sa, b + z * sb, bias, addend ? addend + z * sc : addend, m, n, k, relu, log_ranks);         \
     }
-SMALL_PRODUCT(small_product_nn_2, true, false, 2)
-SMALL_PRODUCT(small_product_nt_2, true, true, 2)
-SMALL_PRODUCT(small_product_tn_2, false, false, 2)
-SMALL_PRODUCT(small_product_tt_2, false, true, 2)
-SMALL_PRODUCT(small_product_nn_4, true, false, 4)
-SMALL_PRODUCT(small_product_nt_4, true, true, 4)
-SMALL_PRODUCT(small_product_tn_4, false, false, 4)
-SMALL_PRODUCT(small_product_tt_4, false, true, 4)

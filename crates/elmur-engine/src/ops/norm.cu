@@ -4,17 +4,24 @@ KERNEL norm_rows(float* y, float* stats, float* sums, const float* x, const floa
     i64 row = warp_number();
     if (row >= rows) return;
     i64 at = row * d;
-    // A row of up to 256 stays in registers; of longer ones the rest waits in y.
-    float kept[8], total = 0;
+    // A row of up to 256 stays in registers; of longer ones the rest waits in y. Everything is asked for before anything is written, or each
+    // number would wait for the one before it.
+    float kept[8], scale[8], shift[8], total = 0;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
         i64 i = lane() + 32 * k;
-        kept[k] = 0;
+        kept[k] = scale[k] = shift[k] = 0;
         if (i < d) {
             kept[k] = x[at + i] + (f ? f[at + i] : 0.0f);
-            if (sums) sums[at + i] = kept[k];
+            scale[k] = gamma[i];
+            if (beta) shift[k] = beta[i];
         }
+    }
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        i64 i = lane() + 32 * k;
         total += kept[k];
+        if (i < d && sums) sums[at + i] = kept[k];
     }
     for (i64 i = lane() + 256; i < d; i += 32) {
         float s = x[at + i] + (f ? f[at + i] : 0.0f);
@@ -35,10 +42,8 @@ KERNEL norm_rows(float* y, float* stats, float* sums, const float* x, const floa
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
         i64 i = lane() + 32 * k;
-        if (i < d) {
-            float n = (kept[k] - mean) * inverse;
-            y[at + i] = beta ? fmaf(n, gamma[i], beta[i]) : n * gamma[i];
-        }
+        float n = (kept[k] - mean) * inverse;
+        if (i < d) y[at + i] = beta ? fmaf(n, scale[k], shift[k]) : n * scale[k];
     }
     for (i64 i = lane() + 256; i < d; i += 32) {
         float n = (y[at + i] - mean) * inverse;
@@ -53,15 +58,38 @@ KERNEL norm_grad(float* ds, const float* s, const float* stats, const float* gam
     if (row >= rows) return;
     i64 at = row * d;
     float mean = stats[2 * row], inverse = stats[2 * row + 1], total = 0, along = 0;
-    for (i64 i = lane(); i < d; i += 32) {
-        float n = (s[at + i] - mean) * inverse, g = dy[at + i] * gamma[i];
-        total += g;
-        along += g * n;
+    // As in norm_rows: 256 in registers, all asked for before anything is written.
+    float n[8], g[8], through[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        i64 i = lane() + 32 * k;
+        n[k] = g[k] = through[k] = 0;
+        if (i < d) {
+            n[k] = s[at + i];
+            g[k] = dy[at + i] * gamma[i];
+            if (passed) through[k] = passed[at + i];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        n[k] = (n[k] - mean) * inverse;
+        total += g[k];
+        along += g[k] * n[k];
+    }
+    for (i64 i = lane() + 256; i < d; i += 32) {
+        float m = (s[at + i] - mean) * inverse, h = dy[at + i] * gamma[i];
+        total += h;
+        along += h * m;
     }
     float mean_g = layer ? warp_sum(total) / d : 0.0f, mean_gn = warp_sum(along) / d;
-    for (i64 i = lane(); i < d; i += 32) {
-        float n = (s[at + i] - mean) * inverse, g = dy[at + i] * gamma[i];
-        ds[at + i] = inverse * (g - mean_g - n * mean_gn) + (passed ? passed[at + i] : 0.0f);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        i64 i = lane() + 32 * k;
+        if (i < d) ds[at + i] = inverse * (g[k] - mean_g - n[k] * mean_gn) + through[k];
+    }
+    for (i64 i = lane() + 256; i < d; i += 32) {
+        float m = (s[at + i] - mean) * inverse, h = dy[at + i] * gamma[i];
+        ds[at + i] = inverse * (h - mean_g - m * mean_gn) + (passed ? passed[at + i] : 0.0f);
     }
 }
 

@@ -106,6 +106,12 @@ const CHUNK: usize = 8192;
 #[cfg(feature = "cuda")]
 const GPU_CHUNK: usize = 2048;
 
+/// First element and number of elements of each block's part of a tensor.
+#[cfg(feature = "cuda")]
+fn gpu_chunks(len: usize) -> impl Iterator<Item = (u64, u64)> {
+    (0..len).step_by(GPU_CHUNK).map(move |start| (start as u64, GPU_CHUNK.min(len - start) as u64))
+}
+
 impl AdamWOp {
     /// Position of the first parameter among the inputs.
     fn first(&self) -> usize {
@@ -196,31 +202,22 @@ impl Op for AdamWOp {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let first = self.first();
-        let (mut table, mut lengths, mut chunks) = (Vec::new(), Vec::new(), 0);
+        let mut table = Vec::new();
         for i in 0..(launch.inputs.len() - first) / 4 {
             let at = first + 4 * i;
             let [p, g, m, v] = [0, 1, 2, 3].map(|k| launch.input(at + k));
-            table.extend([
-                p,
-                m,
-                v,
-                g,
-                launch.output(3 * i),
-                launch.output(3 * i + 1),
-                launch.output(3 * i + 2),
-            ]);
-            table.push(chunks as u64);
-            lengths.push(launch.ty(at).len() as u64);
-            chunks += launch.ty(at).len().div_ceil(GPU_CHUNK);
+            let [new_p, new_m, new_v] = [0, 1, 2].map(|k| launch.output(3 * i + k));
+            for (offset, count) in gpu_chunks(launch.ty(at).len()) {
+                table.extend([p, m, v, g, new_p, new_m, new_v].map(|address| address + 4 * offset));
+                table.push(count);
+            }
         }
-        let count = lengths.len() as i32;
-        let (table, lengths) = (launch.table(&table)?, launch.table(&lengths)?);
+        let chunks = table.len() / 8;
+        let table = launch.table(&table)?;
         let norm = launch.input_if(self.max_norm.map(|_| 2));
         let AdamW { betas: (b1, b2), eps, weight_decay, lr_scale } = self.settings;
         let args = args![
             table,
-            lengths,
-            count,
             launch.input(0),
             launch.input(1),
             norm,
@@ -303,16 +300,16 @@ impl Op for GlobalNorm {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (mut table, mut chunks) = (Vec::new(), 0);
+        let mut table = Vec::new();
         for i in 0..launch.inputs.len() {
-            let len = launch.ty(i).len();
-            table.extend([launch.input(i), len as u64, chunks as u64]);
-            chunks += len.div_ceil(GPU_CHUNK);
+            for (offset, count) in gpu_chunks(launch.ty(i).len()) {
+                table.extend([launch.input(i) + 4 * offset, count]);
+            }
         }
-        let count = launch.inputs.len() as i32;
+        let chunks = table.len() / 2;
         let (table, partial, counter) =
             (launch.table(&table)?, launch.scratch(8 * chunks)?, launch.scratch(4)?);
-        let args = args![launch.output(0), partial, counter, table, count];
+        let args = args![launch.output(0), partial, counter, table];
         launch.kernel("global_norm", [chunks, 1, 1], 256, 0, args)
     }
 }

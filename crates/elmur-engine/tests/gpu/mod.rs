@@ -82,10 +82,6 @@ pub fn compare(what: &str, seed: u64, build: impl Fn() -> Result<(Graph, Vec<Val
         let got = build().and_then(|parts| results(&Device::from(gpu), seed, parts));
         let got = got.unwrap_or_else(|e| panic!("{what}: {e}"));
         for ((name, want), (_, got)) in want().unwrap().iter().zip(&got) {
-            // What tf32 rounds away adds up in losses and gradients, which are sums over all outputs.
-            let outputs = name.starts_with("output");
-            let tolerance =
-                if precision == Precision::Tf32 && !outputs { 5.0 * tolerance } else { tolerance };
             let error = difference(want, got);
             assert!(error <= tolerance, "{what}: {name} differs by {error} in {}", precision.name());
         }
