@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 
 use super::Gpu;
 use super::driver::{DeviceBuffer, Pinned, call};
+use super::launch::{Shape, args, launch_kernel};
 use super::parts::{longest_way, parts};
 use super::record::{record, replayed_time};
 use crate::error::{Error, Result};
@@ -24,7 +25,7 @@ pub(crate) struct Input {
     pub changed: bool,
 }
 
-/// Inputs that lie side by side on the device and are copied together.
+/// Inputs that lie side by side on the device and go there together.
 struct Span {
     device: u64,
     bytes: usize,
@@ -34,8 +35,15 @@ struct Span {
     offset: usize,
 }
 
-/// Small inputs up to this many bytes go in one copy, changed or not.
+/// Inputs up to this many bytes go together, changed or not, and are fetched by the graph's first kernel: a copy before the graph would
+/// keep it waiting for some ten microseconds.
 const SPAN: u64 = 64 << 10;
+
+impl Span {
+    fn is_fetched(&self) -> bool {
+        self.bytes as u64 <= SPAN
+    }
+}
 
 /// Groups inputs by where they lie: what is between two of one span is padding.
 fn spans(inputs: &[Input]) -> Vec<Span> {
@@ -63,6 +71,52 @@ fn spans(inputs: &[Input]) -> Vec<Span> {
     spans
 }
 
+/// How a graph begins: by fetching small inputs from the entry of the ring whose turn it is, which it counts itself.
+struct Fetch {
+    spans: usize,
+    table: u64,
+    slots: u64,
+    turn: u64,
+    counter: u64,
+    depth: u32,
+}
+
+impl Fetch {
+    fn new(gpu: &Gpu, spans: &[Span], ring: &[Pinned], keep: &mut Vec<DeviceBuffer>) -> Result<Self> {
+        let mut words = |words: &[u64]| -> Result<u64> {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let buffer = DeviceBuffer::with(gpu, &bytes, "a program's inputs")?;
+            let address = buffer.address();
+            keep.push(buffer);
+            Ok(address)
+        };
+        let fetched: Vec<&Span> = spans.iter().filter(|span| span.is_fetched()).collect();
+        if fetched.is_empty() {
+            return Ok(Self { spans: 0, table: 0, slots: 0, turn: 0, counter: 0, depth: 0 });
+        }
+        let table: Vec<u64> =
+            fetched.iter().flat_map(|span| [span.device, span.offset as u64, span.bytes as u64]).collect();
+        let slots: Vec<u64> = ring.iter().map(|pinned| pinned.data as u64).collect();
+        Ok(Self {
+            spans: fetched.len(),
+            table: words(&table)?,
+            slots: words(&slots)?,
+            turn: words(&[0])?,
+            counter: words(&[0])?,
+            depth: ring.len() as u32,
+        })
+    }
+
+    fn queue(&self, gpu: &Gpu, stream: sys::CUstream) -> Result<()> {
+        if self.spans == 0 {
+            return Ok(());
+        }
+        let args = args![self.table, self.slots, self.turn, self.counter, self.depth];
+        let shape = Shape { grid: [self.spans, 1, 1], threads: 1024, shared: 0, cluster: 1 };
+        launch_kernel(&gpu.0.kernels, stream, "fetch_inputs", shape, args)
+    }
+}
+
 /// An output, copied to the host when it is first asked for after a run.
 pub(crate) struct Output {
     device: u64,
@@ -80,7 +134,7 @@ pub(crate) struct Exec {
     pub inputs: Vec<Input>,
     spans: Vec<Span>,
     pub outputs: Vec<Output>,
-    /// Pinned copies of changed inputs, used in turn, so that the host can fill one while the GPU reads another.
+    /// Pinned copies of the inputs, used in turn, so that the host can fill one while the GPU reads another.
     ring: Vec<Pinned>,
     turn: usize,
     /// Kernels, products and copies of one run.
@@ -106,9 +160,6 @@ impl Exec {
                 });
             }
         }
-        let mut keep = Vec::new();
-        let mut queued = 0;
-        let replay = record(gpu, steps, &mut keep, &mut queued)?;
         let inputs = inputs.iter().map(|operand| -> Result<Input> {
             let bytes = operand.ty.bytes();
             let host = Buffer::new(bytes, "a program's inputs")?;
@@ -124,7 +175,11 @@ impl Exec {
         let spans = spans(&inputs);
         let each = spans.last().map_or(0, |span| span.offset + span.bytes);
         let depth = if each < 64 << 20 { 8 } else { 2 };
-        let ring = (0..depth).map(|_| Pinned::new(&gpu.0.context, each)).collect::<Result<_>>()?;
+        let ring = (0..depth).map(|_| Pinned::new(&gpu.0.context, each.next_multiple_of(16)));
+        let ring = ring.collect::<Result<Vec<_>>>()?;
+        let (mut keep, mut queued) = (Vec::new(), 0);
+        let fetch = Fetch::new(gpu, &spans, &ring, &mut keep)?;
+        let replay = record(gpu, |stream| fetch.queue(gpu, stream), steps, &mut keep, &mut queued)?;
         Ok(Self {
             replay,
             _arena: arena,
@@ -143,30 +198,30 @@ impl Exec {
     pub fn run(&mut self) -> Result<()> {
         self.gpu.0.context.enter()?;
         let stream = &self.gpu.0.stream;
-        if self.inputs.iter().any(|input| input.changed) {
-            let pinned = &self.ring[self.turn];
-            pinned.wait()?;
-            for span in &self.spans {
-                if !span.inputs.iter().any(|i| self.inputs[*i].changed) {
-                    continue;
+        let pinned = &self.ring[self.turn];
+        pinned.wait()?;
+        for span in &self.spans {
+            if !span.is_fetched() && !span.inputs.iter().any(|i| self.inputs[*i].changed) {
+                continue;
+            }
+            // SAFETY: the ring's entries hold all spans, and the run that read this one is done.
+            let from = unsafe { pinned.data.add(span.offset) };
+            for i in &span.inputs {
+                let input = &mut self.inputs[*i];
+                input.changed = false;
+                // SAFETY: as above, and the input lies inside its span.
+                unsafe {
+                    let to = from.add((input.device - span.device) as usize);
+                    std::ptr::copy_nonoverlapping(input.host.ptr(), to, input.bytes);
                 }
-                // SAFETY: the ring's entries hold all spans, and its last copies are done.
-                let from = unsafe { pinned.data.add(span.offset) };
-                for i in &span.inputs {
-                    let input = &mut self.inputs[*i];
-                    input.changed = false;
-                    // SAFETY: as above, and the input lies inside its span.
-                    unsafe {
-                        let to = from.add((input.device - span.device) as usize);
-                        std::ptr::copy_nonoverlapping(input.host.ptr(), to, input.bytes);
-                    }
-                }
+            }
+            if !span.is_fetched() {
                 call!(cuMemcpyHtoDAsync_v2(span.device, from.cast(), span.bytes, stream.raw))?;
             }
-            pinned.queued(stream)?;
-            self.turn = (self.turn + 1) % self.ring.len();
         }
         call!(cuGraphLaunch(self.replay, stream.raw))?;
+        pinned.queued(stream)?;
+        self.turn = (self.turn + 1) % self.ring.len();
         self.outputs.iter().for_each(|output| output.fetched.set(false));
         Ok(())
     }

@@ -93,6 +93,9 @@ impl Kernels {
                 let module = file_of(name).and_then(|file| self.modules.get(file)).ok_or_else(missing)?;
                 let mut raw = std::ptr::null_mut();
                 call!(cuModuleGetFunction(&raw mut raw, *module, c_name.as_ptr()))?;
+                // All alike: a multiprocessor must be empty before it can divide its memory in another way.
+                let carveout = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+                call!(cuFuncSetAttribute(raw, carveout, 100))?;
                 Function { raw, shared: 48 << 10 }
             }
         };

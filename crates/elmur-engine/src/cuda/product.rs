@@ -152,8 +152,8 @@ const FULL: usize = 256;
 /// Most workspace that a product may ask for.
 const WORKSPACE: usize = 4 << 20;
 
-/// Algorithms that are tried.
-const CANDIDATES: usize = 12;
+/// The library's algorithms that are tried.
+const CANDIDATES: usize = 8;
 
 /// Descriptors of one product, destroyed with it.
 struct Descriptors {
@@ -395,6 +395,8 @@ impl Products {
                     Algorithm::Library(found) => self.multiply(&p, d, &found, space, stream).is_ok(),
                 }
             })?;
+            // The library's kernels are not made ready early, and many take a whole multiprocessor for themselves.
+            let time = time.map(|time| if matches!(candidate, Algorithm::Library(_)) { 1.1 * time } else { time });
             if let Some(time) = time
                 && best.is_none_or(|(shortest, _)| time < shortest)
             {

@@ -52,9 +52,10 @@ impl Step {
     }
 }
 
-/// Records all steps into a CUDA graph and makes it ready to run.
+/// Records `first`, then all steps into a CUDA graph and makes it ready to run.
 pub(super) fn record(
     gpu: &Gpu,
+    first: impl FnOnce(sys::CUstream) -> Result<()>,
     steps: &[Step],
     keep: &mut Vec<DeviceBuffer>,
     queued: &mut usize,
@@ -64,10 +65,11 @@ pub(super) fn record(
     call!(cuGraphCreate(&raw mut recording.graph, 0))?;
     let parts = parts(steps);
     let urgent = urgent(&parts);
+    let root = capture(streams[1].raw, recording.graph, &Leaves::default(), first)?;
     let mut leaves: Vec<Leaves> = Vec::with_capacity(parts.len());
     let mut notes = Vec::new();
     for (part, urgent) in parts.iter().zip(urgent) {
-        let mut before: Leaves = Default::default();
+        let mut before = if part.needs.is_empty() { root.clone() } else { Leaves::default() };
         for need in &part.needs {
             before.0.extend_from_slice(&leaves[*need].0);
             before.1.extend_from_slice(&leaves[*need].1);
@@ -76,16 +78,9 @@ pub(super) fn record(
             notes.clear();
         }
         let stream = streams[usize::from(urgent)].raw;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let (nodes, edges) = (before.0.as_ptr(), before.1.as_ptr());
-        call!(cuStreamBeginCaptureToGraph(stream, recording.graph, nodes, edges, before.0.len(), mode))?;
-        let step = &steps[part.step];
-        let result =
-            step.queue(gpu, stream, keep, queued, &mut notes, part.is_aside).and_then(|()| last_work(stream));
-        let mut graph = std::ptr::null_mut();
-        let ended = call!(cuStreamEndCapture(stream, &raw mut graph));
-        leaves.push(result?);
-        ended?;
+        leaves.push(capture(stream, recording.graph, &before, |stream| {
+            steps[part.step].queue(gpu, stream, keep, queued, &mut notes, part.is_aside)
+        })?);
     }
     // Older GPUs know no kernels that wait.
     if gpu.0.context.architecture()? >= 90 {
@@ -95,6 +90,23 @@ pub(super) fn record(
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0.into();
     call!(cuGraphInstantiateWithFlags(&raw mut replay, recording.graph, flags))?;
     Ok(replay)
+}
+
+/// Adds what `queue` queues to a graph, to be done after `before`.
+fn capture(
+    stream: sys::CUstream,
+    graph: sys::CUgraph,
+    before: &Leaves,
+    queue: impl FnOnce(sys::CUstream) -> Result<()>,
+) -> Result<Leaves> {
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    let (nodes, edges) = (before.0.as_ptr(), before.1.as_ptr());
+    call!(cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, before.0.len(), mode))?;
+    let result = queue(stream).and_then(|()| last_work(stream));
+    let mut same = std::ptr::null_mut();
+    let ended = call!(cuStreamEndCapture(stream, &raw mut same));
+    let leaves = result?;
+    ended.map(|()| leaves)
 }
 
 /// Lets urgent kernels be made ready while the kernels they depend on still run: ours begin by waiting for those to end. The library's

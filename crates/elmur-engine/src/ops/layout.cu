@@ -38,3 +38,26 @@ KERNEL copy_all(const u64* table) {
     for (i64 i = thread_number(); i < wide; i += (i64)gridDim.x * blockDim.x) ((uint4*)to)[i] = ((const uint4*)from)[i];
     for (i64 i = 16 * wide + thread_number(); i < bytes; i += (i64)gridDim.x * blockDim.x) ((unsigned char*)to)[i] = ((const unsigned char*)from)[i];
 }
+
+// Entries of 3 words: to, offset in a slot, bytes (padded to 16); a block each. Copies from the slot of host memory whose turn it is, then passes
+// the turn on. All of a thread's numbers are asked for at once: each takes a microsecond.
+KERNEL fetch_inputs(const u64* table, const u64* slots, u32* turn, u32* counter, u32 depth) {
+    begin();
+    const u64* entry = table + 3 * blockIdx.x;
+    u32 now = *turn;
+    uint4* to = (uint4*)entry[0];
+    const volatile uint4* from = (const volatile uint4*)(slots[now] + entry[1]);
+    int count = (int)((entry[2] + 15) / 16);
+    for (int first = threadIdx.x; first < count; first += 4 * blockDim.x) {
+        uint4 read[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            int i = first + k * blockDim.x;
+            if (i < count) read[k] = {from[i].x, from[i].y, from[i].z, from[i].w};
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            if (first + k * (int)blockDim.x < count) to[first + k * blockDim.x] = read[k];
+    }
+    if (last_block(counter, gridDim.x) && threadIdx.x == 0) *turn = (now + 1) % depth;
+}
