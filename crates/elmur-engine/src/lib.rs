@@ -41,5 +41,5 @@ pub use ops::lru::Blend;
 pub use ops::norm::{Norm, NormKind};
 pub use ops::optim::{AdamW, STEP_STATE};
 pub use program::{Program, StepTime};
-pub use store::Store;
+pub use store::{Readback, Store};
 pub use types::{DType, Element, TensorType};

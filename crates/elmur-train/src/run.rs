@@ -403,40 +403,45 @@ pub fn train_on(
     let good = (trainer.batches() > 0).then_some(trainer.batches());
     let saved = good.map(|batch| (batch, progress.clone()));
     let mut run = Run { folder, config, devices, stop, saved, good, progress, metrics };
+    // On a GPU the next batch is begun before this one's losses are looked at.
+    let ahead = usize::from(!trainer.device().is_cpu());
+    let mut clock = Instant::now();
     loop {
-        if run.progress.evaluation_due && !run.validate(&trainer, observe)? {
-            run.save(&trainer)?;
-            return Ok(Ended::Stopped(stop.signal()));
-        }
-        if reached_target(config, &run.progress) {
-            return Ok(Ended::Target);
-        }
-        if trainer.batches() >= planned {
-            return Ok(Ended::Finished);
-        }
         if stop.requested() {
-            run.save(&trainer)?;
-            return Ok(Ended::Stopped(stop.signal()));
+            run.take_reports(&mut trainer, 0, &mut clock, observe)?;
         }
-        let start = Instant::now();
-        let report = trainer.step().map_err(|error| diverged_with(error, folder, run.good))?;
-        // What was saved before has now proved able to go on.
-        run.good = run.saved.as_ref().map(|(batch, _)| *batch);
-        let seconds = start.elapsed().as_secs_f64();
-        run.metrics.row("train", report.batch, &batch_row(&report, seconds))?;
-        run.progress.losses.0 += report.loss;
-        run.progress.losses.1 += 1;
-        observe(Event::Batch(&report));
-        let last = report.batch == planned;
-        let due = |every: u64| every > 0 && report.batch.is_multiple_of(every);
-        if config.env.is_some() && (last || due(config.eval.every)) {
+        if trainer.waiting() == 0 {
+            if run.progress.evaluation_due && !run.validate(&trainer, observe)? {
+                run.save(&trainer)?;
+                return Ok(Ended::Stopped(stop.signal()));
+            }
+            if reached_target(config, &run.progress) {
+                return Ok(Ended::Target);
+            }
+            if trainer.batches() >= planned {
+                return Ok(Ended::Finished);
+            }
+            if stop.requested() {
+                run.save(&trainer)?;
+                return Ok(Ended::Stopped(stop.signal()));
+            }
+            clock = Instant::now();
+        }
+        trainer.queue()?;
+        let batch = trainer.batches();
+        let last = batch == planned;
+        let due = |every: u64| every > 0 && batch.is_multiple_of(every);
+        let evaluates = config.env.is_some() && (last || due(config.eval.every));
+        let saves = !evaluates && (last || due(config.train.checkpoint_every));
+        run.take_reports(&mut trainer, if evaluates || saves { 0 } else { ahead }, &mut clock, observe)?;
+        if evaluates {
             run.progress.evaluation_due = true;
-        } else if last || due(config.train.checkpoint_every) {
+        } else if saves {
             // Nothing to act in: the lowest mean loss since the last checkpoint is the best there is.
             let (sum, count) = std::mem::take(&mut run.progress.losses);
-            let best = config.env.is_none() && run.progress.improves(-sum / count as f64, report.batch);
+            let best = config.env.is_none() && run.progress.improves(-sum / count as f64, batch);
             run.save(&trainer)?;
-            run.settle(report.batch, best)?;
+            run.settle(batch, best)?;
         }
     }
 }
@@ -456,6 +461,28 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// Takes and writes down the reports of all batches begun but the last `but`.
+    fn take_reports(
+        &mut self,
+        trainer: &mut Trainer<'_>,
+        but: usize,
+        clock: &mut Instant,
+        observe: &mut dyn FnMut(Event<'_>),
+    ) -> Result<()> {
+        while trainer.waiting() > but {
+            let report = trainer.report().map_err(|error| diverged_with(error, self.folder, self.good))?;
+            // What was saved before has now proved able to go on.
+            self.good = self.saved.as_ref().map(|(batch, _)| *batch);
+            let seconds = clock.elapsed().as_secs_f64();
+            *clock = Instant::now();
+            self.metrics.row("train", report.batch, &batch_row(&report, seconds))?;
+            self.progress.losses.0 += report.loss;
+            self.progress.losses.1 += 1;
+            observe(Event::Batch(&report));
+        }
+        Ok(())
+    }
+
     /// Saves a checkpoint.
     fn save(&mut self, trainer: &Trainer<'_>) -> Result<()> {
         let now = (trainer.batches(), self.progress.clone());

@@ -1,9 +1,10 @@
 //! One batch after the other. What a trainer is lies in its store and three counters, so saving and resuming are exact.
 
+use std::collections::VecDeque;
 use std::path::Path;
 
 use elmur_data::{Dataset, Sampler, Window};
-use elmur_engine::{AdamW, DType, Device, Program, Store};
+use elmur_engine::{AdamW, DType, Device, Program, Readback, Store};
 use elmur_model::config::{Action, Observation, Token};
 use elmur_model::segments::{IGNORED, REPORT, SegmentClock, Start, TrainSettings, training_graph};
 use elmur_model::tensors::{self, HostTensor, Numbers, Tensors};
@@ -50,6 +51,9 @@ pub struct Trainer<'a> {
     batches: u64,
     steps: u64,
     tokens: u64,
+    /// Batches that are being computed: what is known of them, and what is still to be read.
+    waiting: VecDeque<BatchReport>,
+    sums: Readback<f32>,
 }
 
 /// Names of what a checkpoint's state holds besides the store's.
@@ -100,6 +104,7 @@ impl<'a> Trainer<'a> {
         let programs = [program(Start::Fresh)?, program(Start::Continue)?];
         store.set("rng", &[t.seed as i64, 0])?;
         let sampler = Sampler::new(dataset, config.crop(), t.seed);
+        let sums = store.readback(REPORT)?;
         Ok(Self {
             config: config.clone(),
             dataset,
@@ -110,6 +115,8 @@ impl<'a> Trainer<'a> {
             batches: 0,
             steps: 0,
             tokens: 0,
+            waiting: VecDeque::new(),
+            sums,
         })
     }
 
@@ -151,8 +158,16 @@ impl<'a> Trainer<'a> {
 
     /// One batch: all segments of one crop per row, one optimizer step per `model.memory.gradient` segments.
     ///
-    /// Where the loss is not a finite number below `train.max_loss` the error says so; the parameters are spoilt then.
+    /// Where the loss is not a finite number below `train.max_loss` the error says so; the parameters are spoilt then. Reports of batches
+    /// from [`Trainer::queue`] must have been taken.
     pub fn step(&mut self) -> Result<BatchReport> {
+        self.queue()?;
+        self.report()
+    }
+
+    /// Begins a batch. On a GPU this returns before it is done, so that the next can be prepared meanwhile; [`Trainer::report`] tells how
+    /// it went.
+    pub fn queue(&mut self) -> Result<()> {
         let (model, t) = (&self.config.model, &self.config.train);
         let through = model.memory.gradient.segments();
         let crops = self.sampler.next_crops(t.batch);
@@ -180,24 +195,39 @@ impl<'a> Trainer<'a> {
             program.set("lr", &[report.lr as f32])?;
             program.run()?;
         }
+        self.sums.ask()?;
         self.tokens += report.tokens;
-        // The first look at results since the batch began.
-        let sums = self.store.get::<f32>(REPORT)?;
+        self.batches += 1;
+        report.batch = self.batches;
+        report.epoch = self.sampler.position() as f64 / self.sampler.epoch_len() as f64;
+        self.waiting.push_back(report);
+        Ok(())
+    }
+
+    /// Batches that were begun and not yet reported.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// How the oldest of the batches begun went, as soon as it is done; errors as [`Trainer::step`].
+    pub fn report(&mut self) -> Result<BatchReport> {
+        let (Some(mut report), Some(sums)) = (self.waiting.pop_front(), self.sums.answer()?) else {
+            return Err(Error::config("report", "a batch that was begun", "none"));
+        };
+        let (model, t) = (&self.config.model, &self.config.train);
+        let runs = (t.segments / model.memory.gradient.segments()) as f64;
         let [loss, action_loss, norm, right] = [0, 1, 2, 3].map(|i| f64::from(sums[i]));
-        report.loss = loss / runs as f64;
-        report.action_loss = action_loss / runs as f64;
-        report.gradient_norm = norm / runs as f64;
+        report.loss = loss / runs;
+        report.action_loss = action_loss / runs;
+        report.gradient_norm = norm / runs;
         if !(loss.is_finite() && norm.is_finite() && report.loss < t.max_loss) {
             return Err(Error::Diverged {
-                batch: self.batches + 1,
+                batch: report.batch,
                 loss: report.loss,
                 gradient_norm: report.gradient_norm,
                 checkpoint: "none".to_owned(),
             });
         }
-        self.batches += 1;
-        report.batch = self.batches;
-        report.epoch = self.sampler.position() as f64 / self.sampler.epoch_len() as f64;
         let answers = report.tokens as usize * model.action.dim();
         report.accuracy =
             if model.action.is_discrete() && answers > 0 { right / answers as f64 } else { 0.0 };

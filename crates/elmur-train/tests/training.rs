@@ -119,6 +119,21 @@ fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
 }
 
 #[test]
+fn batches_begun_ahead_are_reported_in_order() {
+    let config = tiny(&[]);
+    let dataset = config.dataset().unwrap();
+    let mut one_by_one = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
+    let mut ahead = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
+    assert!(ahead.report().is_err());
+    (0..3).for_each(|_| ahead.queue().unwrap());
+    assert_eq!(ahead.waiting(), 3);
+    for _ in 0..3 {
+        assert_eq!(ahead.report().unwrap(), one_by_one.step().unwrap());
+    }
+    assert_eq!(ahead.waiting(), 0);
+}
+
+#[test]
 fn other_seeds_give_other_weights() {
     let dataset = tiny(&[]).dataset().unwrap();
     let loss = |seed: &str| {

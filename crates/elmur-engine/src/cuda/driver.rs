@@ -219,6 +219,19 @@ impl DeviceBuffer {
         self.gpu.synchronize()
     }
 
+    /// Queues a copy of everything to host memory, `spare` if given.
+    pub fn read_later(&self, spare: Option<Pinned>) -> Result<Pinned> {
+        let pinned = match spare {
+            Some(pinned) => pinned,
+            None => Pinned::new(&self.gpu.0.context, self.bytes)?,
+        };
+        let stream = &self.gpu.0.stream;
+        self.gpu.0.context.enter()?;
+        call!(cuMemcpyDtoHAsync_v2(pinned.data.cast(), self.address, self.bytes, stream.raw))?;
+        pinned.queued(stream)?;
+        Ok(pinned)
+    }
+
     /// Copies the first bytes here, after all work queued so far.
     pub fn read(&self, data: &mut [u8]) -> Result<()> {
         assert!(data.len() <= self.bytes);
@@ -242,21 +255,27 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Host memory that the GPU copies from directly, with the moment until which it does.
-pub(super) struct Pinned {
+/// Host memory that the GPU reads and writes directly, with the moment until which it does.
+#[derive(Debug)]
+pub(crate) struct Pinned {
     pub data: *mut u8,
     event: sys::CUevent,
     context: Arc<Context>,
 }
 
+// SAFETY: memory and event belong to it alone and may be used from any thread.
+unsafe impl Send for Pinned {}
+// SAFETY: shared references only wait and record.
+unsafe impl Sync for Pinned {}
+
 impl Pinned {
-    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+    pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         context.enter()?;
         let mut data = std::ptr::null_mut();
         // SAFETY: the driver writes the address.
         let code = unsafe { sys::cuMemHostAlloc(&raw mut data, bytes.max(1), 0) };
         if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return Err(Error::OutOfMemory { bytes, what: "a program's inputs" });
+            return Err(Error::OutOfMemory { bytes, what: "memory shared with the GPU" });
         }
         check("cuMemHostAlloc", code)?;
         let mut pinned =
@@ -266,13 +285,13 @@ impl Pinned {
         Ok(pinned)
     }
 
-    /// Waits until copies queued before [`Pinned::queued`] are done.
+    /// Waits until what was queued before [`Pinned::queued`] is done.
     pub fn wait(&self) -> Result<()> {
         call!(cuEventSynchronize(self.event))
     }
 
-    /// Marks the end of the copies queued so far.
-    pub fn queued(&self, stream: &Stream) -> Result<()> {
+    /// Marks the end of the work queued so far.
+    pub(super) fn queued(&self, stream: &Stream) -> Result<()> {
         call!(cuEventRecord(self.event, stream.raw))
     }
 }

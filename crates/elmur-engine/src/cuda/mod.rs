@@ -19,8 +19,8 @@ mod record;
 
 use std::sync::Arc;
 
-pub(crate) use driver::DeviceBuffer;
 use driver::{Context, Stream};
+pub(crate) use driver::{DeviceBuffer, Pinned};
 
 use crate::device::Precision;
 use crate::error::Result;

@@ -396,7 +396,8 @@ impl Products {
                 }
             })?;
             // The library's kernels are not made ready early, and many take a whole multiprocessor for themselves.
-            let time = time.map(|time| if matches!(candidate, Algorithm::Library(_)) { 1.1 * time } else { time });
+            let time =
+                time.map(|time| if matches!(candidate, Algorithm::Library(_)) { 1.1 * time } else { time });
             if let Some(time) = time
                 && best.is_none_or(|(shortest, _)| time < shortest)
             {
