@@ -6,7 +6,10 @@
 mod common;
 mod gpu;
 
-use elmur_engine::{DType, Gpu, Graph, Pool, Precision, Program, Store};
+use elmur_engine::{
+    Activation, Attention, AttentionMask, DType, Gpu, Graph, Norm, NormKind, Pool, Precision, Program, Qkv,
+    Relative, Result, Store, Value,
+};
 
 /// Loss, gradient norm and a parameter after each of ten steps of the policy that uses every op.
 fn train(device: impl Into<elmur_engine::Device>) -> Vec<[f32; 3]> {
@@ -36,19 +39,67 @@ fn training_follows_the_cpu() {
     }
 }
 
+/// Compares a graph whose loss is the sum of its output's squares.
+fn compare(what: &str, build: impl Fn(&mut Graph) -> Result<Value>) {
+    gpu::compare(what, 1, || {
+        let mut g = Graph::new();
+        let y = build(&mut g)?;
+        let squares = g.mul(y, y)?;
+        let loss = g.sum(squares)?;
+        Ok((g, vec![y], loss))
+    });
+}
+
+/// Shapes beyond those of `gradients.rs`: more than one round, tile, part or register file; rows that do not fit shared memory.
+#[test]
+fn larger_shapes_agree_with_the_cpu() {
+    for (batch, heads, queries, keys, width, relative) in [
+        (3, 4, 20, 256, 8, false),
+        (2, 2, 37, 37, 64, true),
+        (1, 2, 200, 200, 64, true),
+        (2, 1, 33, 50, 12, false),
+    ] {
+        compare(&format!("attention of {queries} to {keys}"), |g| {
+            let d = heads * width;
+            let q = g.param("q", DType::F32, [batch, queries, d])?;
+            let kv = g.param("kv", DType::F32, [batch, keys, 2 * d])?;
+            let mut options = Attention { heads, ..Attention::default() };
+            if relative {
+                options.mask = AttentionMask::Causal;
+                let [u, v] = ["u", "v"].map(|name| g.param(name, DType::F32, [heads, width]));
+                options.relative = Some(Relative { u: u?, v: v?, r: g.param("r", DType::F32, [keys, d])? });
+            } else {
+                options.bias = Some(g.param("bias", DType::F32, [batch, heads, queries, keys])?);
+            }
+            Ok(g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0)
+        });
+    }
+    compare("relative bias over many tiles", |g| {
+        let table = g.param("table", DType::F32, [99, 3])?;
+        // Rising times, and times that repeat; some differ by more than the table holds.
+        let q: Vec<i64> = (0..9 * 37).map(|i| if i < 200 { i % 37 } else { i * 7 % 11 }).collect();
+        let k: Vec<i64> = (0..9 * 70).map(|i| (i * 13 % 100) - 30).collect();
+        let (q, k) = (g.constant(&q, [9, 37])?, g.constant(&k, [9, 70])?);
+        g.relative_bias(table, q, k)
+    });
+    compare("norm of long rows", |g| {
+        let [x, f] = ["x", "f"].map(|name| g.param(name, DType::F32, [9, 700]));
+        let gamma = g.param("gamma", DType::F32, [700])?;
+        let beta = g.param("beta", DType::F32, [700])?;
+        let norm = Norm { kind: NormKind::Layer { beta }, gamma, eps: 1e-5 };
+        Ok(g.residual_norm(x?, f?, norm)?.0)
+    });
+}
+
 /// Small products are as good as f32 in every precision; these are large enough to be rounded.
 #[test]
 fn large_products_agree_with_the_cpu() {
     for (m, n, k) in [(256, 128, 512), (303, 259, 521), (2053, 1, 4099)] {
-        gpu::compare(&format!("product of {m} x {n} x {k}"), 1, || {
-            let mut g = Graph::new();
+        compare(&format!("product of {m} x {n} x {k}"), |g| {
             let x = g.param("x", DType::F32, [m, k])?;
             let w = g.param("w", DType::F32, [n, k])?;
             let w = g.scale(w, 1.0 / (k as f64).sqrt())?;
-            let y = g.linear(x, w, None, elmur_engine::Activation::Identity)?;
-            let squares = g.mul(y, y)?;
-            let loss = g.sum(squares)?;
-            Ok((g, vec![y], loss))
+            g.linear(x, w, None, Activation::Identity)
         });
     }
 }
@@ -76,7 +127,7 @@ fn memory_comes_back_from_a_thousand_programs() {
         let mut g = Graph::new();
         let x = g.input("x", DType::F32, [64, 64]).unwrap();
         let w = g.param("w", DType::F32, [64, 64]).unwrap();
-        let y = g.linear(x, w, None, elmur_engine::Activation::Gelu).unwrap();
+        let y = g.linear(x, w, None, Activation::Gelu).unwrap();
         let y = g.softmax(y).unwrap();
         g.output("y", y).unwrap();
         let store = Store::on(gpu);

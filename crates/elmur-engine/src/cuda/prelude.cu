@@ -9,7 +9,7 @@ typedef long long i64;
 #define NOT_A_NUMBER __int_as_float(0x7fc00000)
 
 // The first line of every kernel: waits for all work it depends on, then lets the work that depends on it be made ready beside it (see
-// `hasten` in exec.rs).
+// `hasten` in record.rs).
 __device__ __forceinline__ void begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -35,16 +35,19 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Sum over a block of at most 1024 threads, known to all of them.
+__device__ __forceinline__ double warp_sum(double x) {
+    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
+    return x;
+}
+
+// Sum over a block of at most 1024 threads, a multiple of 32, known to all of them.
 __device__ __forceinline__ double block_sum(double x) {
     __shared__ double parts[32];
-    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
+    x = warp_sum(x);
     __syncthreads();
     if (lane() == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
-    double total = 0;
-    for (u32 i = 0; i < (blockDim.x + 31) / 32; ++i) total += parts[i];
-    return total;
+    return warp_sum(lane() < blockDim.x / 32 ? parts[lane()] : 0.0);
 }
 
 // True in all threads of the block that comes last; `counter` is 0 before and after.

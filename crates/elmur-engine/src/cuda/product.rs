@@ -153,7 +153,7 @@ const FULL: usize = 256;
 const WORKSPACE: usize = 4 << 20;
 
 /// The library's algorithms that are tried.
-const CANDIDATES: usize = 8;
+const CANDIDATES: usize = 6;
 
 /// Descriptors of one product, destroyed with it.
 struct Descriptors {
@@ -292,13 +292,12 @@ impl Products {
         // As many blocks as fill the GPU, of at least half a panel each.
         let fills =
             (FULL / tiles.max(1)).min(p.k / (Own::DEPTH / 2)).clamp(1, if self.clusters { 8 } else { 1 });
-        let mut ways = Vec::new();
-        for log_cluster in [fills.ilog2(), fills.ilog2().saturating_sub(1), 0] {
-            for warps in if self.is_exact(p) { &[4][..] } else { &[4, 8] } {
-                ways.push(Own { warps: *warps, log_cluster });
-            }
-            if log_cluster == 0 {
-                break;
+        let most = fills.ilog2();
+        let mut ways: Vec<Own> = Vec::new();
+        for (warps, log_cluster) in [(4, most), (8, most.saturating_sub(1)), (4, 0), (8, 0)] {
+            let known = ways.iter().any(|way| way.warps == warps && way.log_cluster == log_cluster);
+            if !known && (warps == 4 || !self.is_exact(p)) {
+                ways.push(Own { warps, log_cluster });
             }
         }
         ways

@@ -69,6 +69,19 @@ __device__ __forceinline__ float dot(const float* q, const float* k, const float
     return sum;
 }
 
+// How a warp adds up rows [count, width]: a lane per column, and where the columns leave lanes over, these take turns with the rows.
+struct Columns {
+    int first, turn, turns, width;
+    __device__ __forceinline__ explicit Columns(int width) : first(lane()), turn(0), turns(1), width(width) {
+        if (width < 32 && 32 % width == 0) first = lane() % width, turn = lane() / width, turns = 32 / width;
+    }
+    __device__ __forceinline__ float total(float sum) const {
+        if (turns > 1)
+            for (int o = 16; o >= width; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+        return sum;
+    }
+};
+
 // A warp per query, but scores are computed by all threads alike. Shared memory: per warp the scores of its query, then staged rows.
 template <bool staged>
 __device__ __forceinline__ void attention_forward(float* y, float* weights, const float* q, const float* k, const float* v, const float* u, const float* w,
@@ -133,11 +146,13 @@ __device__ __forceinline__ void attention_forward(float* y, float* weights, cons
         }
         __syncwarp();
         float* to = y + ((i64)b * s.queries + i) * d + h * s.width;
-        for (int c = lane(); c < s.width; c += 32) {
+        Columns own(s.width);
+        for (int c = own.first; c < s.width; c += 32) {
             float sum = 0;
 #pragma unroll 4
-            for (int j = 0; j < reach; ++j) sum += p[j] * vs.data[j * vs.stride + c];
-            to[c] = sum;
+            for (int j = own.turn; j < reach; j += own.turns) sum += p[j] * vs.data[j * vs.stride + c];
+            sum = own.total(sum);
+            if (own.turn == 0) to[c] = sum;
         }
     }
 }
@@ -203,17 +218,19 @@ __device__ __forceinline__ void attention_backward(float* dq, float* dk, float* 
         }
         __syncwarp();
         float* to = dq + (token + i) * s.q_stride + h * s.width;
-        for (int c = lane(); c < s.width && dq; c += 32) {
+        Columns own(s.width);
+        for (int c = own.first; c < s.width && dq; c += 32) {
             const float *key = ks.data + c, *far = rs.data + position * rs.stride + c;
             float sum = 0;
             if (s.relative) {
 #pragma unroll 4
-                for (int j = 0; j < reach; ++j) sum += line[j] * (key[j * ks.stride] + far[-j * rs.stride]);
+                for (int j = own.turn; j < reach; j += own.turns) sum += line[j] * (key[j * ks.stride] + far[-j * rs.stride]);
             } else {
 #pragma unroll 4
-                for (int j = 0; j < reach; ++j) sum += line[j] * key[j * ks.stride];
+                for (int j = own.turn; j < reach; j += own.turns) sum += line[j] * key[j * ks.stride];
             }
-            to[c] = sum;
+            sum = own.total(sum);
+            if (own.turn == 0) to[c] = sum;
         }
     }
     __syncthreads();
@@ -228,22 +245,19 @@ __device__ __forceinline__ void attention_backward(float* dq, float* dk, float* 
             }
             (column ? column_sums[at] : diagonals[at - s.keys]) = sum;
         }
-    // A warp per key.
-    for (int j = warp; j < s.keys; j += warps) {
+    for (int at = threadIdx.x; at < s.keys * s.width; at += blockDim.x) {
+        int j = at / s.width, c = at - j * s.width;
         i64 key = (i64)b * s.keys + j;
-        // Earlier queries do not see it.
-        int first = s.causal ? max(0, j - start_position) : 0;
-        for (int c = lane(); c < s.width; c += 32) {
-            const float *query = qs.data + c, *grad = gs.data + c;
-            float sum = 0, value = 0, shift = s.relative ? us.data[c] : 0.0f;
+        const float *query = qs.data + c, *grad = gs.data + c;
+        float sum = 0, value = 0, shift = s.relative ? us.data[c] : 0.0f;
+        // Earlier queries do not see the key.
 #pragma unroll 4
-            for (int i = first; i < s.queries; ++i) {
-                sum += ds[i * s.keys + j] * (query[i * qs.stride] + shift);
-                value += dropped[i * s.keys + j] * grad[i * gs.stride];
-            }
-            if (dk) dk[key * s.k_stride + h * s.width + c] = sum;
-            if (dv) dv[key * s.v_stride + h * s.width + c] = value;
+        for (int i = s.causal ? max(0, j - start_position) : 0; i < s.queries; ++i) {
+            sum += ds[i * s.keys + j] * (query[i * qs.stride] + shift);
+            value += dropped[i * s.keys + j] * grad[i * gs.stride];
         }
+        if (dk) dk[key * s.k_stride + h * s.width + c] = sum;
+        if (dv) dv[key * s.v_stride + h * s.width + c] = value;
     }
     if (!s.relative || !partial) return;
     __syncthreads();

@@ -28,8 +28,60 @@ KERNEL relative_bias(float* y, const float* table, const i64* q, const i64* k, i
     y[i] = table[bias_row(q[b * q_rows + t], k[b * k_rows + j], reach) * heads + h];
 }
 
-// Adds into zeros, in any order.
-KERNEL relative_bias_grad(float* dtable, const float* dy, const i64* q, const i64* k, i64 q_rows, i64 k_rows, int heads, int queries, int keys, i64 reach, i64 n) {
+// Sums of dy by table row and head, in a fixed order. Every warp has a table of its own for one head, and a tile of up to 32 queries by 32 keys, which
+// it goes through key by key with a lane per query: their times differ, so that lanes rarely meet in one row.
+// Grid (heads, parts). Dynamic shared memory: per warp a table [rows] and a tile [32, 33]. partial: [parts, heads, rows]; counters: [heads].
+KERNEL relative_bias_grad(float* dtable, float* partial, u32* counters, const float* __restrict__ dy, const i64* __restrict__ q, const i64* __restrict__ k, i64 q_rows,
+                          i64 k_rows, int batch, int heads, int queries, int keys, int rows) {
+    begin();
+    extern __shared__ float shared[];
+    int h = blockIdx.x, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    float *table = shared + warp * rows, *tile = shared + warps * rows + warp * 32 * 33;
+    for (int i = threadIdx.x; i < warps * rows; i += blockDim.x) shared[i] = 0;
+    __syncthreads();
+    int across = (keys + 31) / 32, down = (queries + 31) / 32;
+    i64 units = (i64)batch * across * down, end = units * (blockIdx.y + 1) / gridDim.y;
+    for (i64 unit = units * blockIdx.y / gridDim.y + warp; unit < end; unit += warps) {
+        int b = (int)(unit / (across * down)), t0 = (int)(unit / across % down) * 32, j0 = (int)(unit % across) * 32;
+        int lines = min(32, queries - t0), columns = min(32, keys - j0);
+        const float* from = dy + (((i64)b * heads + h) * queries + t0) * keys + j0;
+#pragma unroll 8
+        for (int t = 0; t < lines; ++t)
+            if (lane() < columns) tile[t * 33 + lane()] = from[(i64)t * keys + lane()];
+        i64 time = lane() < lines ? q[b * q_rows + t0 + lane()] : 0, times = lane() < columns ? k[b * k_rows + j0 + lane()] : 0;
+        __syncwarp();
+        for (int j = 0; j < columns; ++j) {
+            int row = (int)bias_row(time, __shfl_sync(0xffffffffu, times, j), rows / 2), next = __shfl_down_sync(0xffffffffu, row, 1);
+            float x = lane() < lines ? tile[lane() * 33 + j] : 0.0f;
+            if (__all_sync(0xffffffffu, lane() >= lines - 1 || row < next)) {
+                if (lane() < lines) table[row] += x;
+            } else {
+                for (int l = 0; l < lines; ++l) {
+                    if (lane() == l) table[row] += x;
+                    __syncwarp();
+                }
+            }
+            __syncwarp();
+        }
+    }
+    __syncthreads();
+    bool alone = gridDim.y == 1;
+    for (int r = threadIdx.x; r < rows; r += blockDim.x) {
+        float sum = 0;
+        for (int w = 0; w < warps; ++w) sum += shared[w * rows + r];
+        *(alone ? dtable + (i64)r * heads + h : partial + ((i64)blockIdx.y * heads + h) * rows + r) = sum;
+    }
+    if (alone || !last_block(counters + h, gridDim.y)) return;
+    for (int r = threadIdx.x; r < rows; r += blockDim.x) {
+        float sum = 0;
+#pragma unroll 4
+        for (u32 part = 0; part < gridDim.y; ++part) sum += partial[((i64)part * heads + h) * rows + r];
+        dtable[(i64)r * heads + h] = sum;
+    }
+}
+
+// For tables too large for shared memory. Adds into zeros, in any order.
+KERNEL relative_bias_grad_anywhere(float* dtable, const float* dy, const i64* q, const i64* k, i64 q_rows, i64 k_rows, int heads, int queries, int keys, i64 reach, i64 n) {
     begin();
     i64 i = thread_number();
     if (i >= n) return;

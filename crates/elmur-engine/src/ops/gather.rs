@@ -226,12 +226,17 @@ fn bias_row(q: i64, k: i64, reach: i64) -> usize {
     (q.saturating_sub(k).clamp(-reach, reach) + reach) as usize
 }
 
+/// Elements from one batch row's times to the next; 0 where one row serves all.
+#[cfg(feature = "cuda")]
+fn batch_step(times: &TensorType) -> usize {
+    if times.shape[0] == 1 { 0 } else { times.shape[1] }
+}
+
 /// Queues either pass of the relative bias over y or dy [B, H, Tq, Tk].
 #[cfg(feature = "cuda")]
 fn cuda_bias(launch: &mut Launch<'_>, kernel: &'static str, ty: TensorType, rows: usize) -> Result<()> {
     let [heads, queries, keys] = [1, 2, 3].map(|axis| ty.shape[axis] as i32);
-    let step = |ty: &TensorType| if ty.shape[0] == 1 { 0 } else { ty.shape[1] };
-    let (q_rows, k_rows, n) = (step(launch.ty(1)), step(launch.ty(2)), ty.len());
+    let (q_rows, k_rows, n) = (batch_step(launch.ty(1)), batch_step(launch.ty(2)), ty.len());
     let (q, k) = (launch.input(1), launch.input(2));
     let args =
         args![launch.output(0), launch.input(0), q, k, q_rows, k_rows, heads, queries, keys, rows / 2, n,];
@@ -350,8 +355,36 @@ impl Op for RelativeBiasGrad {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
-        cuda_bias(launch, "relative_bias_grad", launch.ty(0).clone(), self.rows)
+        let &[batch, heads, queries, keys] = &launch.ty(0).shape[..] else { return Ok(()) };
+        // A table and a tile per warp, in the shared memory that every GPU has.
+        let each = 4 * (self.rows + 32 * 33);
+        let warps = ((96 << 10) / each).min(8);
+        if warps == 0 {
+            launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
+            return cuda_bias(launch, "relative_bias_grad_anywhere", launch.ty(0).clone(), self.rows);
+        }
+        // Some four tiles per warp, and no more blocks than fill a GPU about twice.
+        let tiles = batch * queries.div_ceil(32) * keys.div_ceil(32);
+        let parts = tiles.div_ceil(4 * warps).min(256usize.div_ceil(heads)).max(1);
+        let partial = if parts > 1 { launch.scratch(4 * parts * heads * self.rows)? } else { 0 };
+        let counters = launch.scratch(4 * heads)?;
+        let [q_rows, k_rows] = [1, 2].map(|i| batch_step(launch.ty(i)));
+        let args = args![
+            launch.output(0),
+            partial,
+            counters,
+            launch.input(0),
+            launch.input(1),
+            launch.input(2),
+            q_rows,
+            k_rows,
+            batch,
+            heads,
+            queries,
+            keys,
+            self.rows,
+        ];
+        launch.kernel("relative_bias_grad", [heads, parts, 1], 32 * warps as u32, warps * each, args)
     }
 }
 
