@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::episode::{Episode, EpisodeRef};
 use crate::error::{Error, Result};
-use crate::format::{Aligned, Header, Index, Layout, Shape};
+use crate::format::{Aligned, Header, Index, Layout, Shape, encode};
 use crate::native::Writer;
 use crate::npz;
 
@@ -163,6 +163,15 @@ impl Dataset {
     /// Bytes of a torn record at the end of the file, left by a writer that was killed.
     pub fn torn_bytes(&self) -> u64 {
         self.torn_bytes
+    }
+
+    /// A checksum of all episodes: the same for the same numbers, in whatever file they lie.
+    pub fn fingerprint(&self) -> u32 {
+        let mut hasher = crc32fast::Hasher::new();
+        for (i, episode) in self.episodes().enumerate() {
+            hasher.update(&encode(&episode, self.spaces(), i as u32));
+        }
+        hasher.finalize()
     }
 
     /// The dataset in a few numbers.

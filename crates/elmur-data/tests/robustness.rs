@@ -137,6 +137,22 @@ fn files_return_what_was_written() {
 }
 
 #[test]
+fn fingerprints_tell_datasets_apart_but_not_their_files() {
+    let print = |episodes: Vec<Episode>| {
+        Dataset::from_episodes(spaces(), metadata(), episodes).unwrap().fingerprint()
+    };
+    let whole = print(episodes(5));
+    assert_eq!(Dataset::from_bytes(&native(5).0).unwrap().fingerprint(), whole);
+    let mut others = vec![episodes(4), episodes(5), episodes(5), episodes(5)];
+    others[1].swap(0, 1);
+    others[2][3].rewards[1] += 0.5;
+    others[3][0].counts = None;
+    for other in others {
+        assert_ne!(print(other), whole);
+    }
+}
+
+#[test]
 fn a_file_cut_anywhere_keeps_exactly_its_whole_episodes() {
     let (bytes, ends) = native(4);
     for len in 0..bytes.len() {

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! config.json              everything that decided the run
+//! data.json                what the dataset was: a resumed run must have the same
+//! .lock                    held by the process that trains
 //! metrics.jsonl            a row per batch and per evaluation
 //! tensorboard/             the same as event files
 //! checkpoints/00000100/    model.safetensors, config.json, state.safetensors, progress.json
@@ -90,6 +92,20 @@ pub enum Ended {
 /// The folder of a run.
 #[derive(Debug, Clone)]
 pub struct RunFolder(PathBuf);
+
+/// What a run was trained on.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct DataNote {
+    episodes: usize,
+    /// [`Dataset::fingerprint`].
+    fingerprint: u32,
+}
+
+impl std::fmt::Display for DataNote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} episodes with checksum {:08x}", self.episodes, self.fingerprint)
+    }
+}
 
 /// Kept with each checkpoint so that a resumed run chooses as the whole one would.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -184,19 +200,53 @@ impl RunFolder {
     /// What decided the run.
     pub fn config(&self) -> Result<RunConfig> {
         let path = self.config_path();
-        let size = fs::metadata(&path)
-            .map_err(|e| Error::file(&path, format!("{e}; not the folder of a run")))?
-            .len();
-        if size > 1 << 20 {
-            return Err(Error::file(&path, "larger than any run's config"));
+        if !path.exists() {
+            return Err(Error::file(&path, "no such file; not the folder of a run"));
         }
-        let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+        let text = read_small(&path)?;
         serde_json::from_str(&text).map_err(|e| Error::file(&path, format!("not a run's config: {e}")))
     }
 
     fn save_config(&self, config: &RunConfig) -> Result<()> {
         let text = serde_json::to_vec_pretty(config).map_err(|e| Error::file(&self.0, e))?;
         Ok(write_atomic(&self.config_path(), &text)?)
+    }
+
+    /// Keeps other processes from training the same run; given back with the file.
+    fn lock(&self) -> Result<fs::File> {
+        let path = self.0.join(".lock");
+        let open = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let file = open.map_err(|e| Error::file(&path, e))?;
+        match file.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => {
+                Err(Error::file(&self.0, "another process trains this run; wait until it ends, or stop it"))
+            }
+            // Where a file system has no locks, runs go without.
+            Ok(()) | Err(fs::TryLockError::Error(_)) => Ok(file),
+        }
+    }
+
+    /// Remembers the run's data, or checks that a resumed run has the same. Runs from before this was noted take what they are given.
+    fn same_data(&self, dataset: &Dataset, resume: bool) -> Result<()> {
+        let path = self.0.join("data.json");
+        let now = DataNote { episodes: dataset.len(), fingerprint: dataset.fingerprint() };
+        if !resume {
+            let text = serde_json::to_vec_pretty(&now).map_err(|e| Error::file(&path, e))?;
+            return Ok(write_atomic(&path, &text)?);
+        }
+        if !path.exists() {
+            return Ok(());
+        }
+        let then: DataNote = serde_json::from_str(&read_small(&path)?).map_err(|e| Error::file(&path, e))?;
+        if then == now {
+            return Ok(());
+        }
+        Err(Error::Mismatch {
+            what: "data of the resumed run",
+            expected: then.to_string(),
+            got: now.to_string(),
+            remedy: "give it the data it began with, or begin another run",
+        })
     }
 
     /// Saves a checkpoint and turns `last` to it.
@@ -291,8 +341,8 @@ impl RunFolder {
         let last = folder.join(&name);
         trainer.load(&last)?;
         let path = last.join("progress.json");
-        let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
-        let progress: Progress = serde_json::from_str(&text).map_err(|e| Error::file(&path, e))?;
+        let progress: Progress =
+            serde_json::from_str(&read_small(&path)?).map_err(|e| Error::file(&path, e))?;
         if let Some((_, batch)) = progress.best {
             let best = format!("{batch:08}");
             if folder.join(&best).exists() {
@@ -314,6 +364,15 @@ impl RunFolder {
         let kept: String = text.lines().filter(keep).flat_map(|line| [line, "\n"]).collect();
         Ok(write_atomic(&path, kept.as_bytes())?)
     }
+}
+
+/// The text of a run's small files.
+fn read_small(path: &Path) -> Result<String> {
+    let size = fs::metadata(path).map_err(|e| Error::file(path, e))?.len();
+    if size > 1 << 20 {
+        return Err(Error::file(path, "larger than any file of its kind"));
+    }
+    fs::read_to_string(path).map_err(|e| Error::file(path, e))
 }
 
 /// Numbers of the checkpoints among a folder's entries, in order.
@@ -390,10 +449,14 @@ pub fn train_on(
     stop: &Stop,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ended> {
+    let _lock = folder.lock()?;
     let mut trainer = Trainer::new(config, dataset, &devices.train)?;
     let mut progress = Progress::default();
     if resume {
         same_course(&folder.config()?, config)?;
+    }
+    folder.same_data(dataset, resume)?;
+    if resume {
         progress = folder.resume(&mut trainer)?;
         folder.save_config(config)?;
     }

@@ -119,6 +119,31 @@ fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
 }
 
 #[test]
+fn a_run_is_trained_by_one_process_at_a_time_and_on_its_own_data() {
+    let folder = Folder::new("alone");
+    let path = folder.join("run");
+    let config = tiny(&[]);
+    let dataset = config.dataset().unwrap();
+    let run_folder = RunFolder::create(&path, &config).unwrap();
+    let mut second = None;
+    let stop = Stop::default();
+    let again = |dataset| train(&run_folder, &config, dataset, true, &Stop::default(), &mut |_| {});
+    train(&run_folder, &config, &dataset, false, &stop, &mut |event| {
+        if matches!(event, Event::Batch(_)) && second.is_none() {
+            second = Some(again(&dataset).unwrap_err().to_string());
+            stop.request(2);
+        }
+    })
+    .unwrap();
+    assert!(second.as_ref().unwrap().contains("another process trains this run"), "{second:?}");
+    // Other episodes from the same environment, as if the file had changed.
+    let other = tiny(&["data.seed=5"]).dataset().unwrap();
+    let error = again(&other).unwrap_err().to_string();
+    assert!(error.contains("data of the resumed run") && error.contains("checksum"), "{error}");
+    assert_eq!(again(&dataset).unwrap(), Ended::Finished);
+}
+
+#[test]
 fn batches_begun_ahead_are_reported_in_order() {
     let config = tiny(&[]);
     let dataset = config.dataset().unwrap();
