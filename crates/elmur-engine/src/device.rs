@@ -6,7 +6,7 @@ use crate::cuda::Gpu;
 use crate::error::{Error, Result};
 
 /// How products of f32 are computed on a GPU. Sums, norms, losses and the optimizer are f32 in all of them, and so are, to its last bits,
-/// products of up to 2^22 multiplications and those with up to 16 columns (routers and heads): there nothing is gained by rounding.
+/// products of up to 2^22 multiplications and layers with up to 16 outputs (routers and heads): there nothing is gained by rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// In f32, or on tensor cores from two tf32 parts of every number, 22 bits.
@@ -14,7 +14,7 @@ pub enum Precision {
     /// Operands rounded to tf32 (10 bits of mantissa), sums in f32.
     #[default]
     Tf32,
-    /// Operands rounded to bf16 (7 bits of mantissa), sums in f32.
+    /// Operands rounded to bf16 (7 bits of mantissa) where the library multiplies, to tf32 where our own kernel does; sums in f32.
     Bf16,
 }
 

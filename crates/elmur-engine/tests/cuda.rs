@@ -91,10 +91,19 @@ fn larger_shapes_agree_with_the_cpu() {
     });
 }
 
-/// Small products are as good as f32 in every precision; these are large enough to be rounded.
+/// Small products are as good as f32 in every precision; these are large enough to be rounded, or so deep that blocks share the depth,
+/// some of them unevenly.
 #[test]
 fn large_products_agree_with_the_cpu() {
-    for (m, n, k) in [(256, 128, 512), (303, 259, 521), (2053, 1, 4099)] {
+    for (m, n, k) in [
+        (256, 128, 512),
+        (303, 259, 521),
+        (2053, 1, 4099),
+        (256, 256, 520),
+        (300, 260, 260),
+        (128, 128, 1056),
+        (31, 33, 1093),
+    ] {
         compare(&format!("product of {m} x {n} x {k}"), |g| {
             let x = g.param("x", DType::F32, [m, k])?;
             let w = g.param("w", DType::F32, [n, k])?;

@@ -226,16 +226,13 @@ impl RunFolder {
         }
     }
 
-    /// Remembers the run's data, or checks that a resumed run has the same. Runs from before this was noted take what they are given.
+    /// Remembers the run's data, or checks that a resumed run has the same. Where nothing was noted, what it is given now is.
     fn same_data(&self, dataset: &Dataset, resume: bool) -> Result<()> {
         let path = self.0.join("data.json");
         let now = DataNote { episodes: dataset.len(), fingerprint: dataset.fingerprint() };
-        if !resume {
+        if !resume || !path.exists() {
             let text = serde_json::to_vec_pretty(&now).map_err(|e| Error::file(&path, e))?;
             return Ok(write_atomic(&path, &text)?);
-        }
-        if !path.exists() {
-            return Ok(());
         }
         let then: DataNote = serde_json::from_str(&read_small(&path)?).map_err(|e| Error::file(&path, e))?;
         if then == now {

@@ -287,6 +287,7 @@ impl Pinned {
 
     /// Waits until what was queued before [`Pinned::queued`] is done.
     pub fn wait(&self) -> Result<()> {
+        self.context.enter()?;
         call!(cuEventSynchronize(self.event))
     }
 

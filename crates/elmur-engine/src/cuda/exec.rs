@@ -180,6 +180,7 @@ impl Exec {
         let (mut keep, mut queued) = (Vec::new(), 0);
         let fetch = Fetch::new(gpu, &spans, &ring, &mut keep)?;
         let replay = record(gpu, |stream| fetch.queue(gpu, stream), steps, &mut keep, &mut queued)?;
+        queued += usize::from(fetch.spans > 0);
         Ok(Self {
             replay,
             _arena: arena,
@@ -206,9 +207,7 @@ impl Exec {
             }
             // SAFETY: the ring's entries hold all spans, and the run that read this one is done.
             let from = unsafe { pinned.data.add(span.offset) };
-            for i in &span.inputs {
-                let input = &mut self.inputs[*i];
-                input.changed = false;
+            for input in span.inputs.iter().map(|i| &self.inputs[*i]) {
                 // SAFETY: as above, and the input lies inside its span.
                 unsafe {
                     let to = from.add((input.device - span.device) as usize);
@@ -217,13 +216,16 @@ impl Exec {
             }
             if !span.is_fetched() {
                 call!(cuMemcpyHtoDAsync_v2(span.device, from.cast(), span.bytes, stream.raw))?;
+                // Even if the launch fails, this much is under way.
+                pinned.queued(stream)?;
             }
         }
         call!(cuGraphLaunch(self.replay, stream.raw))?;
-        pinned.queued(stream)?;
+        // The graph has taken its turn, whatever happens next.
         self.turn = (self.turn + 1) % self.ring.len();
+        self.inputs.iter_mut().for_each(|input| input.changed = false);
         self.outputs.iter().for_each(|output| output.fetched.set(false));
-        Ok(())
+        pinned.queued(stream)
     }
 
     /// Host copy of output `index` as of the last run.

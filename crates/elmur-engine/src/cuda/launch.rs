@@ -43,7 +43,7 @@ scalar_args! {
     u32 => |x| u64::from(x),
     f32 => |x| u64::from(x.to_bits()),
     f64 => |x| x.to_bits(),
-    // Extents: kernels take them as 64-bit integers.
+    // Extents: kernels take them as 64-bit integers, or as 32-bit ones where they are known to fit.
     usize => |x| x as u64,
     bool => |x| u64::from(x),
 }
@@ -59,7 +59,7 @@ impl<const N: usize> Arg for [i32; N] {
     }
 }
 
-/// `args![a, b, c]`: arguments in the kernel's order. `usize` and `i64` become `i64`, `bool` becomes `int`.
+/// `args![a, b, c]`: arguments in the kernel's order. `usize` and `i64` become `i64` (or `int`, if the kernel says so), `bool` becomes `int`.
 macro_rules! args {
     ($($arg:expr),* $(,)?) => {{
         let mut args = $crate::cuda::launch::Args::default();

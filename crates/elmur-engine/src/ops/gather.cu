@@ -72,11 +72,20 @@ KERNEL relative_bias_grad(float* dtable, float* partial, u32* counters, const fl
         *(alone ? dtable + (i64)r * heads + h : partial + ((i64)blockIdx.y * heads + h) * rows + r) = sum;
     }
     if (alone || !last_block(counters + h, gridDim.y)) return;
-    for (int r = threadIdx.x; r < rows; r += blockDim.x) {
-        float sum = 0;
-#pragma unroll 4
-        for (u32 part = 0; part < gridDim.y; ++part) sum += partial[((i64)part * heads + h) * rows + r];
-        dtable[(i64)r * heads + h] = sum;
+    // Eight rows at once, so that their numbers are asked for together.
+    for (int first = threadIdx.x; first < rows; first += 8 * blockDim.x) {
+        float sums[8] = {};
+        for (u32 part = 0; part < gridDim.y; ++part)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                int r = first + i * blockDim.x;
+                if (r < rows) sums[i] += partial[((i64)part * heads + h) * rows + r];
+            }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            int r = first + i * blockDim.x;
+            if (r < rows) dtable[(i64)r * heads + h] = sums[i];
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 // own. Blocks of a cluster share the depth of one tile and add up in each other's shared memory.
 
 // A number as tf32, the 11 bits that tensor cores look at, rounded to nearest, and what that leaves of it. (The conversion instruction is
-// eight times slower than these three operations.)
+// eight times slower than these three operations.) Numbers beyond 4e34 become NaN.
 struct Split {
     float high, low;
     __device__ __forceinline__ explicit Split(float x) {
@@ -189,7 +189,8 @@ __device__ __forceinline__ void product(float* c, const float* a, const float* b
     }
     // Each block of a cluster is given its rows of the tile by all of them.
     if (ranks > 1) {
-        float* given = shared + max(min(panels, 2) * STAGE, warps * T * LINE);
+        // At the same place in all of them: the last may have fewer panels than the others.
+        float* given = shared + max((share > DEPTH ? 2 : 1) * STAGE, warps * T * LINE);
         cluster_wait();
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
@@ -212,7 +213,8 @@ __device__ __forceinline__ void product(float* c, const float* a, const float* b
         if (at >= T * rows || r >= m || s >= n) continue;
         float4 x = found[v];
         add(x, added[v]);
-        if (relu) x = {fmaxf(x.x, 0.0f), fmaxf(x.y, 0.0f), fmaxf(x.z, 0.0f), fmaxf(x.w, 0.0f)};
+        // NaN stays NaN.
+        if (relu) x = {x.x < 0.0f ? 0.0f : x.x, x.y < 0.0f ? 0.0f : x.y, x.z < 0.0f ? 0.0f : x.z, x.w < 0.0f ? 0.0f : x.w};
         float* to = c + r * n + s;
         if (wide_c) {
             *(float4*)to = x;
