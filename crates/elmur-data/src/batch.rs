@@ -198,7 +198,7 @@ fn counts(episode: &EpisodeRef<'_>, step: usize) -> bool {
 mod tests {
     use std::collections::BTreeMap;
 
-    use elmur_envs::{Space, Spaces};
+    use elmur_base::{Space, Spaces};
 
     use super::*;
     use crate::{Column, Episode};

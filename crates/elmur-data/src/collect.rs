@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
+use elmur_base::{Leaf, Row, Space, Spaces};
 use elmur_envs::{
-    Behind, CartPole, CartPoleExpert, Env, EnvConfig, EnvKind, Expert, Leaf, Numbers, Playing, Space, Spaces,
-    TMazeExpert, Wrapped, Wrappers,
+    Behind, CartPole, CartPoleExpert, Env, EnvConfig, EnvKind, Expert, Playing, TMazeExpert, Wrapped,
+    Wrappers,
 };
 use elmur_rng::Rng;
 
@@ -16,8 +17,8 @@ use crate::{Column, Episode, Result};
 /// probability `noise`, a random action takes the place of the expert's: what it does next shows how to recover.
 pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) -> Result<Episode> {
     let spaces = env.spaces().clone();
-    let mut observation = Numbers::of(&spaces.observation);
-    let mut action = Numbers::of(&spaces.action);
+    let mut observation = Row::of(&spaces.observation);
+    let mut action = Row::of(&spaces.action);
     let mut episode = Episode {
         observations: columns(&spaces.observation),
         actions: columns(&spaces.action),
@@ -28,7 +29,7 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) 
     };
     let mut counts = Vec::new();
     let mut rng = Rng::new(seed, NOISE);
-    env.reset(seed, observation.room());
+    env.reset(seed, observation.as_mut());
     expert.reset();
     loop {
         append(&observation, &spaces.observation, &mut episode.observations);
@@ -36,10 +37,10 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) 
             episode.counts = counts.contains(&false).then_some(counts);
             return Ok(episode);
         }
-        expert.act(env, observation.values(), action.room());
+        expert.act(env, observation.values(), action.as_mut());
         let slip = noise > 0.0 && rng.uniform(0.0, 1.0) < noise;
         if slip {
-            action = Numbers::default();
+            action = Row::default();
             spaces.action.sample(&mut rng, &mut action);
             if !expert.overruled(action.values()) {
                 return Err(elmur_envs::Error::Config {
@@ -52,7 +53,7 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) 
         }
         append(&action, &spaces.action, &mut episode.actions);
         counts.push(env.heeds_action() && !slip);
-        let step = env.step(action.values(), observation.room())?;
+        let step = env.step(action.values(), observation.as_mut())?;
         episode.rewards.push(step.reward as f32);
         (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
     }
@@ -159,7 +160,7 @@ pub fn metadata(config: &EnvConfig, seed: u32, noise: f64) -> BTreeMap<String, S
 }
 
 /// Writes one value of a space behind those in its columns.
-pub(crate) fn append(value: &Numbers, space: &Space, columns: &mut [Column]) {
+pub(crate) fn append(value: &Row, space: &Space, columns: &mut [Column]) {
     let (mut floats, mut ints) = (&value.floats[..], &value.ints[..]);
     for (leaf, column) in space.leaves().iter().zip(columns) {
         match column {
@@ -175,6 +176,7 @@ pub(crate) fn columns(space: &Space) -> Vec<Column> {
     let column = |leaf: &Leaf<'_>| match leaf {
         Leaf::Ints(_) => Column::I32(Vec::new()),
         Leaf::Floats { .. } => Column::F32(Vec::new()),
+        Leaf::Bytes { .. } => Column::U8(Vec::new()),
     };
     space.leaves().iter().map(column).collect()
 }

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use elmur_envs::Spaces;
+use elmur_base::{Spaces, Statistics};
 use memmap2::Mmap;
 use serde::Serialize;
 
@@ -182,8 +182,8 @@ impl Dataset {
         Summary {
             episodes: self.len(),
             steps,
-            returns: Spread::of(self.episodes().map(|e| e.episode_return())),
-            lengths: Spread::of(self.episodes().map(|e| e.steps() as f64)),
+            returns: Statistics::of(self.episodes().map(|e| e.episode_return())),
+            lengths: Statistics::of(self.episodes().map(|e| e.steps() as f64)),
             counted_share: counted as f64 / steps as f64,
             terminated: count(|e| e.terminated),
             truncated: count(|e| e.truncated),
@@ -214,37 +214,13 @@ pub struct Summary {
     /// Steps of all episodes.
     pub steps: usize,
     /// Returns of episodes.
-    pub returns: Spread,
+    pub returns: Statistics,
     /// Steps of episodes.
-    pub lengths: Spread,
+    pub lengths: Statistics,
     /// Share of steps whose action is worth imitating.
     pub counted_share: f64,
     /// Episodes whose task had ended.
     pub terminated: usize,
     /// Episodes that were cut off.
     pub truncated: usize,
-}
-
-/// Mean, its standard error, and extremes of some numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Spread {
-    /// Mean.
-    pub mean: f64,
-    /// Standard error of the mean; 0 for a single number.
-    pub sem: f64,
-    /// Smallest.
-    pub min: f64,
-    /// Largest.
-    pub max: f64,
-}
-
-impl Spread {
-    fn of(numbers: impl ExactSizeIterator<Item = f64> + Clone) -> Self {
-        let n = numbers.len() as f64;
-        let mean = numbers.clone().sum::<f64>() / n;
-        let squares: f64 = numbers.clone().map(|x| (x - mean).powi(2)).sum();
-        let sem = (squares / (n - 1.0).max(1.0) / n).sqrt();
-        let (min, max) = numbers.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), x| (a.min(x), b.max(x)));
-        Spread { mean, sem, min, max }
-    }
 }

@@ -1,8 +1,8 @@
 //! Episodes: what was seen, done and rewarded, as flat columns.
 //!
-//! There is one column per leaf of a space ([`elmur_envs::Space::leaves`]); its rows follow each other: [rows, leaf length].
+//! There is one column per leaf of a space ([`elmur_base::Space::leaves`]); its rows follow each other: [rows, leaf length].
 
-use elmur_envs::{Leaf, Space, Spaces};
+use elmur_base::{Leaf, Space, Spaces, bound_at};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Fault, Result};
@@ -286,7 +286,7 @@ pub(crate) fn fits(leaf: &Leaf<'_>, element: ElementType) -> bool {
 fn misfit(leaf: &Leaf<'_>, column: ColumnRef<'_>, bounded: bool) -> Option<(usize, usize, String, String)> {
     let width = leaf.len();
     let bounds = |entry: usize| match leaf {
-        Leaf::Floats { low, high, .. } if bounded => (at(low, entry), at(high, entry)),
+        Leaf::Floats { low, high, .. } if bounded => (bound_at(low, entry), bound_at(high, entry)),
         _ => (f32::MIN, f32::MAX),
     };
     let within = |entry: usize, x: f32| {
@@ -328,11 +328,6 @@ fn first<T: Copy>(x: &[T], width: usize, ok: impl Fn(usize, T) -> bool) -> Optio
     let rows = x.chunks_exact(width.max(1)).enumerate();
     rows.flat_map(|(row, x)| x.iter().enumerate().map(move |(entry, x)| (row, entry, *x)))
         .find(|(_, entry, x)| !ok(*entry, *x))
-}
-
-/// A bound that is given once for all or once per number.
-fn at(bound: &[f32], entry: usize) -> f32 {
-    bound[if bound.len() == 1 { 0 } else { entry }]
 }
 
 #[cfg(test)]

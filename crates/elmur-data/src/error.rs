@@ -9,22 +9,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file could not be read or written.
-    #[error("{path}: {cause}", path = path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        cause: std::io::Error,
-    },
-    /// A file is not what it should be.
-    #[error("{path}: {problem}", path = path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it and what to do.
-        problem: String,
-    },
+    /// A file that could not be read or written, or that is not what it should be.
+    #[error(transparent)]
+    Base(#[from] elmur_base::Error),
     /// A file is damaged from some episode on.
     #[error(
         "{path}: episode {episode} at byte {offset}: {problem}; restore the file from a copy, or cut it to \
@@ -90,11 +77,11 @@ impl Fault {
 
 impl Error {
     pub(crate) fn io(path: &Path, cause: std::io::Error) -> Self {
-        Error::Io { path: path.to_owned(), cause }
+        elmur_base::Error::io(path, cause).into()
     }
 
-    pub(crate) fn file(path: &Path, problem: impl Into<String>) -> Self {
-        Error::File { path: path.to_owned(), problem: problem.into() }
+    pub(crate) fn file(path: &Path, problem: impl ToString) -> Self {
+        elmur_base::Error::file(path, problem).into()
     }
 
     pub(crate) fn damaged(path: &Path, episode: usize, offset: u64, problem: impl Into<String>) -> Self {

@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Read};
 use std::ops::{Deref, Range};
 use std::path::Path;
 
-use elmur_envs::{Space, Spaces};
+use elmur_base::{Space, Spaces};
 use serde::{Deserialize, Serialize};
 
 use crate::episode::{ColumnRef, ElementType, EpisodeRef, fits};

@@ -9,8 +9,8 @@
 //!
 //! ```
 //! use std::collections::BTreeMap;
+//! use elmur_base::{Space, Spaces};
 //! use elmur_data::{Column, Dataset, Episode, Writer};
-//! use elmur_envs::{Space, Spaces};
 //!
 //! # let folder = std::env::temp_dir().join(format!("elmur-data-example-{}", std::process::id()));
 //! # std::fs::create_dir_all(&folder)?;
@@ -47,7 +47,7 @@ mod npz;
 mod wrap;
 
 pub use batch::{Crop, Sampler, Window};
-pub use dataset::{Dataset, Spread, Summary};
+pub use dataset::{Dataset, Summary};
 pub use episode::{Column, ColumnRef, ElementType, Episode, EpisodeRef};
 pub use error::{Error, Fault, Result};
 pub use native::{Reader, Writer};

@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use elmur_envs::Spaces;
+use elmur_base::{Spaces, files};
 
 use crate::episode::{Episode, EpisodeRef};
 use crate::error::{Error, Result};
@@ -182,10 +182,7 @@ impl Writer {
             self.file.set_len(self.end)?;
             self.file.sync_all()?;
             if let Some(aside) = &self.aside {
-                fs::rename(aside, &self.path)?;
-                // The rename itself must survive a crash too, where the system lets a folder be synced.
-                let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty());
-                let _ = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+                files::rename(aside, &self.path)?;
             }
             Ok(())
         };

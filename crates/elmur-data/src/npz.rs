@@ -19,7 +19,7 @@ use std::mem::discriminant;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use elmur_envs::{Leaf, Space, Spaces};
+use elmur_base::{Leaf, Space, Spaces, files};
 use flate2::Compression;
 use flate2::bufread::DeflateDecoder;
 use flate2::write::DeflateEncoder;
@@ -446,8 +446,7 @@ pub fn write_npz(folder: impl AsRef<Path>, dataset: &Dataset) -> Result<()> {
         ];
         arrays.extend(counts.map(|counts| ("counts.npy", npy_bytes("|b1", &[steps], &counts))));
         let bytes = zip(&arrays).map_err(|e| Error::file(&path, format!("cannot be written: {e}")))?;
-        let aside = folder.join(format!(".train_data_{i}.npz.tmp"));
-        fs::write(&aside, bytes).and_then(|()| fs::rename(&aside, &path)).map_err(|e| Error::io(&path, e))?;
+        files::write_atomic(&path, &bytes)?;
     }
     Ok(())
 }

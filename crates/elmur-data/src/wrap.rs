@@ -1,6 +1,7 @@
 //! Datasets as an environment behind wrappers would have shown them.
 
-use elmur_envs::{Numbers, Space, Wrappers, Wrapping};
+use elmur_base::{Row, Space};
+use elmur_envs::{Wrappers, Wrapping};
 
 use crate::collect::{append, columns};
 use crate::episode::{ColumnRef, Episode};
@@ -12,19 +13,19 @@ pub fn wrap(dataset: &Dataset, wrappers: Wrappers) -> Result<Dataset> {
     let own = dataset.spaces();
     let mut wrapping = Wrapping::new(own, wrappers).map_err(Error::Env)?;
     let spaces = wrapping.spaces().clone();
-    let (mut seen, mut action) = (Numbers::of(&own.observation), Numbers::of(&own.action));
-    let (mut shown, mut taken) = (Numbers::of(&spaces.observation), Numbers::of(&spaces.action));
+    let (mut seen, mut action) = (Row::of(&own.observation), Row::of(&own.action));
+    let (mut shown, mut taken) = (Row::of(&spaces.observation), Row::of(&spaces.action));
     let mut wrapped = |episode: EpisodeRef<'_>| {
         let steps = episode.steps() + usize::from(episode.has_final_observation(own));
         let (mut observations, mut actions) = (columns(&spaces.observation), columns(&spaces.action));
         for t in 0..steps {
             row(&episode.observations, &own.observation, t, &mut seen);
             // The action of the step before is still there.
-            wrapping.observe(seen.values(), (t > 0).then(|| action.values()), shown.room());
+            wrapping.observe(seen.values(), (t > 0).then(|| action.values()), shown.as_mut());
             append(&shown, &spaces.observation, &mut observations);
             if t < episode.steps() {
                 row(&episode.actions, &own.action, t, &mut action);
-                wrapping.wrap_action(action.values(), taken.room());
+                wrapping.wrap_action(action.values(), taken.as_mut());
                 append(&taken, &spaces.action, &mut actions);
             }
         }
@@ -44,7 +45,7 @@ pub fn wrap(dataset: &Dataset, wrappers: Wrappers) -> Result<Dataset> {
 }
 
 /// Reads row `t` of a space's columns.
-fn row(columns: &[ColumnRef<'_>], space: &Space, t: usize, value: &mut Numbers) {
+fn row(columns: &[ColumnRef<'_>], space: &Space, t: usize, value: &mut Row) {
     let (mut floats, mut ints) = (value.floats.iter_mut(), value.ints.iter_mut());
     for (leaf, column) in space.leaves().iter().zip(columns) {
         let range = t * leaf.len()..(t + 1) * leaf.len();
@@ -88,7 +89,7 @@ mod tests {
                     first_step: on(1),
                     one_hot: on(2) && !on(1),
                     as_floats: on(2) && on(1),
-                    flat_action: on(3) && plain.spaces().action.floats() == 0,
+                    flat_action: on(3) && plain.spaces().action.widths().floats == 0,
                 };
                 let played = demonstrations(EnvConfig { wrappers, ..config });
                 let wrapped = wrap(&plain, wrappers).unwrap();

@@ -7,8 +7,9 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use elmur_base::{Space, Spaces};
 use elmur_data::{Column, Dataset, Episode, Error, Reader, Writer, read_npz, write_npz};
-use elmur_envs::{Space, Spaces};
+
 use elmur_rng::Rng;
 
 /// A folder of its own that goes away with the test.

@@ -2,11 +2,11 @@
 //!
 //! Nothing is hidden here: the paper uses it to show that a memory does no harm where none is needed.
 
+use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use crate::env::{Env, Expert, Step};
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
 
 const GRAVITY: f64 = 9.8;
 const POLE_MASS: f64 = 0.1;
@@ -140,18 +140,14 @@ mod tests {
         let (mut env, mut expert) = (CartPole::new(), CartPoleExpert);
         for seed in 0..200 {
             let mut seen = [0f32; 4];
-            env.reset(seed, ValuesMut { floats: &mut seen, ints: &mut [] });
+            env.reset(seed, ValuesMut::floats(&mut seen));
             expert.reset();
             let mut total = 0.0;
             loop {
                 let mut action = [0];
-                expert.act(
-                    &env,
-                    Values { floats: &seen, ints: &[] },
-                    ValuesMut { floats: &mut [], ints: &mut action },
-                );
-                let room = ValuesMut { floats: &mut seen, ints: &mut [] };
-                let step = env.step(Values { floats: &[], ints: &action }, room).unwrap();
+                expert.act(&env, Values::floats(&seen), ValuesMut::ints(&mut action));
+                let room = ValuesMut::floats(&mut seen);
+                let step = env.step(Values::ints(&action), room).unwrap();
                 total += step.reward;
                 if step.done() {
                     assert!(step.truncated && !step.terminated, "seed {seed} fell at {total}");
@@ -166,10 +162,10 @@ mod tests {
     fn one_sided_pushing_falls() {
         let mut env = CartPole::new();
         let mut seen = [0f32; 4];
-        env.reset(0, ValuesMut { floats: &mut seen, ints: &mut [] });
+        env.reset(0, ValuesMut::floats(&mut seen));
         let steps = (1..).find(|_| {
-            let room = ValuesMut { floats: &mut seen, ints: &mut [] };
-            env.step(Values { floats: &[], ints: &[1] }, room).unwrap().terminated
+            let room = ValuesMut::floats(&mut seen);
+            env.step(Values::ints(&[1]), room).unwrap().terminated
         });
         assert!((8..12).contains(&steps.unwrap()), "{steps:?}");
     }

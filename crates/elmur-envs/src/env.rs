@@ -1,7 +1,8 @@
 //! One environment, and one who can play it.
 
+use elmur_base::{Spaces, Values, ValuesMut};
+
 use crate::error::Result;
-use crate::space::{Spaces, Values, ValuesMut};
 
 /// What a step brought, besides an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

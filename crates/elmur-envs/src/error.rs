@@ -4,7 +4,7 @@
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What can go wrong with an environment.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A setting that makes no environment.
@@ -17,16 +17,9 @@ pub enum Error {
         /// What it was.
         got: String,
     },
-    /// Numbers that do not belong to a space.
-    #[error("{what}: expected {expected}, got {got}")]
-    Space {
-        /// Which numbers.
-        what: &'static str,
-        /// What they may be.
-        expected: String,
-        /// What they were.
-        got: String,
-    },
+    /// Numbers that do not belong to a space, or a space that makes no sense.
+    #[error(transparent)]
+    Base(#[from] elmur_base::Error),
     /// A trace that cannot be read.
     #[error("{}: {cause}; expected a trace of a POPGym task (.json or .json.gz)", path.display())]
     Trace {

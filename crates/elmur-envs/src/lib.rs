@@ -1,6 +1,5 @@
 //! Environments that hide something, in Gymnasium's words: spaces, `reset`, `step`, terminated, truncated.
 //!
-//! - [`Space`]: what observations and actions may be; numbers lie flat, floats apart from integers.
 //! - [`Env`]: one environment. [`VecEnv`]: many stepped as one, each row with its own seed and episode ends.
 //! - [`Expert`]: plays an environment well, from what it has seen or from what it may peek at. [`Player`]: from observations
 //!   alone.
@@ -10,10 +9,8 @@
 mod cartpole;
 mod env;
 mod error;
-mod nearest;
 pub mod popgym;
 mod registry;
-mod space;
 mod tmaze;
 mod vec_env;
 mod wrappers;
@@ -21,11 +18,7 @@ mod wrappers;
 pub use cartpole::{CartPole, CartPoleExpert};
 pub use env::{Env, Expert, Player, Playing, Step};
 pub use error::{Error, Result};
-pub use nearest::nearest;
 pub use registry::{EnvConfig, EnvKind};
-pub use space::{Leaf, Numbers, Space, Spaces, Values, ValuesMut};
 pub use tmaze::{Corridor, TMaze, TMazeExpert};
 pub use vec_env::{AnyVecEnv, VecEnv, VecStep};
-
-pub use elmur_pool::Pool;
 pub use wrappers::{Behind, Wrapped, Wrappers, Wrapping};

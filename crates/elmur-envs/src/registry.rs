@@ -2,12 +2,12 @@
 
 use std::str::FromStr;
 
+use elmur_base::nearest;
 use serde::{Deserialize, Serialize};
 
 use crate::cartpole::CartPole;
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::nearest::nearest;
 use crate::popgym::{Task, Version};
 use crate::tmaze::{Corridor, TMaze};
 use crate::wrappers::{Wrapped, Wrappers};
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn environments_are_found_by_name_and_refuse_nonsense() {
         for kind in EnvKind::all() {
-            assert_eq!(kind.name().parse(), Ok(kind));
+            assert_eq!(kind.name().parse::<EnvKind>().unwrap(), kind);
             let config = EnvConfig { length: 9, ..EnvConfig::new(kind) };
             config.evaluation().unwrap().spaces().validate().unwrap();
         }

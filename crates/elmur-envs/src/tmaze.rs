@@ -11,11 +11,11 @@
 //! noise is -1, 0 or 1 at random. Actions: 0 right, 1 up, 2 left, 3 down; a move into a wall does nothing. The episode ends
 //! at either goal, with reward 1 at the right one, or is cut off after C + 2 steps. Length "T" means C + 2.
 
+use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use crate::env::{Env, Expert, Step};
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
 
 const RIGHT: i32 = 0;
 const UP: i32 = 1;
@@ -151,15 +151,15 @@ mod tests {
 
     fn act(env: &mut TMaze, action: i32) -> (Step, [f32; 4]) {
         let mut seen = [9.0; 4];
-        let room = ValuesMut { floats: &mut seen, ints: &mut [] };
-        let step = env.step(Values { floats: &[], ints: &[action] }, room).unwrap();
+        let room = ValuesMut::floats(&mut seen);
+        let step = env.step(Values::ints(&[action]), room).unwrap();
         (step, seen)
     }
 
     fn start(corridor: u64, seed: u64) -> (TMaze, [f32; 4]) {
         let mut env = TMaze::new(Corridor::Fixed(corridor)).unwrap();
         let mut seen = [9.0; 4];
-        env.reset(seed, ValuesMut { floats: &mut seen, ints: &mut [] });
+        env.reset(seed, ValuesMut::floats(&mut seen));
         (env, seen)
     }
 
@@ -198,8 +198,10 @@ mod tests {
         let (step, seen) = act(&mut env, RIGHT);
         assert_eq!((step.truncated, step.terminated, step.reward), (true, false, 0.0));
         assert_eq!(seen[2], 1.0, "at the fork, too late");
-        let room = ValuesMut { floats: &mut [0.0; 4], ints: &mut [] };
-        assert_eq!(env.step(Values { floats: &[], ints: &[0] }, room), Err(Error::Finished));
+        assert!(matches!(
+            env.step(Values::ints(&[0]), ValuesMut::floats(&mut [0.0; 4])),
+            Err(Error::Finished)
+        ));
     }
 
     #[test]
@@ -217,7 +219,7 @@ mod tests {
         let mut env = TMaze::new(Corridor::UpTo(28)).unwrap();
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..1000 {
-            env.reset(seed, ValuesMut { floats: &mut [0.0; 4], ints: &mut [] });
+            env.reset(seed, ValuesMut::floats(&mut [0.0; 4]));
             seen.insert(env.corridor());
         }
         assert!(seen.into_iter().eq(1..=28));
@@ -238,8 +240,7 @@ mod tests {
     fn misuse_is_an_error() {
         assert!(TMaze::new(Corridor::Fixed(0)).unwrap_err().to_string().contains("at least 3"));
         let (mut env, _) = start(2, 1);
-        let room = ValuesMut { floats: &mut [0.0; 4], ints: &mut [] };
-        let error = env.step(Values { floats: &[], ints: &[4] }, room).unwrap_err();
+        let error = env.step(Values::ints(&[4]), ValuesMut::floats(&mut [0.0; 4])).unwrap_err();
         assert_eq!(error.to_string(), "T-Maze action: expected an integer from 0 to 3, got 4");
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use elmur_base::{Spaces, Values, ValuesMut};
 use elmur_pool::{Claims, Pool, RowsMut};
 use elmur_rng::Stream;
 
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::space::{Spaces, Values, ValuesMut};
 
 /// Rows of one environment, each in an episode of its own. A row whose episode ends begins the next at once: its observation is
 /// the new episode's first, and the last one of the old episode is kept in [`VecEnv::final_observations`].
@@ -71,10 +71,10 @@ impl<E: Env> VecEnv<E> {
         }
         let Spaces { observation, action } = first.spaces();
         let widths = Widths {
-            floats: observation.floats(),
-            ints: observation.ints(),
-            action_floats: action.floats(),
-            action_ints: action.ints(),
+            floats: observation.widths().floats,
+            ints: observation.widths().ints,
+            action_floats: action.widths().floats,
+            action_ints: action.widths().ints,
         };
         let n = rows.len();
         Ok(Self {
@@ -123,7 +123,7 @@ impl<E: Env> VecEnv<E> {
     pub fn reset(&mut self, seeds: &[u64]) -> Result<()> {
         if seeds.len() != self.rows.len() {
             let expected = format!("{} seeds", self.rows.len());
-            return Err(Error::Space { what: "reset", expected, got: seeds.len().to_string() });
+            return Err(elmur_base::Error::space("reset", expected, seeds.len()).into());
         }
         for (row, seed) in seeds.iter().enumerate() {
             self.reset_row(row, *seed);
@@ -138,29 +138,28 @@ impl<E: Env> VecEnv<E> {
         let observation = ValuesMut {
             floats: &mut self.floats[row * floats..(row + 1) * floats],
             ints: &mut self.ints[row * ints..(row + 1) * ints],
+            bytes: &mut [],
         };
         self.rows[row].reset(seed, observation);
     }
 
     /// Newest observations of all rows, [rows, numbers].
     pub fn observations(&self) -> Values<'_> {
-        Values { floats: &self.floats, ints: &self.ints }
+        Values { floats: &self.floats, ints: &self.ints, bytes: &[] }
     }
 
     /// For rows whose episode ended in the last step: the observation it ended with, [rows, numbers].
     pub fn final_observations(&self) -> Values<'_> {
-        Values { floats: &self.final_floats, ints: &self.final_ints }
+        Values { floats: &self.final_floats, ints: &self.final_ints, bytes: &[] }
     }
 
     /// Steps all rows with actions [rows, numbers]. Where a row refuses its action, others may have moved: treat an error as the end.
     pub fn step(&mut self, actions: Values<'_>) -> Result<&VecStep> {
         let (n, w) = (self.rows.len(), self.widths);
         if actions.floats.len() != n * w.action_floats || actions.ints.len() != n * w.action_ints {
-            return Err(Error::Space {
-                what: "actions",
-                expected: format!("{n} rows of {} floats and {} integers", w.action_floats, w.action_ints),
-                got: format!("{} and {}", actions.floats.len(), actions.ints.len()),
-            });
+            let expected = format!("{n} rows of {} floats and {} integers", w.action_floats, w.action_ints);
+            let got = format!("{} and {}", actions.floats.len(), actions.ints.len());
+            return Err(elmur_base::Error::space("actions", expected, got).into());
         }
         let Some(pool) = &self.pool else {
             let part = Part {
@@ -208,6 +207,7 @@ impl<E: Env> VecEnv<E> {
             let actions = Values {
                 floats: &actions.floats[first * w.action_floats..last * w.action_floats],
                 ints: &actions.ints[first * w.action_ints..last * w.action_ints],
+                bytes: &[],
             };
             let part = Part {
                 rows,
@@ -257,10 +257,11 @@ impl<E: Env> Part<'_, E> {
             let action = Values {
                 floats: &actions.floats[row * w.action_floats..(row + 1) * w.action_floats],
                 ints: &actions.ints[row * w.action_ints..(row + 1) * w.action_ints],
+                bytes: &[],
             };
             let floats = &mut self.floats[row * w.floats..(row + 1) * w.floats];
             let ints = &mut self.ints[row * w.ints..(row + 1) * w.ints];
-            let room = ValuesMut { floats: &mut *floats, ints: &mut *ints };
+            let room = ValuesMut { floats: &mut *floats, ints: &mut *ints, bytes: &mut [] };
             let step = env.step(action, room).map_err(|error| (row, error))?;
             self.rewards[row] = step.reward;
             self.terminated[row] = step.terminated;
@@ -270,7 +271,10 @@ impl<E: Env> Part<'_, E> {
                 self.final_ints[row * w.ints..(row + 1) * w.ints].copy_from_slice(ints);
                 self.episodes[row] += 1;
                 let draw = Stream::new(self.seeds[row], self.episodes[row], 1).block(0);
-                env.reset(u64::from(draw[0]) << 32 | u64::from(draw[1]), ValuesMut { floats, ints });
+                env.reset(
+                    u64::from(draw[0]) << 32 | u64::from(draw[1]),
+                    ValuesMut { floats, ints, bytes: &mut [] },
+                );
             }
         }
         Ok(())
@@ -333,7 +337,7 @@ mod tests {
         (0..60)
             .map(|t| {
                 let actions = vec![[0, 0, 0, 1, 0, 3][t % 6]; env.len()];
-                let step = env.step(Values { floats: &[], ints: &actions }).unwrap();
+                let step = env.step(Values::ints(&actions)).unwrap();
                 let (reward, done) = (step.rewards[row], step.terminated[row] || step.truncated[row]);
                 let seen = std::array::from_fn(|i| env.observations().floats[4 * row + i]);
                 (seen, reward, done)
@@ -358,7 +362,7 @@ mod tests {
         let mut env = mazes(2);
         env.reset(&[1, 2]).unwrap();
         let ended = (0..20).find_map(|_| {
-            let step = env.step(Values { floats: &[], ints: &[0, 0] }).unwrap();
+            let step = env.step(Values::ints(&[0, 0])).unwrap();
             step.truncated.iter().position(|done| *done)
         });
         let row = ended.unwrap();
@@ -372,7 +376,7 @@ mod tests {
         let mut env = mazes(2);
         assert!(env.reset(&[1]).is_err());
         env.reset(&[1, 2]).unwrap();
-        assert!(env.step(Values { floats: &[], ints: &[0] }).is_err());
+        assert!(env.step(Values::ints(&[0])).is_err());
         assert!(VecEnv::<TMaze>::new(vec![]).is_err());
     }
 
@@ -387,7 +391,7 @@ mod tests {
             let mut history = Vec::new();
             for t in 0..40 {
                 let actions: Vec<i32> = (0..rows).map(|row| [0, 0, 0, 1, 0, 3][(t + row) % 6]).collect();
-                let step = env.step(Values { floats: &[], ints: &actions }).unwrap().clone();
+                let step = env.step(Values::ints(&actions)).unwrap().clone();
                 history.push((step, env.observations().floats.to_vec()));
             }
             (history, env.final_observations().floats.to_vec())
@@ -403,10 +407,10 @@ mod tests {
             env.reset(&[1; 600]).unwrap();
             let mut actions = vec![0; 600];
             (actions[599], actions[300]) = (7, 4);
-            let error = env.step(Values { floats: &[], ints: &actions }).unwrap_err();
+            let error = env.step(Values::ints(&actions)).unwrap_err();
             assert!(error.to_string().contains("got 4"), "{error}");
             actions.fill(0);
-            assert!(env.step(Values { floats: &[], ints: &actions }).is_ok(), "an error is told once");
+            assert!(env.step(Values::ints(&actions)).is_ok(), "an error is told once");
         }
     }
 }

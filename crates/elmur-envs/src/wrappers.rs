@@ -3,11 +3,11 @@
 //! In this order: the observation, then the previous action, then the first-step flag; all of it as floats where asked for. Where
 //! actions are made flat, the previous action is still shown as the environment's own.
 
+use elmur_base::{Leaf, Row, Space, Spaces, Values, ValuesMut, bound_at};
 use serde::{Deserialize, Serialize};
 
 use crate::env::{Env, Expert, Step};
 use crate::error::{Error, Result};
-use crate::space::{Leaf, Numbers, Space, Spaces, Values, ValuesMut, at};
 
 /// Which changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ pub struct Wrapping {
     choices: Vec<usize>,
     entries: Vec<Entry>,
     /// The whole observation before it becomes floats.
-    plain: Numbers,
+    plain: Row,
 }
 
 impl Wrapping {
@@ -100,8 +100,9 @@ impl Wrapping {
             match leaf {
                 Leaf::Ints(sizes) => choices.extend_from_slice(sizes),
                 Leaf::Floats { low, high, .. } => {
-                    bounds.extend((0..leaf.len()).map(|i| (at(low, i), at(high, i))));
+                    bounds.extend((0..leaf.len()).map(|i| (bound_at(low, i), bound_at(high, i))));
                 }
+                Leaf::Bytes { .. } => {}
             }
         }
         let action = if wrappers.flat_action { flat(&own.action, &choices)? } else { own.action.clone() };
@@ -114,7 +115,7 @@ impl Wrapping {
         let encoded = wrappers.one_hot || wrappers.as_floats;
         let observation = if encoded { floats(&plain, &entries) } else { plain.clone() };
         let spaces = Spaces { observation, action };
-        Ok(Self { wrappers, encoded, spaces, bounds, choices, entries, plain: Numbers::of(&plain) })
+        Ok(Self { wrappers, encoded, spaces, bounds, choices, entries, plain: Row::of(&plain) })
     }
 
     /// What is seen and done from outside.
@@ -123,12 +124,8 @@ impl Wrapping {
     }
 
     /// Writes the observation that `own` becomes. `previous` is the action before it; none at the start of an episode.
-    pub fn observe(&mut self, own: Values<'_>, previous: Option<Values<'_>>, out: ValuesMut<'_>) {
-        let target = if self.encoded {
-            self.plain.room()
-        } else {
-            ValuesMut { floats: &mut *out.floats, ints: &mut *out.ints }
-        };
+    pub fn observe(&mut self, own: Values<'_>, previous: Option<Values<'_>>, mut out: ValuesMut<'_>) {
+        let target = if self.encoded { self.plain.as_mut() } else { out.reborrow() };
         let (floats, more_floats) = target.floats.split_at_mut(own.floats.len());
         let (ints, more_ints) = target.ints.split_at_mut(own.ints.len());
         floats.copy_from_slice(own.floats);
@@ -162,10 +159,10 @@ impl Wrapping {
     }
 
     /// Writes the environment's own action that an action from outside means.
-    fn unwrap_flat(&self, action: Values<'_>, own: &mut Numbers) -> Result<()> {
+    fn unwrap_flat(&self, action: Values<'_>, own: &mut Row) -> Result<()> {
         let count = self.choices.iter().product::<usize>();
         let mut rest = match action {
-            Values { floats: [], ints: [a] } if (*a as usize) < count => *a as usize,
+            Values { floats: [], ints: [a], bytes: [] } if (*a as usize) < count => *a as usize,
             _ => return refused(count, action),
         };
         for (i, n) in own.ints.iter_mut().zip(&self.choices).rev() {
@@ -181,16 +178,16 @@ pub struct Wrapped<E> {
     inner: E,
     wrapping: Wrapping,
     /// What the environment itself showed last.
-    own: Numbers,
+    own: Row,
     /// What it was last told to do.
-    action: Numbers,
+    action: Row,
 }
 
 impl<E: Env> Wrapped<E> {
     /// Puts the wrappers around `inner`. Flat actions are refused where actions are not all integers.
     pub fn new(inner: E, wrappers: Wrappers) -> Result<Self> {
         let wrapping = Wrapping::new(inner.spaces(), wrappers)?;
-        let (own, action) = (Numbers::of(&inner.spaces().observation), Numbers::of(&inner.spaces().action));
+        let (own, action) = (Row::of(&inner.spaces().observation), Row::of(&inner.spaces().action));
         Ok(Self { inner, wrapping, own, action })
     }
 
@@ -206,7 +203,7 @@ impl<E: Env> Env for Wrapped<E> {
     }
 
     fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
-        self.inner.reset(seed, self.own.room());
+        self.inner.reset(seed, self.own.as_mut());
         self.wrapping.observe(self.own.values(), None, observation);
     }
 
@@ -217,7 +214,7 @@ impl<E: Env> Env for Wrapped<E> {
         } else {
             (&mut self.own, action)
         };
-        let step = self.inner.step(action, own.room())?;
+        let step = self.inner.step(action, own.as_mut())?;
         self.wrapping.observe(own.values(), Some(action), observation);
         Ok(step)
     }
@@ -234,7 +231,7 @@ impl<E: Env> Env for Wrapped<E> {
 #[cold]
 fn refused<T>(count: usize, action: Values<'_>) -> Result<T> {
     let (expected, got) = (format!("one integer from 0 to {}", count - 1), format!("{:?}", action.ints));
-    Err(Error::Space { what: "flat action", expected, got })
+    Err(elmur_base::Error::space("flat action", expected, got).into())
 }
 
 /// All choices of an action as one.
@@ -243,7 +240,7 @@ fn flat(action: &Space, choices: &[usize]) -> Result<Space> {
         let got: String = format!("{action:?}").chars().take(80).collect();
         Err(Error::Config { key: "wrappers.flat_action", expected: expected.to_owned(), got })
     };
-    if action.floats() > 0 {
+    if action.widths().floats > 0 {
         return fail("an environment with discrete actions");
     }
     let count = choices.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
@@ -276,6 +273,7 @@ fn entries(space: &Space, one_hot: bool) -> Vec<Entry> {
     let entries = |leaf: &Leaf<'_>| match leaf {
         Leaf::Ints(sizes) => sizes.iter().map(integer).collect(),
         Leaf::Floats { .. } => vec![Entry::Float; leaf.len()],
+        Leaf::Bytes { .. } => vec![],
     };
     space.leaves().iter().flat_map(entries).collect()
 }
@@ -283,8 +281,10 @@ fn entries(space: &Space, one_hot: bool) -> Vec<Entry> {
 /// The box of a space's numbers as floats.
 fn floats(space: &Space, entries: &[Entry]) -> Space {
     let mut bounds = space.leaves().into_iter().flat_map(|leaf| match leaf {
-        Leaf::Ints(_) => vec![],
-        Leaf::Floats { low, high, .. } => (0..leaf.len()).map(|i| (at(low, i), at(high, i))).collect(),
+        Leaf::Ints(_) | Leaf::Bytes { .. } => vec![],
+        Leaf::Floats { low, high, .. } => {
+            (0..leaf.len()).map(|i| (bound_at(low, i), bound_at(high, i))).collect()
+        }
     });
     let (mut low, mut high) = (Vec::new(), Vec::new());
     for entry in entries {
@@ -319,13 +319,13 @@ fn encode(entries: &[Entry], values: Values<'_>, out: &mut [f32]) {
 #[derive(Debug, Clone)]
 pub struct Behind<X> {
     expert: X,
-    action: Numbers,
+    action: Row,
 }
 
 impl<X: Expert> Behind<X> {
     /// Lets `expert` play `env`.
     pub fn new(expert: X, env: &Wrapped<X::Env>) -> Self {
-        Self { expert, action: Numbers::of(&env.inner.spaces().action) }
+        Self { expert, action: Row::of(&env.inner.spaces().action) }
     }
 }
 
@@ -337,7 +337,7 @@ impl<X: Expert> Expert for Behind<X> {
     }
 
     fn act(&mut self, env: &Self::Env, _: Values<'_>, action: ValuesMut<'_>) {
-        self.expert.act(&env.inner, env.own.values(), self.action.room());
+        self.expert.act(&env.inner, env.own.values(), self.action.as_mut());
         env.wrapping.wrap_action(self.action.values(), action);
     }
 
@@ -407,17 +407,17 @@ mod tests {
         }
     }
 
-    fn wrapped(wrappers: Wrappers) -> (Wrapped<Board>, Numbers) {
+    fn wrapped(wrappers: Wrappers) -> (Wrapped<Board>, Row) {
         let mut env = Wrapped::new(Board::new(), wrappers).unwrap();
         env.spaces().validate().unwrap();
-        let mut seen = Numbers::of(&env.spaces().observation);
-        env.reset(0, seen.room());
+        let mut seen = Row::of(&env.spaces().observation);
+        env.reset(0, seen.as_mut());
         env.spaces().observation.check("observation", seen.values()).unwrap();
         (env, seen)
     }
 
-    fn step(env: &mut Wrapped<Board>, action: &[i32], seen: &mut Numbers) -> Result<Step> {
-        let step = env.step(Values { floats: &[], ints: action }, seen.room());
+    fn step(env: &mut Wrapped<Board>, action: &[i32], seen: &mut Row) -> Result<Step> {
+        let step = env.step(Values::ints(action), seen.as_mut());
         env.spaces().observation.check("observation", seen.values()).unwrap();
         step
     }
@@ -433,7 +433,7 @@ mod tests {
         step(&mut env, &[0, 1], &mut seen).unwrap();
         assert_eq!(seen.ints, [2, 0, 1, 0]);
         assert!(env.heeds_action());
-        env.reset(0, seen.room());
+        env.reset(0, seen.as_mut());
         assert_eq!(seen.ints, [0, 0, 0, 1], "nothing is left of the last episode");
     }
 
@@ -441,7 +441,7 @@ mod tests {
     fn one_hot_is_laid_out_part_by_part() {
         let on = Wrappers { as_floats: false, ..ALL };
         let (mut env, mut seen) = wrapped(on);
-        assert_eq!(env.spaces().observation.floats(), 9 + 1 + 2 + 3 + 2);
+        assert_eq!(env.spaces().observation.widths().floats, 9 + 1 + 2 + 3 + 2);
         step(&mut env, &[5], &mut seen).unwrap();
         let mut expected = [0.0; 17];
         (expected[1], expected[9], expected[11], expected[14], expected[15]) = (1.0, -0.5, 1.0, 1.0, 1.0);
@@ -466,7 +466,7 @@ mod tests {
             step(&mut env, &[a], &mut seen).unwrap();
             assert_eq!(env.inner().last, (a / 3, a % 3));
             let mut again = [9];
-            env.wrapping.wrap_action(env.action.values(), ValuesMut { floats: &mut [], ints: &mut again });
+            env.wrapping.wrap_action(env.action.values(), ValuesMut::ints(&mut again));
             assert_eq!(again, [a]);
         }
         for bad in [&[6][..], &[-1], &[0, 0], &[]] {
@@ -498,10 +498,10 @@ mod tests {
         assert!(error.contains("discrete actions"), "{error}");
         let on = Wrappers { previous_action: true, ..Wrappers::default() };
         let mut env = Wrapped::new(Torque(spaces), on).unwrap();
-        let mut seen = Numbers::of(&env.spaces().observation);
-        env.reset(0, seen.room());
+        let mut seen = Row::of(&env.spaces().observation);
+        env.reset(0, seen.as_mut());
         assert_eq!(seen.floats, [7.0, 0.0]);
-        env.step(Values { floats: &[3.5], ints: &[] }, seen.room()).unwrap();
+        env.step(Values::floats(&[3.5]), seen.as_mut()).unwrap();
         assert_eq!(seen.floats, [7.0, 2.0]);
     }
 
@@ -518,9 +518,9 @@ mod tests {
             };
             let (mut env, mut seen) = wrapped(wrappers);
             let mut expert = Behind::new(Corner, &env);
-            let mut action = Numbers::of(&env.spaces().action);
+            let mut action = Row::of(&env.spaces().action);
             for t in 0..5 {
-                expert.act(&env, seen.values(), action.room());
+                expert.act(&env, seen.values(), action.as_mut());
                 step(&mut env, &action.ints, &mut seen).unwrap();
                 assert_eq!(env.inner().last, (1, t % 3), "{wrappers:?}");
             }

@@ -5,8 +5,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use elmur_base::{Row, Values};
 use elmur_envs::popgym::{Difficulty, Task, Version};
-use elmur_envs::{EnvConfig, Numbers, Pool, Values, VecEnv, Wrappers};
+use elmur_envs::{EnvConfig, VecEnv, Wrappers};
+use elmur_pool::Pool;
 
 struct Counting;
 
@@ -46,9 +48,9 @@ fn rows_step_and_reset_without_allocation() {
         for task in Task::all().filter(|task| task.difficulty == Difficulty::Easy) {
             let mut env = task.make_rows(Version::default(), ROWS, &pool).unwrap();
             env.reset(&seeds).unwrap();
-            let one = Numbers::of(&env.spaces().action);
+            let one = Row::of(&env.spaces().action);
             let (floats, ints) = (vec![0.5; ROWS * one.floats.len()], vec![1; ROWS * one.ints.len()]);
-            let actions = Values { floats: &floats, ints: &ints };
+            let actions = Values { floats: &floats, ints: &ints, bytes: &[] };
             (0..60).for_each(|_| assert!(env.step(actions).is_ok()));
             let least = least_allocations(&mut || (0..150).for_each(|_| assert!(env.step(actions).is_ok())));
             assert_eq!(least, 0, "{}", task.id());
@@ -60,6 +62,6 @@ fn rows_step_and_reset_without_allocation() {
     let config = EnvConfig { wrappers, ..EnvConfig::popgym(task) };
     let mut env = VecEnv::new(vec![config.evaluation().unwrap()]).unwrap();
     env.reset(&[0]).unwrap();
-    let action = Values { floats: &[], ints: &[9] };
+    let action = Values::ints(&[9]);
     assert_eq!(least_allocations(&mut || (0..200).for_each(|_| assert!(env.step(action).is_ok()))), 0);
 }

@@ -4,13 +4,15 @@
 
 use std::path::Path;
 
+use elmur_base::{Leaf, Row, Space, Values};
 use elmur_envs::popgym::trace::Trace;
 use elmur_envs::popgym::{Difficulty, Family, Task, Version};
-use elmur_envs::{Env, EnvConfig, Leaf, Numbers, Pool, Space, Values, Wrappers};
+use elmur_envs::{Env, EnvConfig, Wrappers};
+use elmur_pool::Pool;
 use elmur_rng::Rng;
 
 /// A random value of an action space.
-fn draw(space: &Space, rng: &mut Rng, action: &mut Numbers) {
+fn draw(space: &Space, rng: &mut Rng, action: &mut Row) {
     let (mut floats, mut ints) = (action.floats.iter_mut(), action.ints.iter_mut());
     for leaf in space.leaves() {
         match leaf {
@@ -18,6 +20,7 @@ fn draw(space: &Space, rng: &mut Rng, action: &mut Numbers) {
                 sizes.iter().zip(&mut ints).for_each(|(n, i)| *i = rng.below(*n as u32) as i32)
             }
             Leaf::Floats { .. } => floats.by_ref().for_each(|x| *x = rng.uniform(-2.5, 2.5) as f32),
+            Leaf::Bytes { .. } => {}
         }
     }
 }
@@ -60,7 +63,7 @@ fn wrapped_observations_are_as_wide_as_the_papers() {
     for task in Task::all() {
         let env = EnvConfig { wrappers, ..EnvConfig::popgym(task) }.evaluation().unwrap();
         let width = widths(task.family)[task.difficulty as usize];
-        assert_eq!(env.spaces().observation.floats(), width, "{}", task.id());
+        assert_eq!(env.spaces().observation.widths().floats, width, "{}", task.id());
     }
 }
 
@@ -71,11 +74,11 @@ fn episodes_end_in_time_and_stay_within_their_spaces() {
             let mut env = task.make(version);
             let spaces = env.spaces().clone();
             spaces.validate().unwrap();
-            let (mut seen, mut action) = (Numbers::of(&spaces.observation), Numbers::of(&spaces.action));
-            assert!(env.step(action.values(), seen.room()).is_err(), "{}: a step before reset", task.id());
+            let (mut seen, mut action) = (Row::of(&spaces.observation), Row::of(&spaces.action));
+            assert!(env.step(action.values(), seen.as_mut()).is_err(), "{}: a step before reset", task.id());
             for seed in 0..3 {
                 let mut rng = Rng::new(seed, 9);
-                env.reset(seed, seen.room());
+                env.reset(seed, seen.as_mut());
                 // One step more by the older rules of MineSweeper.
                 let most = task.max_steps() + usize::from(version == Version::V106);
                 let mut steps = 0;
@@ -83,14 +86,14 @@ fn episodes_end_in_time_and_stay_within_their_spaces() {
                     spaces.observation.check("observation", seen.values()).unwrap();
                     draw(&spaces.action, &mut rng, &mut action);
                     steps += 1;
-                    let step = env.step(action.values(), seen.room()).unwrap();
+                    let step = env.step(action.values(), seen.as_mut()).unwrap();
                     assert!(step.reward.is_finite() && steps <= most, "{}", task.id());
                     if step.done() {
                         break;
                     }
                 }
                 assert!(
-                    env.step(action.values(), seen.room()).is_err(),
+                    env.step(action.values(), seen.as_mut()).is_err(),
                     "{}: a step after the end",
                     task.id()
                 );
@@ -107,14 +110,14 @@ fn players_give_legal_actions_and_the_same_ones_again() {
             let play = |env: &mut dyn Env, seed| {
                 let mut player = task.player(version);
                 let spaces = env.spaces().clone();
-                let (mut seen, mut action) = (Numbers::of(&spaces.observation), Numbers::of(&spaces.action));
-                env.reset(seed, seen.room());
+                let (mut seen, mut action) = (Row::of(&spaces.observation), Row::of(&spaces.action));
+                env.reset(seed, seen.as_mut());
                 player.reset();
                 let mut actions = Vec::new();
                 loop {
-                    player.act(seen.values(), action.room());
+                    player.act(seen.values(), action.as_mut());
                     actions.push(action.clone());
-                    if env.step(action.values(), seen.room()).unwrap().done() {
+                    if env.step(action.values(), seen.as_mut()).unwrap().done() {
                         return actions;
                     }
                 }
@@ -137,7 +140,7 @@ fn rows_are_the_same_on_any_number_of_threads() {
             env.reset(&(0..ROWS as u64).collect::<Vec<_>>()).unwrap();
             let space = env.spaces().action.clone();
             let mut rng = Rng::new(1, 1);
-            let mut one = Numbers::of(&space);
+            let mut one = Row::of(&space);
             let mut history = Vec::new();
             for _ in 0..60 {
                 let (mut floats, mut ints) = (Vec::new(), Vec::new());
@@ -146,7 +149,7 @@ fn rows_are_the_same_on_any_number_of_threads() {
                     floats.extend_from_slice(&one.floats);
                     ints.extend_from_slice(&one.ints);
                 }
-                let step = env.step(Values { floats: &floats, ints: &ints }).unwrap().clone();
+                let step = env.step(Values { floats: &floats, ints: &ints, bytes: &[] }).unwrap().clone();
                 let seen = env.observations();
                 history.push((
                     step,

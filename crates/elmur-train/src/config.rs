@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use elmur_base::{Leaf, Space};
 use elmur_data::{Dataset, collect};
 use elmur_engine::{Device, Precision};
-use elmur_envs::{EnvConfig, EnvKind, Leaf, Space, Wrappers};
+use elmur_envs::{EnvConfig, EnvKind, Wrappers};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
 use elmur_model::presets::{self, Preset, TrainPreset};
@@ -309,7 +310,11 @@ impl RunConfig {
             progress(episodes.len());
             let interrupted = std::io::Error::from(std::io::ErrorKind::Interrupted);
             let path = PathBuf::new();
-            if stop.requested() { Err(elmur_data::Error::Io { path, cause: interrupted }) } else { Ok(()) }
+            if stop.requested() {
+                Err(elmur_base::Error::Io { path, cause: interrupted }.into())
+            } else {
+                Ok(())
+            }
         };
         let played = collect::collect(&env, data.episodes, data.seed, data.noise, self.train.threads, keep);
         if stop.requested() {
@@ -360,7 +365,7 @@ impl TrainConfig {
 }
 
 /// Whether a model takes these observations and gives these actions.
-pub fn check_spaces(model: &ModelConfig, spaces: &elmur_envs::Spaces, what: &'static str) -> Result<()> {
+pub fn check_spaces(model: &ModelConfig, spaces: &elmur_base::Spaces, what: &'static str) -> Result<()> {
     let mismatch = |expected: String, got: &Space| {
         let remedy = "choose a model for these spaces, or other data";
         Error::Mismatch { what, expected, got: format!("{got:?}"), remedy }

@@ -6,8 +6,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use elmur_base::Values;
 use elmur_engine::{Device, Pool, Store};
-use elmur_envs::{Env, EnvConfig, Values, VecEnv};
+use elmur_envs::{Env, EnvConfig, VecEnv};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, Observation, Token};
 use elmur_model::session::{Actions, Obs, Session};
@@ -207,7 +208,7 @@ fn act_out(what: &Evaluation<'_>, seeds: &[u64], stop: &Stop, tick: &dyn Fn()) -
         let discrete = what.model.action.is_discrete();
         let actions = if discrete { Actions::Discrete(&ints) } else { Actions::Continuous(&floats) };
         session.commit(acting.then_some(actions))?;
-        let taken = env.step(Values { floats: &floats, ints: &ints })?;
+        let taken = env.step(Values { floats: &floats, ints: &ints, bytes: &[] })?;
         for row in 0..rows {
             if !running[row] {
                 continue;
@@ -245,8 +246,8 @@ impl Observed {
     fn new<E: Env>(model: &ModelConfig, env: &VecEnv<E>) -> Self {
         let (mut floats, mut ints) = (0, 0);
         let leaves = env.spaces().observation.leaves();
-        let place = |leaf: &elmur_envs::Leaf<'_>| {
-            let integer = matches!(leaf, elmur_envs::Leaf::Ints(_));
+        let place = |leaf: &elmur_base::Leaf<'_>| {
+            let integer = matches!(leaf, elmur_base::Leaf::Ints(_));
             let counter = if integer { &mut ints } else { &mut floats };
             *counter += leaf.len();
             (integer, *counter - leaf.len(), leaf.len())
@@ -339,7 +340,7 @@ mod tests {
         let mut agree = 0;
         for i in 0..2000 {
             let seed = Seeds::Test(0).episode(i);
-            maze.reset(seed, elmur_envs::ValuesMut { floats: &mut [0.0; 4], ints: &mut [] });
+            maze.reset(seed, elmur_base::ValuesMut::floats(&mut [0.0; 4]));
             let mut noise = [0.0; 2];
             Stream::new(memory_seed(seed), 0, 0).fill_normal(&mut noise, 1.0);
             let small = noise[0] * noise[0] + noise[1] * noise[1] < 2.0 * 2f64.ln();

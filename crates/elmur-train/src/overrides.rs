@@ -3,7 +3,7 @@
 //! A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is answered with the
 //! nearest.
 
-pub use elmur_envs::nearest;
+pub use elmur_base::nearest;
 use serde_json::Value;
 
 use crate::config::RunConfig;

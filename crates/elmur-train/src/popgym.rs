@@ -1,8 +1,9 @@
 //! Runs for POPGym's tasks: one rule for all 48, and one with the published choices.
 
+use elmur_base::{Leaf, Space, Spaces};
 use elmur_data::collect;
 use elmur_envs::popgym::{Family, Task, Version};
-use elmur_envs::{EnvConfig, Leaf, Space, Spaces, Wrappers};
+use elmur_envs::{EnvConfig, Wrappers};
 use elmur_model::ModelConfig;
 use elmur_model::config::{Action, CategoricalEncoding, Observation};
 use elmur_model::presets::{self, TrainPreset};
@@ -156,7 +157,7 @@ fn model_ends(spaces: &Spaces) -> Result<(Observation, Action)> {
         Leaf::Ints(sizes) => {
             Observation::Categorical { sizes: sizes.to_vec(), encoding: CategoricalEncoding::Embedding }
         }
-        Leaf::Floats { .. } => Observation::Vector { dim: leaf.len() },
+        Leaf::Floats { .. } | Leaf::Bytes { .. } => Observation::Vector { dim: leaf.len() },
     };
     let mut parts: Vec<Observation> = spaces.observation.leaves().iter().map(part).collect();
     let observation = if parts.len() == 1 { parts.remove(0) } else { Observation::Parts(parts) };

@@ -1,7 +1,8 @@
 //! What the memory did in one episode: which slot was written when, and how much each was read.
 
+use elmur_base::Values;
 use elmur_engine::{Pool, Store};
-use elmur_envs::{EnvConfig, Values, VecEnv};
+use elmur_envs::{EnvConfig, VecEnv};
 use elmur_model::ModelConfig;
 use elmur_model::config::Observation;
 use elmur_model::session::{Obs, Session};
@@ -76,7 +77,7 @@ pub fn timeline(
             }
         }
         let actions = session.greedy_actions().to_vec();
-        let step = env.step(Values { floats: &[], ints: &actions })?;
+        let step = env.step(Values::ints(&actions))?;
         result.steps += 1;
         if step.terminated[0] || step.truncated[0] {
             let reward = step.rewards[0];

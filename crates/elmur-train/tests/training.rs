@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use elmur_base::{Space, Spaces};
 use elmur_data::{Column, Dataset, Episode};
 use elmur_engine::Pool;
-use elmur_envs::{EnvConfig, Space, Spaces};
+use elmur_envs::EnvConfig;
 use elmur_model::Checkpoint;
 use elmur_model::config::{Action, CategoricalEncoding, MemoryGradient, Observation, TokenFormat};
 use elmur_train::{
@@ -414,14 +415,15 @@ fn episodes(spaces: &Spaces) -> Vec<Episode> {
         leaves
             .iter()
             .map(|leaf| match leaf {
-                elmur_envs::Leaf::Ints(sizes) => Column::I32(
+                elmur_base::Leaf::Ints(sizes) => Column::I32(
                     (0..steps).flat_map(|t| sizes.iter().map(move |n| (value(t, *n) % n) as i32)).collect(),
                 ),
-                elmur_envs::Leaf::Floats { .. } => Column::F32(
+                elmur_base::Leaf::Floats { .. } => Column::F32(
                     (0..steps * leaf.len())
                         .map(|i| (value(i / leaf.len(), 4) % 4) as f32 / 4.0 - 0.4)
                         .collect(),
                 ),
+                elmur_base::Leaf::Bytes { .. } => Column::U8(vec![0; steps * leaf.len()]),
             })
             .collect()
     };

@@ -123,5 +123,5 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
 /// Ends a collection from within; the caller knows why.
 fn interrupted() -> elmur_data::Error {
     let cause = std::io::Error::from(std::io::ErrorKind::Interrupted);
-    elmur_data::Error::Io { path: PathBuf::new(), cause }
+    elmur_base::Error::Io { path: PathBuf::new(), cause }.into()
 }

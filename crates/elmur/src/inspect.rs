@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use elmur_data::{Dataset, Spread};
+use elmur_base::Statistics;
+use elmur_data::Dataset;
 use elmur_engine::DType;
 use elmur_envs::popgym::Family;
 use elmur_model::config::{MemoryInit, ModelConfig};
@@ -81,7 +82,7 @@ fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
     say(&format!("{}: {} episodes, {} steps", path.display(), s.episodes, s.steps));
     say(&format!("  observation  {}", json!(dataset.spaces().observation)));
     say(&format!("  action       {}", json!(dataset.spaces().action)));
-    let Spread { mean, sem, min, max } = s.returns;
+    let Statistics { mean, sem, min, max, .. } = s.returns;
     say(&format!("  return       {mean:.3} ± {sem:.3} mean, {min:.3} to {max:.3}"));
     say(&format!("  length       {:.1} mean, {} to {}", s.lengths.mean, s.lengths.min, s.lengths.max));
     say(&format!("  ended        {} terminated, {} truncated", s.terminated, s.truncated));

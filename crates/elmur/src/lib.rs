@@ -4,9 +4,11 @@
 //!
 //! - [`engine`]: static compute graphs with autodiff that run without allocation.
 //! - [`model`]: ELMUR itself: model, memory, sessions and checkpoints.
+//! - [`base`]: spaces and the numbers in them, shared by all parts.
 //! - [`envs`]: environments and their experts. [`data`]: trajectories, crops and batches, files.
 //! - [`train`]: trainer, runs, evaluation.
 
+pub use elmur_base as base;
 pub use elmur_data as data;
 pub use elmur_engine as engine;
 pub use elmur_envs as envs;

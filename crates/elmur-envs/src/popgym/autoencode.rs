@@ -6,6 +6,7 @@
 //! much for another, and shows (0, 0). N - 1 steps of watching and N of playing; the task ends with the last
 //! card named.
 
+use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::deck::{DealOrder, Deck};
@@ -13,7 +14,6 @@ use super::replay::{Replay, choice};
 use super::task::Difficulty;
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
 
 /// Name the suits of a deck backwards.
 #[derive(Debug, Clone)]
@@ -178,6 +178,6 @@ mod tests {
         let mut env = Autoencode::new(Difficulty::Medium);
         check_misuse(&mut env);
         let hidden = DealOrder { deal_order: vec![7; 104] };
-        assert!(env.begin(&hidden, ValuesMut { floats: &mut [], ints: &mut [0, 0] }).is_err());
+        assert!(env.begin(&hidden, ValuesMut::ints(&mut [0, 0])).is_err());
     }
 }

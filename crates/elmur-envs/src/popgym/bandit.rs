@@ -6,6 +6,7 @@
 
 use std::sync::OnceLock;
 
+use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::{Rng, unit};
 use serde::Deserialize;
 
@@ -13,7 +14,6 @@ use super::replay::{Replay, choice, impossible};
 use super::task::Difficulty;
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
 
 /// The hidden state.
 #[derive(Debug, Clone, Deserialize)]
@@ -289,7 +289,7 @@ mod tests {
     use crate::popgym::trace::tests::{check_family, mean_return};
 
     fn room(seen: &mut [i32]) -> ValuesMut<'_> {
-        ValuesMut { floats: &mut [], ints: seen }
+        ValuesMut::ints(seen)
     }
 
     #[test]
@@ -301,25 +301,25 @@ mod tests {
     fn misuse_is_an_error() {
         let (mut env, mut seen) = (MultiarmedBandit::new(Difficulty::Easy), [0]);
         let mut step = |env: &mut MultiarmedBandit, ints: &[i32]| {
-            env.step(Values { floats: &[], ints }, ValuesMut { floats: &mut [], ints: &mut seen })
+            env.step(Values::ints(ints), ValuesMut::ints(&mut seen))
         };
-        assert_eq!(step(&mut env, &[0]), Err(Error::Finished));
+        assert!(matches!(step(&mut env, &[0]), Err(Error::Finished)));
         env.reset(0, room(&mut [0]));
         for bad in [&[10][..], &[-1], &[], &[0, 0]] {
-            assert!(matches!(step(&mut env, bad), Err(Error::Space { .. })));
+            assert!(matches!(step(&mut env, bad), Err(Error::Base(elmur_base::Error::Space { .. }))));
         }
         for draw in [1.0, -0.1, f64::NAN, f64::INFINITY] {
-            assert!(env.advance(Values { floats: &[], ints: &[0] }, draw, room(&mut [0])).is_err(), "{draw}");
+            assert!(env.advance(Values::ints(&[0]), draw, room(&mut [0])).is_err(), "{draw}");
         }
         for t in 1..=200 {
             let result = step(&mut env, &[9]).unwrap();
             assert_eq!((result.terminated, result.truncated), (false, t == 200));
         }
-        assert_eq!(step(&mut env, &[0]), Err(Error::Finished));
+        assert!(matches!(step(&mut env, &[0]), Err(Error::Finished)));
         for bad in [vec![0.5; 9], vec![0.5; 11], vec![1.0; 10], vec![-0.1; 10], vec![f32::NAN; 10]] {
             assert!(env.begin(&Bandits { bandits_f32: bad }, room(&mut [0])).is_err());
         }
-        assert_eq!(step(&mut env, &[0]), Err(Error::Finished));
+        assert!(matches!(step(&mut env, &[0]), Err(Error::Finished)));
     }
 
     #[test]
@@ -330,7 +330,7 @@ mod tests {
         env.begin(&Bandits { bandits_f32: arms }, room(&mut seen)).unwrap();
         assert_eq!(seen, [0]);
         let mut pull = |arm: i32, draw: f64| {
-            let step = env.advance(Values { floats: &[], ints: &[arm] }, draw, room(&mut seen)).unwrap();
+            let step = env.advance(Values::ints(&[arm]), draw, room(&mut seen)).unwrap();
             (step.reward, seen[0])
         };
         assert_eq!(pull(3, 0.499), (1.0 / 200.0, 1));
@@ -348,9 +348,9 @@ mod tests {
             env.reset(seed, room(&mut seen));
             let pull = |i: i32| {
                 if mistakes {
-                    assert!(env.step(Values { floats: &[], ints: &[10] }, room(&mut seen)).is_err());
+                    assert!(env.step(Values::ints(&[10]), room(&mut seen)).is_err());
                 }
-                env.step(Values { floats: &[], ints: &[i % 10] }, room(&mut seen)).unwrap();
+                env.step(Values::ints(&[i % 10]), room(&mut seen)).unwrap();
                 seen[0]
             };
             (0..200).map(pull).collect::<Vec<_>>()
@@ -376,7 +376,7 @@ mod tests {
             classes[1][(b * 20.0) as usize] += 1;
             pairs[(a * 5.0) as usize][(b * 5.0) as usize] += 1;
             for _ in 0..50 {
-                env.step(Values { floats: &[], ints: &[0] }, room(&mut seen)).unwrap();
+                env.step(Values::ints(&[0]), room(&mut seen)).unwrap();
                 paid[class] += f64::from(seen[0]) - f64::from(a);
             }
         }

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 
+use elmur_base::{Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -10,7 +11,6 @@ use super::noise;
 use super::replay::Replay;
 use crate::env::{Env, Step};
 use crate::error::Result;
-use crate::space::{Spaces, Values, ValuesMut};
 
 /// A body that moves by its action, with rules that do not depend on what is seen of it.
 pub trait Body: Debug + Clone + Send {

@@ -13,6 +13,7 @@
 
 mod player;
 
+use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 use serde::Deserialize;
 
@@ -21,7 +22,6 @@ use super::replay::{Replay, choice};
 use super::task::Difficulty;
 use crate::env::{Env, Step};
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
 
 pub use player::ConcentrationPlayer;
 
@@ -167,8 +167,8 @@ mod tests {
 
     fn step(env: &mut Concentration, card: i32) -> (Vec<i32>, Step) {
         let mut seen = vec![-1; env.faces.len()];
-        let room = ValuesMut { floats: &mut [], ints: &mut seen };
-        let step = env.step(Values { floats: &[], ints: &[card] }, room).unwrap();
+        let room = ValuesMut::ints(&mut seen);
+        let step = env.step(Values::ints(&[card]), room).unwrap();
         (seen, step)
     }
 
@@ -177,7 +177,7 @@ mod tests {
         let mut env = Concentration::new(difficulty);
         let cards = env.faces.len();
         let mut seen = vec![-1; cards];
-        let room = ValuesMut { floats: &mut [], ints: &mut seen };
+        let room = ValuesMut::ints(&mut seen);
         env.begin(&Layout { layout: (0..cards as u16).collect() }, room).unwrap();
         assert_eq!(seen, vec![env.side.values() as i32; cards]);
         env
@@ -223,8 +223,10 @@ mod tests {
                 last = step(&mut env, card).1;
             }
             assert_eq!((last.terminated, last.truncated), (true, truncated), "{wasted}");
-            let room = ValuesMut { floats: &mut [], ints: &mut [0; 52] };
-            assert_eq!(env.step(Values { floats: &[], ints: &[0] }, room), Err(Error::Finished));
+            assert!(matches!(
+                env.step(Values::ints(&[0]), ValuesMut::ints(&mut [0; 52])),
+                Err(Error::Finished)
+            ));
         }
         let mut env = in_order(Difficulty::Easy);
         let last = (0..104).map(|_| step(&mut env, 9).1).last().unwrap();
@@ -237,7 +239,7 @@ mod tests {
         check_seeds(&mut Concentration::new(Difficulty::Medium), 208);
         let mut env = Concentration::new(Difficulty::Hard);
         check_pairs(13, 52, 20_000, |seed| {
-            env.reset(seed, ValuesMut { floats: &mut [], ints: &mut [0; 52] });
+            env.reset(seed, ValuesMut::ints(&mut [0; 52]));
             (step(&mut env, 0).0[0], step(&mut env, 51).0[51])
         });
     }
@@ -247,6 +249,6 @@ mod tests {
         let mut env = Concentration::new(Difficulty::Medium);
         check_misuse(&mut env);
         let hidden = Layout { layout: vec![103; 104] };
-        assert!(env.begin(&hidden, ValuesMut { floats: &mut [], ints: &mut [0; 104] }).is_err());
+        assert!(env.begin(&hidden, ValuesMut::ints(&mut [0; 104])).is_err());
     }
 }

@@ -6,6 +6,7 @@
 //! query included: it pays 1/(N - 1), another answer costs as much. N cards make N - 1 steps; the last query
 //! is not asked.
 
+use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 use serde::Deserialize;
 
@@ -14,7 +15,6 @@ use super::replay::{Replay, choice};
 use super::task::{Difficulty, Version};
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
 
 /// Count cards.
 #[derive(Debug, Clone)]
@@ -236,10 +236,9 @@ mod tests {
                 let hidden =
                     DealOrders { value_order: value_order.clone(), query_order: query_order.clone() };
                 let mut seen = [0; 2];
-                assert!(env.begin(&hidden, ValuesMut { floats: &mut [], ints: &mut seen }).is_err());
-                let late = env
-                    .step(Values { floats: &[], ints: &[0] }, ValuesMut { floats: &mut [], ints: &mut seen });
-                assert_eq!(late, Err(Error::Finished));
+                assert!(env.begin(&hidden, ValuesMut::ints(&mut seen)).is_err());
+                let late = env.step(Values::ints(&[0]), ValuesMut::ints(&mut seen));
+                assert!(matches!(late, Err(Error::Finished)));
             }
         }
     }

@@ -105,23 +105,24 @@ impl Side {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use elmur_base::{Space, Values, ValuesMut};
+
     use super::*;
     use crate::env::{Env, Step};
     use crate::error::Error;
-    use crate::space::{Space, Values, ValuesMut};
 
     /// What an environment of integers shows and pays when it is given random actions until the end, or for
     /// `limit` steps.
     pub fn play(env: &mut impl Env, seed: u64, limit: usize) -> (Vec<Vec<i32>>, Vec<Step>) {
-        let mut seen = vec![0; env.spaces().observation.ints()];
+        let mut seen = vec![0; env.spaces().observation.widths().ints];
         let Space::Discrete { n } = env.spaces().action else { panic!("no choice between actions") };
         let mut rng = Rng::new(seed, 1);
-        env.reset(seed, ValuesMut { floats: &mut [], ints: &mut seen });
+        env.reset(seed, ValuesMut::ints(&mut seen));
         let (mut shown, mut steps) = (vec![seen.clone()], Vec::new());
         while steps.len() < limit && !steps.last().is_some_and(Step::done) {
             let action = [rng.below(n as u32) as i32];
-            let room = ValuesMut { floats: &mut [], ints: &mut seen };
-            steps.push(env.step(Values { floats: &[], ints: &action }, room).unwrap());
+            let room = ValuesMut::ints(&mut seen);
+            steps.push(env.step(Values::ints(&action), room).unwrap());
             shown.push(seen.clone());
         }
         (shown, steps)
@@ -133,9 +134,8 @@ pub(super) mod tests {
         let whole = play(env, 3, usize::MAX);
         assert_eq!(whole.1.len(), length);
         let mut room = whole.0[0].clone();
-        let late =
-            env.step(Values { floats: &[], ints: &[0] }, ValuesMut { floats: &mut [], ints: &mut room });
-        assert_eq!(late, Err(Error::Finished));
+        let late = env.step(Values::ints(&[0]), ValuesMut::ints(&mut room));
+        assert!(matches!(late, Err(Error::Finished)));
         assert_ne!(
             play(env, 4, length / 2),
             (whole.0[..=length / 2].to_vec(), whole.1[..length / 2].to_vec())
@@ -145,15 +145,14 @@ pub(super) mod tests {
 
     /// Steps before the first reset and actions outside of the space are errors.
     pub fn check_misuse(env: &mut impl Env) {
-        let mut seen = vec![0; env.spaces().observation.ints()];
+        let mut seen = vec![0; env.spaces().observation.widths().ints];
         let Space::Discrete { n } = env.spaces().action else { panic!("no choice between actions") };
-        let mut step = |env: &mut dyn Env, ints: &[i32]| {
-            env.step(Values { floats: &[], ints }, ValuesMut { floats: &mut [], ints: &mut seen })
-        };
-        assert_eq!(step(env, &[0]), Err(Error::Finished));
+        let mut step =
+            |env: &mut dyn Env, ints: &[i32]| env.step(Values::ints(ints), ValuesMut::ints(&mut seen));
+        assert!(matches!(step(env, &[0]), Err(Error::Finished)));
         play(env, 0, 1);
         for bad in [&[n as i32][..], &[-1], &[i32::MIN], &[], &[0, 0]] {
-            assert!(matches!(step(env, bad), Err(Error::Space { .. })), "{bad:?}");
+            assert!(matches!(step(env, bad), Err(Error::Base(elmur_base::Error::Space { .. }))), "{bad:?}");
         }
         assert!(step(env, &[n as i32 - 1]).is_ok());
     }

@@ -3,6 +3,7 @@
 //! Observation: the rank of the current card, from 0 (ace) to 12 (king). Actions: 0 higher, 1 lower. A right
 //! answer pays 1/N, a wrong one costs as much, and equal ranks pay nothing. N cards make N - 1 steps.
 
+use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::deck::{DealOrder, Deck, rank};
@@ -10,7 +11,6 @@ use super::replay::{Replay, choice};
 use super::task::Difficulty;
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
 
 /// Guess the next card.
 #[derive(Debug, Clone)]
@@ -164,6 +164,6 @@ mod tests {
         let mut env = HigherLower::new(Difficulty::Medium);
         check_misuse(&mut env);
         let hidden = DealOrder { deal_order: (1..105).collect() };
-        assert!(env.begin(&hidden, ValuesMut { floats: &mut [], ints: &mut [0] }).is_err());
+        assert!(env.begin(&hidden, ValuesMut::ints(&mut [0])).is_err());
     }
 }

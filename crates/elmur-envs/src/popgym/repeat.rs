@@ -3,6 +3,7 @@
 //! Observation: the suit of the newest card. N cards make N - 1 steps. A right answer pays 1/n and a wrong one costs as much, with n
 //! the number of answers that count: all of them in RepeatFirst, all but the first k - 1 in RepeatPrevious.
 
+use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::deck::{DealOrder, Deck};
@@ -10,7 +11,6 @@ use super::replay::{Replay, choice};
 use super::task::Difficulty;
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
-use crate::space::{Space, Spaces, Values, ValuesMut};
 
 /// What both tasks are: a deck that is dealt card by card, and a rule that says which card to name.
 #[derive(Debug, Clone)]
@@ -227,12 +227,12 @@ mod tests {
     fn the_first_answers_of_repeat_previous_are_not_heeded() {
         let mut env = RepeatPrevious::new(Difficulty::Easy);
         let mut seen = [0];
-        env.reset(1, ValuesMut { floats: &mut [], ints: &mut seen });
+        env.reset(1, ValuesMut::ints(&mut seen));
         let heeded: Vec<bool> = (0..6)
             .map(|_| {
                 let heeds = env.heeds_action();
-                let room = ValuesMut { floats: &mut [], ints: &mut seen };
-                let step = env.step(Values { floats: &[], ints: &[0] }, room).unwrap();
+                let room = ValuesMut::ints(&mut seen);
+                let step = env.step(Values::ints(&[0]), room).unwrap();
                 assert_eq!(heeds, step.reward != 0.0);
                 heeds
             })
@@ -244,19 +244,15 @@ mod tests {
     fn misuse_is_an_error() {
         let mut env = RepeatFirst::new(Difficulty::Easy);
         let mut seen = [0];
-        let mut step = |env: &mut RepeatFirst, ints: &[i32]| {
-            env.step(Values { floats: &[], ints }, ValuesMut { floats: &mut [], ints: &mut seen })
-        };
-        assert_eq!(step(&mut env, &[0]), Err(Error::Finished));
-        env.reset(0, ValuesMut { floats: &mut [], ints: &mut [0] });
+        let mut step =
+            |env: &mut RepeatFirst, ints: &[i32]| env.step(Values::ints(ints), ValuesMut::ints(&mut seen));
+        assert!(matches!(step(&mut env, &[0]), Err(Error::Finished)));
+        env.reset(0, ValuesMut::ints(&mut [0]));
         for bad in [&[4][..], &[-1], &[], &[0, 0]] {
-            assert!(matches!(step(&mut env, bad), Err(Error::Space { .. })));
+            assert!(matches!(step(&mut env, bad), Err(Error::Base(elmur_base::Error::Space { .. }))));
         }
         (0..51).for_each(|_| assert!(step(&mut env, &[0]).is_ok()));
-        assert_eq!(step(&mut env, &[0]), Err(Error::Finished));
-        assert!(
-            env.begin(&DealOrder { deal_order: vec![0; 52] }, ValuesMut { floats: &mut [], ints: &mut [0] })
-                .is_err()
-        );
+        assert!(matches!(step(&mut env, &[0]), Err(Error::Finished)));
+        assert!(env.begin(&DealOrder { deal_order: vec![0; 52] }, ValuesMut::ints(&mut [0])).is_err());
     }
 }

@@ -1,10 +1,10 @@
 //! Episodes from hidden state and given draws, and what all families share.
 
+use elmur_base::{Values, ValuesMut};
 use serde::de::DeserializeOwned;
 
 use crate::env::{Env, Step};
 use crate::error::{Error, Result};
-use crate::space::{Values, ValuesMut};
 
 /// An environment whose episodes can be begun from their hidden state and stepped with given random numbers. `reset` and
 /// `step` of [`Env`] draw both themselves and call these.
@@ -72,7 +72,7 @@ fn refuse<T>(what: &'static str, expected: String, action: Values<'_>) -> Result
     } else {
         format!("{:?} and {:?}", action.floats, action.ints)
     };
-    Err(Error::Space { what, expected, got })
+    Err(elmur_base::Error::space(what, expected, got).into())
 }
 
 /// An [`Error::Config`] about a hidden state.

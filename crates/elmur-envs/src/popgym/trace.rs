@@ -4,13 +4,13 @@
 use std::io::Read;
 use std::path::Path;
 
+use elmur_base::Row;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::replay::Replay;
 use super::task::{Task, Version};
 use crate::error::{Error, Result};
-use crate::space::Numbers;
 
 /// One file.
 #[derive(Debug, Clone, Deserialize)]
@@ -140,10 +140,9 @@ impl Episode {
         if lengths.into_iter().any(|n| n != steps) {
             return malformed(format!("{steps} entries in every list"), "other lengths");
         }
-        let (mut seen, mut action) =
-            (Numbers::of(&env.spaces().observation), Numbers::of(&env.spaces().action));
+        let (mut seen, mut action) = (Row::of(&env.spaces().observation), Row::of(&env.spaces().action));
         let hidden = parse::<E::Hidden>(&self.hidden)?;
-        env.begin(&hidden, seen.room())?;
+        env.begin(&hidden, seen.as_mut())?;
         report.episodes += 1;
         report.wrong_observations += usize::from(!equal(&seen, &self.reset_obs)?);
         for t in 0..steps {
@@ -153,7 +152,7 @@ impl Episode {
                 None if size_of::<E::Draw>() == 0 => E::Draw::default(),
                 None => return malformed("`draws`", "none"),
             };
-            let step = env.advance(action.values(), draw, seen.room())?;
+            let step = env.advance(action.values(), draw, seen.as_mut())?;
             report.steps += 1;
             report.wrong_observations += usize::from(!equal(&seen, &self.obs[t])?);
             let flags = (step.terminated, step.truncated);
@@ -177,7 +176,7 @@ fn parse<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T> {
 }
 
 /// Whether a value is the one in the trace: numbers in lists, however nested.
-fn equal(own: &Numbers, value: &Value) -> Result<bool> {
+fn equal(own: &Row, value: &Value) -> Result<bool> {
     let mut numbers = Vec::new();
     flatten(value, &mut numbers)?;
     let own = own.ints.iter().map(|i| f64::from(*i)).chain(own.floats.iter().map(|x| f64::from(*x)));
@@ -185,7 +184,7 @@ fn equal(own: &Numbers, value: &Value) -> Result<bool> {
 }
 
 /// Takes a value over from the trace.
-fn read(own: &mut Numbers, value: &Value) -> Result<()> {
+fn read(own: &mut Row, value: &Value) -> Result<()> {
     let mut numbers = Vec::new();
     flatten(value, &mut numbers)?;
     let count = own.ints.len() + own.floats.len();
@@ -247,16 +246,15 @@ pub(crate) mod tests {
         player: &mut impl Player,
         seeds: std::ops::Range<u64>,
     ) -> (f64, f64) {
-        let (mut seen, mut action) =
-            (Numbers::of(&env.spaces().observation), Numbers::of(&env.spaces().action));
+        let (mut seen, mut action) = (Row::of(&env.spaces().observation), Row::of(&env.spaces().action));
         let returns: Vec<f64> = seeds
             .map(|seed| {
-                env.reset(seed, seen.room());
+                env.reset(seed, seen.as_mut());
                 player.reset();
                 let mut total = 0.0;
                 loop {
-                    player.act(seen.values(), action.room());
-                    let step = env.step(action.values(), seen.room()).unwrap();
+                    player.act(seen.values(), action.as_mut());
+                    let step = env.step(action.values(), seen.as_mut()).unwrap();
                     total += step.reward;
                     if step.done() {
                         return total;

@@ -6,9 +6,10 @@
 
 use std::time::{Duration, Instant};
 
+use elmur_base::{Row, Space};
 use elmur_engine::Pool;
+use elmur_envs::AnyVecEnv;
 use elmur_envs::popgym::{Difficulty, Task, Version};
-use elmur_envs::{AnyVecEnv, Numbers, Space};
 use elmur_rng::Rng;
 use elmur_train::{Error, Result};
 use serde_json::json;
@@ -86,7 +87,7 @@ fn rates(task: Task, rows: usize, windows: usize, pools: &[Pool]) -> Result<Vec<
         env.reset(&(0..rows as u64).collect::<Vec<_>>())?;
         envs.push(env);
     }
-    let actions: Vec<Numbers> =
+    let actions: Vec<Row> =
         (0..STEPS).map(|step| random_actions(&envs[0].spaces().action, rows, step as u64)).collect();
     let mut best = vec![0.0f64; envs.len()];
     // The first round warms up; rounds take turns, so that a noisy machine disturbs all alike.
@@ -101,7 +102,7 @@ fn rates(task: Task, rows: usize, windows: usize, pools: &[Pool]) -> Result<Vec<
     Ok(best)
 }
 
-fn measure(env: &mut dyn AnyVecEnv, actions: &[Numbers], time: Duration) -> Result<f64> {
+fn measure(env: &mut dyn AnyVecEnv, actions: &[Row], time: Duration) -> Result<f64> {
     let (start, mut steps) = (Instant::now(), 0);
     loop {
         for actions in actions {
@@ -116,8 +117,8 @@ fn measure(env: &mut dyn AnyVecEnv, actions: &[Numbers], time: Duration) -> Resu
 }
 
 /// An action for every row, each equally likely.
-fn random_actions(space: &Space, rows: usize, seed: u64) -> Numbers {
-    let (mut rng, mut actions) = (Rng::new(seed, 0), Numbers::default());
+fn random_actions(space: &Space, rows: usize, seed: u64) -> Row {
+    let (mut rng, mut actions) = (Rng::new(seed, 0), Row::default());
     (0..rows).for_each(|_| space.sample(&mut rng, &mut actions));
     actions
 }

@@ -25,10 +25,11 @@
 
 use std::sync::OnceLock;
 
+use elmur_base::{Values, ValuesMut};
+
 use super::{SHIPS, side};
 use crate::env::Player;
 use crate::popgym::Difficulty;
-use crate::space::{Values, ValuesMut};
 
 /// Kinds of ships: of 2, 3 and 4 cells.
 const LENGTHS: [usize; 3] = [2, 3, 4];
@@ -562,10 +563,7 @@ mod tests {
             (0..64)
                 .map(|i| {
                     let mut shot = [0; 2];
-                    player.act(
-                        Values { floats: &[], ints: &[seen] },
-                        ValuesMut { floats: &mut [], ints: &mut shot },
-                    );
+                    player.act(Values::ints(&[seen]), ValuesMut::ints(&mut shot));
                     seen = (hits >> i & 1) as i32;
                     shot
                 })

@@ -1,6 +1,7 @@
 //! Players of the CartPole tasks. All push to the side where a weighted sum of the state points; they differ in how they come by the
 //! state.
 
+use elmur_base::{Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::{BOUNDS, START};
@@ -8,7 +9,6 @@ use crate::cartpole::{FORCE, MAX_ANGLE, TAU, advance};
 use crate::env::Player;
 use crate::popgym::noise::{Sensor, root, sigma};
 use crate::popgym::task::Difficulty;
-use crate::space::{Values, ValuesMut};
 
 /// Weights of position, velocity, angle and angular velocity.
 type Law = [f64; 4];
@@ -280,16 +280,16 @@ mod tests {
         believed: impl Fn(&P) -> [f64; 4],
     ) -> f64 {
         let (mut seen, mut action, mut largest) = ([0.0; 2], [0], 0f64);
-        env.reset(0, ValuesMut { floats: &mut seen, ints: &mut [] });
+        env.reset(0, ValuesMut::floats(&mut seen));
         for t in 0..200 {
-            let room = ValuesMut { floats: &mut [], ints: &mut action };
-            player.act(Values { floats: &seen, ints: &[] }, room);
+            let room = ValuesMut::ints(&mut action);
+            player.act(Values::floats(&seen), room);
             if t > 0 {
                 let errors = believed(&player).into_iter().zip(env.state()).map(|(a, b)| (a - b).abs());
                 largest = errors.fold(largest, f64::max);
             }
-            let room = ValuesMut { floats: &mut seen, ints: &mut [] };
-            env.step(Values { floats: &[], ints: &action }, room).unwrap();
+            let room = ValuesMut::floats(&mut seen);
+            env.step(Values::ints(&action), room).unwrap();
         }
         largest
     }

@@ -15,10 +15,11 @@
 
 use std::sync::OnceLock;
 
+use elmur_base::{Values, ValuesMut};
+
 use super::settings;
 use crate::env::Player;
 use crate::popgym::task::Difficulty;
-use crate::space::{Values, ValuesMut};
 
 /// Remembers every card; see the module.
 #[derive(Debug, Clone)]
@@ -273,18 +274,18 @@ mod tests {
     fn flips(difficulty: Difficulty, layout: Vec<u16>, n: usize) -> Vec<i32> {
         let (mut env, mut player) = (Concentration::new(difficulty), ConcentrationPlayer::new(difficulty));
         let (mut seen, mut action) = (vec![0; layout.len()], [0]);
-        env.begin(&Layout { layout }, ValuesMut { floats: &mut [], ints: &mut seen }).unwrap();
+        env.begin(&Layout { layout }, ValuesMut::ints(&mut seen)).unwrap();
         let mut flip = || {
-            let values = Values { floats: &[], ints: &seen };
-            player.act(values, ValuesMut { floats: &mut [], ints: &mut action });
+            let values = Values::ints(&seen);
+            player.act(values, ValuesMut::ints(&mut action));
             for value in 0..player.values {
                 let known = player.cards.iter().filter(|card| **card == Card::Seen(value)).count();
                 assert_eq!(player.counts[value].seen, known);
             }
             let unseen = player.cards.iter().filter(|card| **card == Card::Unseen).count();
             assert_eq!(player.counts.iter().map(|counts| counts.unseen).sum::<usize>(), unseen);
-            let room = ValuesMut { floats: &mut [], ints: &mut seen };
-            env.step(Values { floats: &[], ints: &action }, room).unwrap();
+            let room = ValuesMut::ints(&mut seen);
+            env.step(Values::ints(&action), room).unwrap();
             action[0]
         };
         (0..n).map(|_| flip()).collect()

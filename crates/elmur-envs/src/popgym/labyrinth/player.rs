@@ -4,10 +4,11 @@
 //! lies is not shown, so the maze may reach further to either side until as many columns as it has are known.
 //! A *door* is a room not visited yet next to one that is, with an open passage between.
 
+use elmur_base::{Values, ValuesMut};
+
 use super::{FREE, GOAL, START, rooms};
 use crate::env::Player;
 use crate::popgym::Difficulty;
-use crate::space::{Values, ValuesMut};
 
 /// The map has a border of one room; the start's column is in the middle.
 const WIDTH: usize = 19;

@@ -6,13 +6,14 @@
 //! times the mean over clues of 1 - p', with p' the lowest chance of a mine after that clue. It begins in a
 //! corner, where that chance is best.
 
+use elmur_base::{Values, ValuesMut};
+
 use super::Rules;
 use super::chances::Chances;
 use super::endgame::{Choice, Endgame};
 use super::view::{View, cells};
 use crate::env::Player;
 use crate::popgym::Difficulty;
-use crate::space::{Values, ValuesMut};
 
 /// Arrangements for which the best guess is found. More of them (1,000) brought nothing that 2,000 episodes
 /// could show.
@@ -153,7 +154,7 @@ mod tests {
         let mut sum = 0.0;
         for (a, b) in (0..16).flat_map(|a| (0..a).map(move |b| (a, b))) {
             let mut seen = [0];
-            let room = ValuesMut { floats: &mut [], ints: &mut seen };
+            let room = ValuesMut::ints(&mut seen);
             env.begin(&Mines { mines_flat: vec![a, b] }, room).unwrap();
             sum += finish(&mut env, &mut player, seen).1.iter().sum::<f64>();
         }
@@ -182,7 +183,7 @@ mod tests {
     fn play(player: &mut MineSweeperPlayer, version: Version, seed: u64) -> Played {
         let mut env = MineSweeper::new(Difficulty::Medium, version);
         let mut seen = [0];
-        env.reset(seed, ValuesMut { floats: &mut [], ints: &mut seen });
+        env.reset(seed, ValuesMut::ints(&mut seen));
         finish(&mut env, player, seen)
     }
 
@@ -191,9 +192,9 @@ mod tests {
         let (mut clicks, mut rewards) = (vec![], vec![]);
         loop {
             let mut click = [0; 2];
-            player.act(Values { floats: &[], ints: &seen }, ValuesMut { floats: &mut [], ints: &mut click });
-            let room = ValuesMut { floats: &mut [], ints: &mut seen };
-            let step = env.step(Values { floats: &[], ints: &click }, room).unwrap();
+            player.act(Values::ints(&seen), ValuesMut::ints(&mut click));
+            let room = ValuesMut::ints(&mut seen);
+            let step = env.step(Values::ints(&click), room).unwrap();
             clicks.push(click);
             rewards.push(step.reward);
             if step.done() {

@@ -4,11 +4,12 @@
 use std::f64::consts::PI;
 use std::sync::OnceLock;
 
+use elmur_base::{Values, ValuesMut};
+
 use super::{MAX_SPEED, MAX_TORQUE, START_SPEED, TAU, cost, swing, wrap};
 use crate::env::Player;
 use crate::popgym::noise::{Sensor, root, sigma};
 use crate::popgym::task::Difficulty;
-use crate::space::{Values, ValuesMut};
 
 /// Angles and speeds of the table.
 const ANGLES: usize = 161;

@@ -1,5 +1,10 @@
 //! What a misspelt name may have meant.
 
+/// "; did you mean `x`?" for the candidate nearest to `word`, or nothing if none is near.
+pub fn did_you_mean<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> String {
+    nearest(word, candidates).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
+}
+
 /// The candidate with the fewest edits from `word`, if it is near enough to be meant. A key may also be meant by
 /// its last part, behind a dot or a dash.
 pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {

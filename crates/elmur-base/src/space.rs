@@ -1,7 +1,7 @@
 //! Spaces: what observations and actions may be.
 //!
-//! The numbers of a space lie flat in the order of its parts: those of boxes as floats, those of discrete parts as
-//! integers. A tuple of (Discrete 3, Box of 2) is the integers `[i]` and the floats `[x, y]`.
+//! A space is a list of leaves ([`Space::leaves`]): floats, integers or bytes. The numbers of a value lie flat, each kind by
+//! itself in the order of the leaves: a tuple of (Discrete 3, Box of 2) is the integers `[i]` and the floats `[x, y]`.
 
 use elmur_rng::Rng;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,12 @@ pub enum Space {
         low: Vec<f32>,
         /// Largest.
         high: Vec<f32>,
+    },
+    /// Bytes from 0 to 255, such as the pixels of a camera [channels, height, width]. Policies see byte `b` as the number
+    /// b / 255.
+    Bytes {
+        /// Axes.
+        shape: Vec<usize>,
     },
     /// Several spaces side by side.
     Tuple {
@@ -62,6 +68,22 @@ pub enum Leaf<'a> {
         /// Largest, one for all or one each.
         high: &'a [f32],
     },
+    /// Bytes.
+    Bytes {
+        /// Axes.
+        shape: &'a [usize],
+    },
+}
+
+/// The three kinds of numbers that values are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// 32-bit floats.
+    Floats,
+    /// 32-bit integers.
+    Ints,
+    /// Bytes.
+    Bytes,
 }
 
 impl Leaf<'_> {
@@ -69,11 +91,20 @@ impl Leaf<'_> {
     pub fn len(&self) -> usize {
         match self {
             Leaf::Ints(sizes) => sizes.len(),
-            Leaf::Floats { shape, .. } => shape.iter().product(),
+            Leaf::Floats { shape, .. } | Leaf::Bytes { shape } => shape.iter().product(),
         }
     }
 
-    /// Whether there are none.
+    /// The kind of its numbers.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Leaf::Ints(_) => Kind::Ints,
+            Leaf::Floats { .. } => Kind::Floats,
+            Leaf::Bytes { .. } => Kind::Bytes,
+        }
+    }
+
+    /// Whether the leaf has no numbers.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -82,44 +113,144 @@ impl Leaf<'_> {
 /// Numbers of one or more rows of a space.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Values<'a> {
-    /// Those of boxes, [rows, floats].
+    /// Numbers of the float leaves, [rows, floats].
     pub floats: &'a [f32],
-    /// Those of discrete parts, [rows, ints].
+    /// Numbers of the integer leaves, [rows, ints].
     pub ints: &'a [i32],
+    /// Numbers of the byte leaves, [rows, bytes].
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Values<'a> {
+    /// Values of a space that has only floats.
+    pub fn floats(floats: &'a [f32]) -> Self {
+        Self { floats, ..Self::default() }
+    }
+
+    /// Values of a space that has only integers.
+    pub fn ints(ints: &'a [i32]) -> Self {
+        Self { ints, ..Self::default() }
+    }
+
+    /// Rows `first..first + count` of values that have the given numbers per row.
+    pub fn rows(&self, widths: Widths, first: usize, count: usize) -> Values<'a> {
+        fn part<T>(data: &[T], width: usize, first: usize, count: usize) -> &[T] {
+            &data[first * width..(first + count) * width]
+        }
+        Values {
+            floats: part(self.floats, widths.floats, first, count),
+            ints: part(self.ints, widths.ints, first, count),
+            bytes: part(self.bytes, widths.bytes, first, count),
+        }
+    }
 }
 
 /// Room for numbers of one or more rows of a space.
 #[derive(Debug, Default, PartialEq)]
 pub struct ValuesMut<'a> {
-    /// Those of boxes, [rows, floats].
+    /// Numbers of the float leaves, [rows, floats].
     pub floats: &'a mut [f32],
-    /// Those of discrete parts, [rows, ints].
+    /// Numbers of the integer leaves, [rows, ints].
     pub ints: &'a mut [i32],
+    /// Numbers of the byte leaves, [rows, bytes].
+    pub bytes: &'a mut [u8],
 }
 
-/// One value of a space, owned.
+impl<'a> ValuesMut<'a> {
+    /// Room for values of a space that has only floats.
+    pub fn floats(floats: &'a mut [f32]) -> Self {
+        Self { floats, ..Self::default() }
+    }
+
+    /// Room for values of a space that has only integers.
+    pub fn ints(ints: &'a mut [i32]) -> Self {
+        Self { ints, ..Self::default() }
+    }
+
+    /// The same room for a shorter time.
+    pub fn reborrow(&mut self) -> ValuesMut<'_> {
+        ValuesMut { floats: &mut *self.floats, ints: &mut *self.ints, bytes: &mut *self.bytes }
+    }
+
+    /// Room for row `row` of values that have the given numbers per row.
+    pub fn row(&mut self, widths: Widths, row: usize) -> ValuesMut<'_> {
+        fn part<T>(data: &mut [T], width: usize, row: usize) -> &mut [T] {
+            &mut data[row * width..(row + 1) * width]
+        }
+        ValuesMut {
+            floats: part(self.floats, widths.floats, row),
+            ints: part(self.ints, widths.ints, row),
+            bytes: part(self.bytes, widths.bytes, row),
+        }
+    }
+
+    /// Copies `values` of the same size here.
+    pub fn copy_from(&mut self, values: Values<'_>) {
+        self.floats.copy_from_slice(values.floats);
+        self.ints.copy_from_slice(values.ints);
+        self.bytes.copy_from_slice(values.bytes);
+    }
+}
+
+/// Numbers of each kind that one value of a space has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Widths {
+    /// Floats.
+    pub floats: usize,
+    /// Integers.
+    pub ints: usize,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// One value of a space (or several rows of it), owned.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Numbers {
-    /// Those of boxes.
+pub struct Row {
+    /// Numbers of the float leaves.
     pub floats: Vec<f32>,
-    /// Those of discrete parts.
+    /// Numbers of the integer leaves.
     pub ints: Vec<i32>,
+    /// Numbers of the byte leaves.
+    pub bytes: Vec<u8>,
 }
 
-impl Numbers {
+impl Row {
     /// Zeros for a value of this space.
     pub fn of(space: &Space) -> Self {
-        Self { floats: vec![0.0; space.floats()], ints: vec![0; space.ints()] }
+        Self::zeros(space.widths(), 1)
+    }
+
+    /// Zeros for `rows` values with the given numbers each.
+    pub fn zeros(widths: Widths, rows: usize) -> Self {
+        Self {
+            floats: vec![0.0; rows * widths.floats],
+            ints: vec![0; rows * widths.ints],
+            bytes: vec![0; rows * widths.bytes],
+        }
     }
 
     /// The numbers, borrowed.
     pub fn values(&self) -> Values<'_> {
-        Values { floats: &self.floats, ints: &self.ints }
+        Values { floats: &self.floats, ints: &self.ints, bytes: &self.bytes }
     }
 
-    /// Room for other numbers.
-    pub fn room(&mut self) -> ValuesMut<'_> {
-        ValuesMut { floats: &mut self.floats, ints: &mut self.ints }
+    /// The numbers, borrowed to be changed.
+    pub fn as_mut(&mut self) -> ValuesMut<'_> {
+        ValuesMut { floats: &mut self.floats, ints: &mut self.ints, bytes: &mut self.bytes }
+    }
+
+    /// Empties all three lists, keeping their memory.
+    pub fn clear(&mut self) {
+        self.floats.clear();
+        self.ints.clear();
+        self.bytes.clear();
+    }
+
+    /// Appends the numbers of other values.
+    pub fn extend(&mut self, values: Values<'_>) {
+        self.floats.extend_from_slice(values.floats);
+        self.ints.extend_from_slice(values.ints);
+        self.bytes.extend_from_slice(values.bytes);
     }
 }
 
@@ -143,32 +274,40 @@ impl Space {
             Space::Discrete { n } => vec![Leaf::Ints(std::slice::from_ref(n))],
             Space::MultiDiscrete { sizes } => vec![Leaf::Ints(sizes)],
             Space::Box { shape, low, high } => vec![Leaf::Floats { shape, low, high }],
+            Space::Bytes { shape } => vec![Leaf::Bytes { shape }],
             Space::Tuple { parts } => parts.iter().flat_map(Space::leaves).collect(),
         }
     }
 
-    /// Floats of one value.
-    pub fn floats(&self) -> usize {
-        self.leaves().iter().filter(|leaf| matches!(leaf, Leaf::Floats { .. })).map(Leaf::len).sum()
-    }
-
-    /// Integers of one value.
-    pub fn ints(&self) -> usize {
-        self.leaves().iter().filter(|leaf| matches!(leaf, Leaf::Ints(_))).map(Leaf::len).sum()
+    /// Numbers of each kind that one value has.
+    pub fn widths(&self) -> Widths {
+        let mut widths = Widths::default();
+        for leaf in self.leaves() {
+            let width = match leaf.kind() {
+                Kind::Floats => &mut widths.floats,
+                Kind::Ints => &mut widths.ints,
+                Kind::Bytes => &mut widths.bytes,
+            };
+            *width += leaf.len();
+        }
+        widths
     }
 
     /// Appends a value to `numbers`, each as likely as any other; floats need bounds.
-    pub fn sample(&self, rng: &mut Rng, numbers: &mut Numbers) {
+    pub fn sample(&self, rng: &mut Rng, numbers: &mut Row) {
         for leaf in self.leaves() {
             match leaf {
                 Leaf::Ints(sizes) => {
                     numbers.ints.extend(sizes.iter().map(|n| rng.below(*n as u32) as i32));
                 }
                 Leaf::Floats { low, high, .. } => {
-                    let at = |bound: &[f32], i: usize| f64::from(bound[i.min(bound.len() - 1)]);
+                    let at = |bound: &[f32], i: usize| f64::from(bound_at(bound, i));
                     numbers
                         .floats
                         .extend((0..leaf.len()).map(|i| rng.uniform(at(low, i), at(high, i)) as f32));
+                }
+                Leaf::Bytes { .. } => {
+                    numbers.bytes.extend((0..leaf.len()).map(|_| rng.below(256) as u8));
                 }
             }
         }
@@ -200,7 +339,8 @@ impl Space {
                             format!("{} and {}", low.len(), high.len()),
                         );
                     }
-                    let bounds = (0..low.len().max(high.len())).map(|i| (at(low, i), at(high, i)));
+                    let bounds =
+                        (0..low.len().max(high.len())).map(|i| (bound_at(low, i), bound_at(high, i)));
                     if let Some((low, high)) =
                         bounds.into_iter().find(|(low, high)| low > high || low.is_nan() || high.is_nan())
                     {
@@ -208,6 +348,7 @@ impl Space {
                     }
                     len
                 }
+                Leaf::Bytes { shape } => shape.iter().try_fold(1usize, |len, n| len.checked_mul(*n)),
             };
             total = match len.and_then(|len| total.checked_add(len)) {
                 Some(total) if total <= MAX_NUMBERS => total,
@@ -227,12 +368,14 @@ impl Space {
     /// Whether `values` are rows of this space: as many numbers, all finite, all within bounds.
     pub fn check(&self, what: &'static str, values: Values<'_>) -> Result<()> {
         let fail = |expected: String, got: String| Err(Error::Space { what, expected, got });
-        let (floats, ints) = (self.floats(), self.ints());
-        let rows = (values.floats.len().max(values.ints.len())).checked_div(floats.max(ints)).unwrap_or(0);
-        if values.floats.len() != rows * floats || values.ints.len() != rows * ints {
+        let Widths { floats, ints, bytes } = self.widths();
+        let count = values.floats.len().max(values.ints.len()).max(values.bytes.len());
+        let rows = count.checked_div(floats.max(ints).max(bytes)).unwrap_or(0);
+        let fits = [(values.floats.len(), floats), (values.ints.len(), ints), (values.bytes.len(), bytes)];
+        if fits.iter().any(|(have, each)| *have != rows * each) {
             return fail(
-                format!("{floats} floats and {ints} integers per row"),
-                format!("{} and {} in all", values.floats.len(), values.ints.len()),
+                format!("{floats} floats, {ints} integers and {bytes} bytes per row"),
+                format!("{}, {} and {} in all", values.floats.len(), values.ints.len(), values.bytes.len()),
             );
         }
         let leaves = self.leaves();
@@ -251,12 +394,13 @@ impl Space {
                     }
                     Leaf::Floats { low, high, .. } => {
                         for (i, value) in (0..leaf.len()).zip(&mut float) {
-                            let (low, high) = (at(low, i), at(high, i));
+                            let (low, high) = (bound_at(low, i), bound_at(high, i));
                             if !(low..=high).contains(value) {
                                 return fail(format!("a number from {low} to {high}"), value.to_string());
                             }
                         }
                     }
+                    Leaf::Bytes { .. } => {}
                 }
             }
         }
@@ -265,7 +409,7 @@ impl Space {
 }
 
 /// A bound that is given once for all or once per number.
-pub(crate) fn at(bound: &[f32], i: usize) -> f32 {
+pub fn bound_at(bound: &[f32], i: usize) -> f32 {
     bound[if bound.len() == 1 { 0 } else { i }]
 }
 
@@ -288,8 +432,8 @@ mod tests {
     #[test]
     fn values_are_counted_and_checked_part_by_part() {
         let space = pair();
-        assert_eq!((space.floats(), space.ints()), (2, 1));
-        let check = |floats: &[f32], ints: &[i32]| space.check("value", Values { floats, ints });
+        assert_eq!(space.widths(), Widths { floats: 2, ints: 1, bytes: 0 });
+        let check = |floats: &[f32], ints: &[i32]| space.check("value", Values { floats, ints, bytes: &[] });
         check(&[0.5, -1.0, 0.0, 1.0], &[0, 2]).unwrap();
         assert!(check(&[0.5, -1.0], &[3]).unwrap_err().to_string().contains("from 0 to 2, got 3"));
         assert!(check(&[0.5, -1.0], &[-1]).is_err());
