@@ -71,6 +71,28 @@ pub enum Error {
         /// The data's number of elements.
         got: usize,
     },
+    /// A row of a stored tensor that it does not have.
+    #[error("`{name}` has {rows} rows, got row {got}")]
+    RowOutOfRange {
+        /// The tensor.
+        name: String,
+        /// Its number of rows: the extent of its first axis.
+        rows: usize,
+        /// The row asked for.
+        got: usize,
+    },
+    /// Data of another length than the rows of a stored tensor that it is for.
+    #[error("{rows} rows of `{name}` have {expected} elements, got {got}")]
+    RowsLength {
+        /// The tensor.
+        name: String,
+        /// The number of rows asked for.
+        rows: usize,
+        /// The number of elements of these rows.
+        expected: usize,
+        /// The data's number of elements.
+        got: usize,
+    },
     /// A tensor in a store does not have the type the graph declares.
     #[error("`{name}` is {expected} in the graph, but {got} in the store")]
     StoreMismatch {

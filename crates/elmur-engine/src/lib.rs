@@ -20,6 +20,7 @@ mod op;
 mod ops;
 mod plan;
 mod program;
+mod rows;
 mod store;
 mod types;
 

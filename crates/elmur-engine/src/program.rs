@@ -127,7 +127,8 @@ impl Program {
         let arena = Memory::new(&device, arena_bytes, "a program's arena")?;
 
         let mut storage = Vec::new();
-        let mut uses: Vec<Use> = stores.iter().map(|s| Use { gate: s.gate(), writes: false }).collect();
+        let mut uses: Vec<Use> =
+            stores.iter().map(|s| Use { gate: Arc::clone(s.gate()), writes: false }).collect();
         let mut used = vec![false; stores.len()];
         let updated: Vec<Value> = graph.updates.iter().map(|(target, _)| *target).collect();
         // Base address of every root that is not in the arena.
@@ -143,7 +144,7 @@ impl Program {
             } else {
                 let name = graph.describe(root);
                 let (index, tensor) = find(stores, &name)?;
-                if tensor.ty != info.ty {
+                if *tensor.ty != info.ty {
                     let (expected, got) = (info.ty.to_string(), tensor.ty.to_string());
                     return Err(Error::StoreMismatch { name, expected, got });
                 }

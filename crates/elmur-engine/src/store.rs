@@ -99,7 +99,7 @@ impl Memory {
     pub(crate) fn with(device: &Device, data: &[u8], what: &'static str) -> Result<Self> {
         let memory = Self::new(device, data.len(), what)?;
         // SAFETY: it was made this long, and nobody else knows it yet.
-        unsafe { memory.write(data)? };
+        unsafe { memory.write([(0, data)].into_iter())? };
         Ok(memory)
     }
 
@@ -123,32 +123,58 @@ impl Memory {
         }
     }
 
-    /// Replaces the first bytes.
+    /// Replaces parts of the contents: (byte offset, new bytes) each, in order.
     ///
     /// # Safety
-    /// The memory must hold as many bytes, and nobody else may use it meanwhile.
-    unsafe fn write(&self, data: &[u8]) -> Result<()> {
+    /// The parts must lie inside the memory, and nobody else may use it meanwhile.
+    pub(crate) unsafe fn write<'a>(&self, parts: impl Iterator<Item = (usize, &'a [u8])>) -> Result<()> {
         match self {
-            // SAFETY: by the contract.
-            Memory::Host(buffer) => unsafe {
-                std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.ptr(), data.len());
-            },
+            Memory::Host(buffer) => {
+                for (offset, data) in parts {
+                    // SAFETY: by the contract.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.ptr().add(offset), data.len());
+                    }
+                }
+                Ok(())
+            }
             #[cfg(feature = "cuda")]
-            Memory::Cuda(buffer) => buffer.write(data)?,
+            Memory::Cuda(buffer) => buffer.write(parts),
         }
-        Ok(())
+    }
+
+    /// Copies parts of the contents to the host: (byte offset, where to) each.
+    ///
+    /// # Safety
+    /// The parts must lie inside the memory, and nobody may write it meanwhile.
+    pub(crate) unsafe fn read<'a>(&self, parts: impl Iterator<Item = (usize, &'a mut [u8])>) -> Result<()> {
+        match self {
+            Memory::Host(buffer) => {
+                for (offset, data) in parts {
+                    // SAFETY: by the contract.
+                    unsafe {
+                        let from = buffer.ptr().add(offset);
+                        std::ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len());
+                    }
+                }
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(buffer) => buffer.read(parts),
+        }
     }
 }
 
 /// The bytes of numbers.
-fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
+pub(crate) fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
     // SAFETY: elements are plain numbers without padding.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Tensor {
-    pub ty: TensorType,
+    /// Shared, so that looking a tensor up allocates nothing.
+    pub ty: Arc<TensorType>,
     pub buffer: Arc<Memory>,
 }
 
@@ -168,7 +194,7 @@ impl Tensor {
                 // SAFETY: plain numbers of at least this many bytes.
                 let bytes =
                     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), self.ty.bytes()) };
-                buffer.read(bytes)?;
+                buffer.read([(0, &mut *bytes)].into_iter())?;
                 Ok(f(bytes))
             }
         }
@@ -219,11 +245,11 @@ impl Store {
         let copy = Store::on(device);
         let _gate = self.0.gate.read().unwrap_or_else(PoisonError::into_inner);
         for (name, tensor) in self.0.tensors.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            copy.insert(name, tensor.ty.clone())?;
+            copy.insert(name, TensorType::clone(&tensor.ty))?;
             let target = copy.tensor(name)?.buffer;
             tensor.read(|data| {
                 // SAFETY: nobody else knows the target; sizes agree.
-                unsafe { target.write(data) }
+                unsafe { target.write([(0, data)].into_iter()) }
             })??;
         }
         Ok(copy)
@@ -250,7 +276,7 @@ impl Store {
         ty.check("store")?;
         let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(existing) = tensors.get(name) {
-            if existing.ty == ty {
+            if *existing.ty == ty {
                 return Ok(());
             }
             return Err(Error::StoreMismatch {
@@ -260,7 +286,7 @@ impl Store {
             });
         }
         let buffer = Arc::new(Memory::new(&self.0.device, ty.bytes(), "a stored tensor")?);
-        tensors.insert(name.to_owned(), Tensor { ty, buffer });
+        tensors.insert(name.to_owned(), Tensor { ty: Arc::new(ty), buffer });
         Ok(())
     }
 
@@ -272,7 +298,7 @@ impl Store {
         }
         let _gate = self.0.gate.write().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the gate excludes every other reader and writer, and the lengths agree.
-        unsafe { tensor.buffer.write(bytes_of(data)) }
+        unsafe { tensor.buffer.write([(0, bytes_of(data))].into_iter()) }
     }
 
     /// Calls `f` with the contents of `name`.
@@ -304,7 +330,7 @@ impl Store {
 
     /// Type of `name`.
     pub fn ty(&self, name: &str) -> Result<TensorType> {
-        Ok(self.tensor(name)?.ty)
+        Ok(TensorType::clone(&self.tensor(name)?.ty))
     }
 
     /// All names, sorted.
@@ -322,8 +348,8 @@ impl Store {
         &self.0.device
     }
 
-    pub(crate) fn gate(&self) -> Arc<Gate> {
-        Arc::clone(&self.0.gate)
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
+        &self.0.gate
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<Tensor> {
@@ -338,7 +364,7 @@ impl Store {
         })
     }
 
-    fn checked<T: Element>(&self, name: &str) -> Result<Tensor> {
+    pub(crate) fn checked<T: Element>(&self, name: &str) -> Result<Tensor> {
         let tensor = self.tensor(name)?;
         if tensor.ty.dtype != T::DTYPE {
             let (expected, got) = (tensor.ty.dtype, T::DTYPE);

@@ -52,7 +52,7 @@ mod sealed {
 }
 
 /// A Rust type that can be an element of a tensor.
-pub trait Element: sealed::Sealed + Copy + Send + Sync + PartialEq + fmt::Debug + 'static {
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + PartialEq + fmt::Debug + 'static {
     /// The matching [`DType`].
     const DTYPE: DType;
 }

@@ -181,6 +181,47 @@ fn misuse_is_an_error() {
     assert!(error.contains("cuda:99"), "{error}");
 }
 
+/// Rows of 1, 3, 4, 8 and 24 bytes, so that words of every width are used, moved by graphs and by stores.
+#[test]
+fn rows_move_as_on_the_cpu() {
+    fn rows<T: elmur_engine::Element>(
+        device: &elmur_engine::Device,
+        data: &[T],
+        width: usize,
+    ) -> Vec<Vec<T>> {
+        let mut g = Graph::new();
+        let bank = g.state("bank", T::DTYPE, [data.len() / width, width]).unwrap();
+        let from = g.input("from", DType::I64, [3]).unwrap();
+        let to = g.input("to", DType::I32, [3]).unwrap();
+        let old = g.take(bank, from).unwrap();
+        let new = g.scatter_rows(bank, to, old).unwrap();
+        g.update(bank, new).unwrap();
+        g.output("old", old).unwrap();
+        let store = Store::on(device);
+        store.declare(&g).unwrap();
+        store.set("bank", data).unwrap();
+        let mut program = Program::new(&g, device, &[&store]).unwrap();
+        program.set("from", &[3i64, 0, 0]).unwrap();
+        program.set("to", &[1, 4, 4]).unwrap();
+        program.run().unwrap();
+        let mut found = vec![program.get::<T>("old").unwrap().to_vec(), store.get::<T>("bank").unwrap()];
+        found.push(store.get_rows::<T>("bank", &[4, 1, 2, 4]).unwrap());
+        store.set_rows("bank", &[0, 1, 3], &store.get_rows::<T>("bank", &[3, 4, 1]).unwrap()).unwrap();
+        found.push(store.get::<T>("bank").unwrap());
+        found
+    }
+    fn check<T: elmur_engine::Element>(data: &[T], width: usize) {
+        let Some(gpu) = gpu::gpu(Precision::F32) else { return };
+        assert_eq!(rows(&gpu.into(), data, width), rows(&(&Pool::new(1)).into(), data, width));
+    }
+    check(&[true, false, false, true, true], 1);
+    check(&(0..15).map(|i| i % 4 == 1).collect::<Vec<_>>(), 3);
+    check(&(0..40).map(|i| i % 3 == 1).collect::<Vec<_>>(), 8);
+    check(&[1.5f32, 2.5, 3.5, 4.5, 5.5], 1);
+    check(&(0..30).map(|i| i as f32).collect::<Vec<_>>(), 6);
+    check(&(0..15i64).collect::<Vec<_>>(), 3);
+}
+
 #[test]
 fn out_of_range_inputs_change_nothing() {
     let Some(gpu) = gpu::gpu(Precision::F32) else { return };

@@ -278,6 +278,11 @@ fn mistakes_are_explained() {
         message(g.value("cahe").map(|_| x)),
         "there is no parameter, input or state named `cahe`; did you mean `cache`?"
     );
+    assert_eq!(
+        message(g.scatter_rows(w, index, x)),
+        "scatter_rows: expected values f32[2, 6], got f32[2, 8]"
+    );
+    assert_eq!(message(g.scatter_rows(w, x, x)), "scatter_rows: expected index of i32 or i64, got f32[2, 8]");
     let store = Store::new();
     store.insert("w", TensorType::new(F32, [6, 4])).unwrap();
     g.output("w", w).unwrap();
@@ -356,7 +361,7 @@ fn malformed_graphs_never_panic() {
             let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
             let blend =
                 Blend { lambda: 0.5, empty_slots_too: flag, active: if n == 1 { Some(a) } else { None } };
-            let result: Result<Vec<Value>> = match below(40) {
+            let result: Result<Vec<Value>> = match below(42) {
                 0 => g.linear(a, b, flag.then_some(c), Activation::Gelu).map(|v| vec![v]),
                 1 => g.matmul_with(a, b, flag, n == 0).map(|v| vec![v]),
                 2 => g.norm(a, norm).map(|v| vec![v]),
@@ -401,6 +406,8 @@ fn malformed_graphs_never_panic() {
                 36 => g.global_norm(&[a, b]).map(|v| vec![v]),
                 37 => g.adamw(AdamW::default(), a, None, &[(b, c)]).map(|()| vec![]),
                 38 => g.gradients(a, &[b, c]).map(|grads| grads.into_iter().flatten().collect()),
+                39 => g.take(a, b).map(|v| vec![v]),
+                40 => g.scatter_rows(a, b, c).map(|v| vec![v]),
                 _ => g.random_normal(types[below(7)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),
             };
             values.extend(result.into_iter().flatten());

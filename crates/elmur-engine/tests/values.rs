@@ -400,6 +400,93 @@ fn layouts_move_elements_of_every_type() {
 }
 
 #[test]
+fn rows_of_every_type_are_gathered_and_scattered() {
+    fn check<T: Element>(table: &[T], values: &[T], rest: &[usize]) {
+        let width: usize = rest.iter().product();
+        let (rows, index) = (table.len() / width, [4i64, 0, 2, 0, 4]);
+        // Repeated rows carry equal values, as they must.
+        let values: Vec<T> =
+            index.iter().flat_map(|r| &values[*r as usize * width..][..width]).copied().collect();
+        let shape = |n: usize| [&[n], rest].concat();
+        let scattered = run::<T>(|g| {
+            let table = g.constant(table, shape(rows))?;
+            let index = g.constant(&index, [5])?;
+            let values = g.constant(&values, shape(5))?;
+            g.scatter_rows(table, index, values)
+        });
+        let mut want = table.to_vec();
+        for (i, row) in index.iter().enumerate() {
+            want[*row as usize * width..][..width].copy_from_slice(&values[i * width..][..width]);
+        }
+        assert_eq!(scattered, want);
+        let gathered = run::<T>(|g| {
+            let table = g.constant(&want, shape(rows))?;
+            let index = g.constant(&index.map(|row| row as i32), [5])?;
+            g.take(table, index)
+        });
+        assert_eq!(gathered, values);
+    }
+    let (old, new) = (normal(7 * 6, 0), normal(7 * 6, 1));
+    check(&old, &new, &[3, 2]);
+    check(
+        &old.iter().map(|x| *x as f32).collect::<Vec<_>>(),
+        &new.iter().map(|x| *x as f32).collect::<Vec<_>>(),
+        &[6],
+    );
+    let bits = |data: &[f64]| data.iter().map(|x| *x > 0.0).collect::<Vec<_>>();
+    check(&bits(&old), &bits(&new), &[1, 6]);
+    check(&(0..7i64).collect::<Vec<_>>(), &(10..17i64).collect::<Vec<_>>(), &[]);
+    // Enough for several tasks.
+    let (old, new) = (normal(500 * 300, 2), normal(500 * 300, 3));
+    check(&old, &new, &[300]);
+}
+
+/// A state's rows are read, changed and written back; every reader sees the state from before the run.
+#[test]
+fn a_states_rows_are_updated_in_place_after_they_are_read() {
+    let (rows, width) = (1000, 8);
+    for read_again in [false, true] {
+        let mut g = Graph::new();
+        let bank = g.state("bank", F64, [rows, width]).unwrap();
+        let index = g.input("index", DType::I32, [3]).unwrap();
+        let old = g.take(bank, index).unwrap();
+        let new = g.affine(old, 2.0, 1.0).unwrap();
+        let updated = g.scatter_rows(bank, index, new).unwrap();
+        g.update(bank, updated).unwrap();
+        g.output("old", old).unwrap();
+        if read_again {
+            let again = g.take(bank, index).unwrap();
+            g.output("again", again).unwrap();
+        }
+        let store = Store::new();
+        store.declare(&g).unwrap();
+        let mut want = normal(rows * width, 0);
+        store.set("bank", &want).unwrap();
+        let mut program = Program::new(&g, &Pool::new(2), &[&store]).unwrap();
+        if !read_again {
+            assert!(program.arena_bytes() < 1024, "{} bytes", program.arena_bytes());
+        }
+        for index in [[7, 999, 0], [5, 5, 7]] {
+            program.set("index", &index).unwrap();
+            program.run().unwrap();
+            let read: Vec<f64> =
+                index.iter().flat_map(|r| want[*r as usize * width..][..width].to_vec()).collect();
+            assert_eq!(program.get::<f64>("old").unwrap(), read);
+            if read_again {
+                assert_eq!(program.get::<f64>("again").unwrap(), read);
+            }
+            for (i, row) in index.iter().enumerate() {
+                (0..width).for_each(|c| want[*row as usize * width + c] = 2.0 * read[i * width + c] + 1.0);
+            }
+            assert_eq!(store.get::<f64>("bank").unwrap(), want);
+        }
+        program.set("index", &[0, 1000, 1]).unwrap();
+        assert!(program.run().unwrap_err().to_string().ends_with("row 1000 is outside 0..1000"));
+        assert_eq!(store.get::<f64>("bank").unwrap(), want);
+    }
+}
+
+#[test]
 fn argmax_takes_the_first_of_equals() {
     let best = run::<i32>(|g| {
         let x = g.constant(&[1.0f32, 3.0, 3.0, -1.0, -1.0, -2.0], [2, 3])?;

@@ -199,7 +199,7 @@ impl DeviceBuffer {
     /// Device memory with these contents.
     pub fn with(gpu: &Gpu, data: &[u8], what: &'static str) -> Result<Self> {
         let buffer = Self::new(gpu, data.len(), what)?;
-        buffer.write(data)?;
+        buffer.write([(0, data)].into_iter())?;
         Ok(buffer)
     }
 
@@ -211,12 +211,33 @@ impl DeviceBuffer {
         &self.gpu
     }
 
-    /// Replaces the first bytes, after all work queued so far; returns when that is done.
-    pub fn write(&self, data: &[u8]) -> Result<()> {
-        assert!(data.len() <= self.bytes);
+    /// Replaces parts of the contents, (byte offset, new bytes) each, after all work queued so far; returns
+    /// when that is done.
+    pub fn write<'a>(&self, parts: impl Iterator<Item = (usize, &'a [u8])>) -> Result<()> {
         self.gpu.0.context.enter()?;
-        call!(cuMemcpyHtoDAsync_v2(self.address, data.as_ptr().cast(), data.len(), self.gpu.0.stream.raw))?;
+        let stream = self.gpu.0.stream.raw;
+        for (offset, data) in parts {
+            let to = self.part(offset, data.len());
+            call!(cuMemcpyHtoDAsync_v2(to, data.as_ptr().cast(), data.len(), stream))?;
+        }
         self.gpu.synchronize()
+    }
+
+    /// Copies parts of the contents to the host, (byte offset, where to) each, after all work queued so far.
+    pub fn read<'a>(&self, parts: impl Iterator<Item = (usize, &'a mut [u8])>) -> Result<()> {
+        self.gpu.0.context.enter()?;
+        let stream = self.gpu.0.stream.raw;
+        for (offset, data) in parts {
+            let from = self.part(offset, data.len());
+            call!(cuMemcpyDtoHAsync_v2(data.as_mut_ptr().cast(), from, data.len(), stream))?;
+        }
+        self.gpu.synchronize()
+    }
+
+    /// Address of `len` bytes from `offset` on.
+    fn part(&self, offset: usize, len: usize) -> sys::CUdeviceptr {
+        assert!(offset <= self.bytes && len <= self.bytes - offset);
+        self.address + offset as u64
     }
 
     /// Queues a copy of everything to host memory, `spare` if given.
@@ -230,19 +251,6 @@ impl DeviceBuffer {
         call!(cuMemcpyDtoHAsync_v2(pinned.data.cast(), self.address, self.bytes, stream.raw))?;
         pinned.queued(stream)?;
         Ok(pinned)
-    }
-
-    /// Copies the first bytes here, after all work queued so far.
-    pub fn read(&self, data: &mut [u8]) -> Result<()> {
-        assert!(data.len() <= self.bytes);
-        self.gpu.0.context.enter()?;
-        call!(cuMemcpyDtoHAsync_v2(
-            data.as_mut_ptr().cast(),
-            self.address,
-            data.len(),
-            self.gpu.0.stream.raw
-        ))?;
-        self.gpu.synchronize()
     }
 }
 

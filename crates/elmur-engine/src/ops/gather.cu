@@ -120,3 +120,15 @@ template <class T> __device__ __forceinline__ void take(T* y, const T* table, co
 KERNEL take_1(unsigned char* y, const unsigned char* t, const void* x, int w, i64 r, i64 d, i64 n) { begin(); take(y, t, x, w, r, d, n); }
 KERNEL take_4(u32* y, const u32* t, const void* x, int w, i64 r, i64 d, i64 n) { begin(); take(y, t, x, w, r, d, n); }
 KERNEL take_8(u64* y, const u64* t, const void* x, int w, i64 r, i64 d, i64 n) { begin(); take(y, t, x, w, r, d, n); }
+
+// Row index[i] of the table becomes row i of values. Rows that are written twice are given equal values.
+template <class T>
+__device__ __forceinline__ void scatter_rows(T* table, const T* values, const void* index, int wide, i64 rows, i64 width, i64 n) {
+    i64 i = thread_number();
+    if (i >= n) return;
+    i64 row = index_at(index, wide, i / width);
+    if (row >= 0 && row < rows) table[row * width + i % width] = values[i];
+}
+KERNEL scatter_rows_1(unsigned char* t, const unsigned char* v, const void* x, int w, i64 r, i64 d, i64 n) { begin(); scatter_rows(t, v, x, w, r, d, n); }
+KERNEL scatter_rows_4(u32* t, const u32* v, const void* x, int w, i64 r, i64 d, i64 n) { begin(); scatter_rows(t, v, x, w, r, d, n); }
+KERNEL scatter_rows_8(u64* t, const u64* v, const void* x, int w, i64 r, i64 d, i64 n) { begin(); scatter_rows(t, v, x, w, r, d, n); }

@@ -25,6 +25,15 @@ impl Graph {
         self.push1(Take, &[table, index])
     }
 
+    /// `table` [rows, rest] of any element type with `values` [n, rest] written over its rows `index` (i32 or
+    /// i64 [n]). In place where the table is a state, at the cost of n rows. Not differentiable.
+    ///
+    /// Where an index is repeated, its values must be equal: which of them stays is not defined. Repeating a
+    /// row with the same values fills a list of rows up to a fixed length.
+    pub fn scatter_rows(&mut self, table: Value, index: Value, values: Value) -> Result<Value> {
+        self.push1(ScatterRows, &[table, index, values])
+    }
+
     /// The per-head bias of attention between times: y[B, H, Tq, Tk] = table[clamp(q_time - k_time) + D - 1, h].
     ///
     /// The table is [2D - 1, H] and offsets are clamped to ±(D - 1); `q_times` is i64 [B or 1, Tq], `k_times` i64
@@ -69,6 +78,34 @@ impl<'a> Indices<'a> {
             Self::I64(x) => x.len(),
         }
     }
+
+    fn check(&self, op: &'static str, bound: &IndexBound) -> Result<()> {
+        match self {
+            Self::I32(x) => bound.check(op, x),
+            Self::I64(x) => bound.check(op, x),
+        }
+    }
+}
+
+/// Input 1 must hold rows of the table.
+fn rows_of(table: &TensorType) -> IndexBound {
+    IndexBound { input: 1, what: "row", limit: table.shape[0], ignored: None }
+}
+
+/// Elements of one entry of the first axis.
+fn row_len(table: &TensorType) -> usize {
+    table.shape[1..].iter().product()
+}
+
+/// The widest words in which rows of `bytes` bytes at these addresses can be moved: the variant of a kernel
+/// for words of 1, 4 or 8 bytes, and the words of a row.
+#[cfg(feature = "cuda")]
+fn words(bytes: usize, addresses: [u64; 2], kernels: [&'static str; 3]) -> (&'static str, usize) {
+    let fits = |size: usize| {
+        bytes.is_multiple_of(size) && addresses.iter().all(|address| address.is_multiple_of(size as u64))
+    };
+    let variant = if fits(8) { 2 } else { usize::from(fits(4)) };
+    (kernels[variant], bytes / [1, 4, 8][variant])
 }
 
 fn out_of_range(op: &'static str, what: &'static str, got: i64, limit: usize) -> Error {
@@ -93,7 +130,7 @@ impl Op for Embedding {
         Ok(vec![inputs[0].with(shape)])
     }
     fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
-        vec![IndexBound { input: 1, what: "row", limit: inputs[0].shape[0], ignored: None }]
+        vec![rows_of(&inputs[0])]
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         if let Some(dy) = b.grad(0) {
@@ -143,35 +180,94 @@ impl Op for Take {
         Ok(vec![ty])
     }
     fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
-        vec![IndexBound { input: 1, what: "row", limit: inputs[0].shape[0], ignored: None }]
+        vec![rows_of(&inputs[0])]
     }
     fn stops_gradient(&self) -> bool {
         true
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let (rows, width) = (io.ty(0).shape[0], io.ty(0).shape[1..].iter().product::<usize>());
-        let index = Indices::new(io, 1);
+        let (index, width) = (Indices::new(io, 1), row_len(io.ty(0)));
+        index.check("take", &rows_of(io.ty(0)))?;
         dispatch_bits!(io.dtype(), U => {
-            let table = io.input_bits::<U>(0);
-            for (i, y) in io.output_bits::<U>(0).chunks_exact_mut(width).enumerate() {
-                let row = index.get(i);
-                let source = usize::try_from(row).ok().filter(|r| *r < rows);
-                let source = source.ok_or_else(|| out_of_range("take", "row", row, rows))?;
-                y.copy_from_slice(&table[source * width..][..width]);
-            }
+            let (table, y) = (io.input_bits::<U>(0), io.output_bits::<U>(0));
+            io.pool.rows(index.len(), width, RowsMut::new(y, width), |first, y| {
+                for (i, y) in y.chunks_exact_mut(width).enumerate() {
+                    y.copy_from_slice(&table[index.get(first + i) as usize * width..][..width]);
+                }
+            });
         });
         Ok(())
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (rows, n) = (launch.ty(0).shape[0], launch.out_ty(0).len());
-        let width = launch.ty(0).shape[1..].iter().product::<usize>();
+        let (y, table) = (launch.output(0), launch.input(0));
+        let bytes = row_len(launch.ty(0)) * launch.ty(0).dtype.size();
+        let (kernel, width) = words(bytes, [y, table], ["take_1", "take_4", "take_8"]);
+        let (rows, n) = (launch.ty(0).shape[0], launch.ty(1).len() * width);
         let wide = launch.ty(1).dtype == DType::I64;
-        let kernel = by_size(launch.ty(0).dtype, ["take_1", "take_4", "take_8"]);
-        let args = args![launch.output(0), launch.input(0), launch.input(1), wide, rows, width, n];
-        launch.elements(kernel, n, args)
+        launch.elements(kernel, n, args![y, table, launch.input(1), wide, rows, width, n])
     }
 }
+
+#[derive(Debug)]
+struct ScatterRows;
+
+impl Op for ScatterRows {
+    fn name(&self) -> &'static str {
+        "scatter_rows"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        const OP: &str = "scatter_rows";
+        let (table, index) = (&inputs[0], &inputs[1]);
+        want_index(OP, "index", index)?;
+        let (Some((_, rest)), &[count]) = (table.shape.split_first(), &index.shape[..]) else {
+            return mismatch(OP, "table [rows, ...] and index [n]", format!("{table} and {index}"));
+        };
+        want(OP, "values", &inputs[2], table.dtype, &[&[count], rest].concat())?;
+        Ok(vec![table.clone()])
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
+        vec![rows_of(&inputs[0])]
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (index, width, rows) = (Indices::new(io, 1), row_len(io.ty(0)), io.ty(0).shape[0]);
+        index.check("scatter_rows", &rows_of(io.ty(0)))?;
+        dispatch_bits!(io.dtype(), U => {
+            let (table, values) = (io.output_bits::<U>(0), io.input_bits::<U>(2));
+            if io.inputs[0].ptr != io.outputs[0].ptr {
+                table.copy_from_slice(io.input_bits(0));
+            }
+            // Each task owns a range of table rows and scans all indices for them: no two write one row.
+            let work = index.len() * width / rows;
+            io.pool.rows(rows, work, RowsMut::new(table, width), |first, table| {
+                let owned = first as i64..(first + table.len() / width) as i64;
+                for (i, value) in values.chunks_exact(width).enumerate() {
+                    let row = index.get(i);
+                    if owned.contains(&row) {
+                        let at = (row - owned.start) as usize * width;
+                        table[at..at + width].copy_from_slice(value);
+                    }
+                }
+            });
+        });
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (table, values) = (launch.in_place(0, 0)?, launch.input(2));
+        let bytes = row_len(launch.ty(0)) * launch.ty(0).dtype.size();
+        let (kernel, width) = words(bytes, [table, values], SCATTER_ROWS);
+        let (rows, n) = (launch.ty(0).shape[0], launch.ty(1).len() * width);
+        let wide = launch.ty(1).dtype == DType::I64;
+        launch.elements(kernel, n, args![table, values, launch.input(1), wide, rows, width, n])
+    }
+}
+
+#[cfg(feature = "cuda")]
+const SCATTER_ROWS: [&str; 3] = ["scatter_rows_1", "scatter_rows_4", "scatter_rows_8"];
 
 /// dtable[r] = Σ dy[i] over the i that looked row r up, in order of i.
 #[derive(Debug)]
