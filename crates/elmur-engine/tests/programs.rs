@@ -280,7 +280,7 @@ fn mistakes_are_explained() {
     );
     assert_eq!(
         message(g.scatter_rows(w, index, x)),
-        "scatter_rows: expected values f32[2, 6], got f32[2, 8]"
+        "scatter_rows: expected values [2, ...] that end as f32[4, 6] does, got f32[2, 8]"
     );
     assert_eq!(message(g.scatter_rows(w, x, x)), "scatter_rows: expected index of i32 or i64, got f32[2, 8]");
     let store = Store::new();

@@ -25,8 +25,9 @@ impl Graph {
         self.push1(Take, &[table, index])
     }
 
-    /// `table` [rows, rest] of any element type with `values` [n, rest] written over its rows `index` (i32 or
-    /// i64 [n]). In place where the table is a state, at the cost of n rows. Not differentiable.
+    /// `table` [..., rest] of any element type with `values` [n, rest] written over its rows `index` (i32 or
+    /// i64 [n]), rows being counted over all leading axes. In place where the table is a state, at the cost of
+    /// n rows. Not differentiable.
     ///
     /// Where an index is repeated, its values must be equal: which of them stays is not defined. Repeating a
     /// row with the same values fills a list of rows up to a fixed length.
@@ -220,21 +221,28 @@ impl Op for ScatterRows {
         const OP: &str = "scatter_rows";
         let (table, index) = (&inputs[0], &inputs[1]);
         want_index(OP, "index", index)?;
-        let (Some((_, rest)), &[count]) = (table.shape.split_first(), &index.shape[..]) else {
-            return mismatch(OP, "table [rows, ...] and index [n]", format!("{table} and {index}"));
+        let (&[count], values) = (&index.shape[..], &inputs[2]) else {
+            return mismatch(OP, "index [n]", index.to_string());
         };
-        want(OP, "values", &inputs[2], table.dtype, &[&[count], rest].concat())?;
+        let fits = values.dtype == table.dtype
+            && values.shape.first() == Some(&count)
+            && values.shape.len() <= table.shape.len()
+            && table.shape.ends_with(&values.shape[1..]);
+        if !fits {
+            return mismatch(OP, format!("values [{count}, ...] that end as {table} does"), values.to_string());
+        }
         Ok(vec![table.clone()])
     }
     fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
         vec![(0, 0)]
     }
     fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
-        vec![rows_of(&inputs[0])]
+        vec![IndexBound { limit: inputs[0].len() / row_len(&inputs[2]), ..rows_of(&inputs[0]) }]
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let (index, width, rows) = (Indices::new(io, 1), row_len(io.ty(0)), io.ty(0).shape[0]);
-        index.check("scatter_rows", &rows_of(io.ty(0)))?;
+        let (index, width) = (Indices::new(io, 1), row_len(io.ty(2)));
+        let rows = io.ty(0).len() / width;
+        index.check("scatter_rows", &IndexBound { limit: rows, ..rows_of(io.ty(0)) })?;
         dispatch_bits!(io.dtype(), U => {
             let (table, values) = (io.output_bits::<U>(0), io.input_bits::<U>(2));
             if io.inputs[0].ptr != io.outputs[0].ptr {
@@ -258,9 +266,9 @@ impl Op for ScatterRows {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (table, values) = (launch.in_place(0, 0)?, launch.input(2));
-        let bytes = row_len(launch.ty(0)) * launch.ty(0).dtype.size();
+        let bytes = row_len(launch.ty(2)) * launch.ty(2).dtype.size();
         let (kernel, width) = words(bytes, [table, values], SCATTER_ROWS);
-        let (rows, n) = (launch.ty(0).shape[0], launch.ty(1).len() * width);
+        let (rows, n) = (launch.ty(0).bytes() / bytes, launch.ty(1).len() * width);
         let wide = launch.ty(1).dtype == DType::I64;
         launch.elements(kernel, n, args![table, values, launch.input(1), wide, rows, width, n])
     }
