@@ -120,5 +120,6 @@ fn copy(from: &Store, to: &Store, name: &str) -> Result<()> {
         DType::I32 => to.set(name, &from.get::<i32>(name)?),
         DType::I64 => to.set(name, &from.get::<i64>(name)?),
         DType::Bool => to.set(name, &from.get::<bool>(name)?),
+        DType::U8 => to.set(name, &from.get::<u8>(name)?),
     }
 }

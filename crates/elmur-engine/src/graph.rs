@@ -136,6 +136,7 @@ impl Graph {
             DType::I32 => self.constant(&[x as i32], []),
             DType::I64 => self.constant(&[x as i64], []),
             DType::Bool => self.constant(&[x != 0.0], []),
+            DType::U8 => self.constant(&[x as u8], []),
         }
     }
 

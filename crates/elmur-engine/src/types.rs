@@ -17,6 +17,8 @@ pub enum DType {
     I64,
     /// One byte, zero or one.
     Bool,
+    /// One byte, 0 to 255: pixels. Bytes are moved and converted by `cast`; arithmetic is for other types.
+    U8,
 }
 
 impl DType {
@@ -25,7 +27,7 @@ impl DType {
         match self {
             DType::F64 | DType::I64 => 8,
             DType::F32 | DType::I32 => 4,
-            DType::Bool => 1,
+            DType::Bool | DType::U8 => 1,
         }
     }
 
@@ -43,6 +45,7 @@ impl fmt::Display for DType {
             DType::I32 => "i32",
             DType::I64 => "i64",
             DType::Bool => "bool",
+            DType::U8 => "u8",
         })
     }
 }
@@ -63,7 +66,7 @@ macro_rules! element {
         impl Element for $rust { const DTYPE: DType = DType::$dtype; }
     )*};
 }
-element!(f32 => F32, f64 => F64, i32 => I32, i64 => I64, bool => Bool);
+element!(f32 => F32, f64 => F64, i32 => I32, i64 => I64, bool => Bool, u8 => U8);
 
 /// Largest tensor the engine accepts, in bytes: far above any real model, far below overflow.
 const MAX_BYTES: usize = 1 << 40;

@@ -219,7 +219,52 @@ fn rows_move_as_on_the_cpu() {
     check(&(0..40).map(|i| i % 3 == 1).collect::<Vec<_>>(), 8);
     check(&[1.5f32, 2.5, 3.5, 4.5, 5.5], 1);
     check(&(0..30).map(|i| i as f32).collect::<Vec<_>>(), 6);
+    check(&(0..60).collect::<Vec<u8>>(), 12);
     check(&(0..15i64).collect::<Vec<_>>(), 3);
+}
+
+/// Bytes as inputs, states and outputs, moved and cast to every type and back.
+#[test]
+fn bytes_are_cast_as_on_the_cpu() {
+    fn results(device: &elmur_engine::Device) -> [String; 6] {
+        let mut g = Graph::new();
+        let pixels = g.input("pixels", DType::U8, [4, 5]).unwrap();
+        let before = g.state("before", DType::U8, [4, 5]).unwrap();
+        let part = g.slice(pixels, 1, 1..4).unwrap();
+        let both = g.concat(&[before, part], 1).unwrap();
+        let rows = g.constant(&[true, false, false, true], [4]).unwrap();
+        let dark = g.full(DType::U8, [4, 8], 3.0).unwrap();
+        let chosen = g.select(rows, both, dark).unwrap();
+        let chosen = g.transpose(chosen, &[1, 0]).unwrap();
+        g.output("bytes", chosen).unwrap();
+        for dtype in [DType::F32, DType::I32, DType::I64, DType::Bool] {
+            let cast = g.cast(chosen, dtype).unwrap();
+            let cast = if dtype == DType::F32 { g.affine(cast, 2.0, -99.5).unwrap() } else { cast };
+            g.output(&dtype.to_string(), cast).unwrap();
+            if dtype == DType::F32 {
+                let back = g.cast(cast, DType::U8).unwrap();
+                g.output("back", back).unwrap();
+            }
+        }
+        g.update(before, pixels).unwrap();
+        let store = Store::on(device);
+        store.declare(&g).unwrap();
+        store.set("before", &(100..120).collect::<Vec<u8>>()).unwrap();
+        let mut program = Program::new(&g, device, &[&store]).unwrap();
+        program.set("pixels", &(0..20).map(|i| 255 - 12 * i).collect::<Vec<u8>>()).unwrap();
+        program.run().unwrap();
+        program.run().unwrap();
+        [
+            format!("{:?}", program.get::<u8>("bytes").unwrap()),
+            format!("{:?}", program.get::<f32>("f32").unwrap()),
+            format!("{:?}", program.get::<i32>("i32").unwrap()),
+            format!("{:?}", program.get::<i64>("i64").unwrap()),
+            format!("{:?}", program.get::<bool>("bool").unwrap()),
+            format!("{:?}", program.get::<u8>("back").unwrap()),
+        ]
+    }
+    let Some(gpu) = gpu::gpu(Precision::F32) else { return };
+    assert_eq!(results(&gpu.into()), results(&(&Pool::new(1)).into()));
 }
 
 #[test]

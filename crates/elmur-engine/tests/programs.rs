@@ -326,11 +326,11 @@ fn malformed_graphs_never_panic() {
         };
         let mut g = Graph::new();
         let mut values: Vec<Value> = Vec::new();
-        let types = [F32, F32, F32, F64, DType::I32, DType::I64, DType::Bool];
+        let types = [F32, F32, F32, F64, DType::I32, DType::I64, DType::Bool, DType::U8];
         for i in 0..14 {
             let rank = below(5);
             let shape: Vec<usize> = (0..rank).map(|_| [1, 2, 2, 3, 4, 6, 0][below(7)]).collect();
-            let dtype = types[below(7)];
+            let dtype = types[below(8)];
             let name = format!("v{i}");
             let value = match below(3) {
                 0 => g.input(&name, dtype, shape),
@@ -397,7 +397,7 @@ fn malformed_graphs_never_panic() {
                 27 => g.mul(a, b).map(|v| vec![v]),
                 28 => g.sub(a, b).map(|v| vec![v]),
                 29 => g.select(a, b, c).map(|v| vec![v]),
-                30 => g.cast(a, types[below(7)]).map(|v| vec![v]),
+                30 => g.cast(a, types[below(8)]).map(|v| vec![v]),
                 31 => g.sum_to(a, vec![1; below(4)]).map(|v| vec![v]),
                 32 => g.broadcast_to(a, vec![2; below(8)]).map(|v| vec![v]),
                 33 => g.mean(a).map(|v| vec![v]),
@@ -408,7 +408,7 @@ fn malformed_graphs_never_panic() {
                 38 => g.gradients(a, &[b, c]).map(|grads| grads.into_iter().flatten().collect()),
                 39 => g.take(a, b).map(|v| vec![v]),
                 40 => g.scatter_rows(a, b, c).map(|v| vec![v]),
-                _ => g.random_normal(types[below(7)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),
+                _ => g.random_normal(types[below(8)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),
             };
             values.extend(result.into_iter().flatten());
         }

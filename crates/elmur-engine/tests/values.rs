@@ -397,6 +397,72 @@ fn layouts_move_elements_of_every_type() {
         g.slice(x, 1, 1..3)
     });
     assert_eq!(tail, [2, 3, 5, 6]);
+    let bytes = run::<u8>(|g| {
+        let x = g.constant(&[1u8, 2, 3, 253, 254, 255], [2, 3])?;
+        let zeros = g.zeros_like(x)?;
+        let rows = g.constant(&[false, true], [2])?;
+        let x = g.select(rows, x, zeros)?;
+        let flat = g.reshape(x, [3, 2])?;
+        let sevens = g.full(DType::U8, [1, 2], 7.0)?;
+        g.concat(&[flat, sevens], 0)
+    });
+    assert_eq!(bytes, [0, 0, 0, 253, 254, 255, 7, 7]);
+}
+
+#[test]
+fn bytes_are_cast_to_and_from_every_type() {
+    let all: Vec<u8> = (0..=255).collect();
+    fn from_bytes<T: Element>(all: &[u8], want: impl Fn(u8) -> T) {
+        let got = run::<T>(|g| {
+            let x = g.constant(all, [256])?;
+            g.cast(x, T::DTYPE)
+        });
+        assert_eq!(got, all.iter().map(|x| want(*x)).collect::<Vec<_>>());
+    }
+    from_bytes(&all, f32::from);
+    from_bytes(&all, f64::from);
+    from_bytes(&all, i32::from);
+    from_bytes(&all, i64::from);
+    from_bytes(&all, |x| x != 0);
+    let to_bytes = |build: fn(&mut Graph) -> Result<Value>| {
+        run::<u8>(|g| {
+            let x = build(g)?;
+            g.cast(x, DType::U8)
+        })
+    };
+    assert_eq!(to_bytes(|g| g.constant(&[-1.5f32, 0.9, 254.9, 300.0, f32::NAN], [5])), [0, 0, 254, 255, 0]);
+    assert_eq!(to_bytes(|g| g.constant(&[-1i64, 7, 256, i64::MAX], [4])), [0, 7, 255, 255]);
+    assert_eq!(to_bytes(|g| g.constant(&[true, false], [2])), [1, 0]);
+}
+
+/// Pixels as a program's input and as a state, from bytes to numbers between 0 and 1.
+#[test]
+fn pixels_become_numbers() {
+    let mut g = Graph::new();
+    let pixels = g.input("pixels", DType::U8, [2, 3]).unwrap();
+    let before = g.state("before", DType::U8, [2, 3]).unwrap();
+    let both = g.concat(&[before, pixels], 1).unwrap();
+    let numbers = g.cast(both, F32).unwrap();
+    let numbers = g.scale(numbers, 1.0 / 255.0).unwrap();
+    g.update(before, pixels).unwrap();
+    g.output("numbers", numbers).unwrap();
+    g.output("bytes", both).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("before", &[255u8; 6]).unwrap();
+    let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    program.set("pixels", &[0u8, 51, 102, 153, 204, 255]).unwrap();
+    program.run().unwrap();
+    assert_eq!(
+        program.get::<u8>("bytes").unwrap(),
+        [255, 255, 255, 0, 51, 102, 255, 255, 255, 153, 204, 255]
+    );
+    let numbers: Vec<f64> = program.get::<f32>("numbers").unwrap().iter().map(|x| f64::from(*x)).collect();
+    close(&numbers, &[1.0, 1.0, 1.0, 0.0, 0.2, 0.4, 1.0, 1.0, 1.0, 0.6, 0.8, 1.0], 1e-7);
+    assert_eq!(store.get::<u8>("before").unwrap(), [0, 51, 102, 153, 204, 255]);
+    assert!(program.set("pixels", &[0i32; 6]).unwrap_err().to_string().contains("holds u8, got i32"));
+    let refused = g.add(pixels, before).unwrap_err().to_string();
+    assert_eq!(refused, "add: expected operands of one numeric type, got u8[2, 3] and u8[2, 3]");
 }
 
 #[test]
@@ -436,6 +502,7 @@ fn rows_of_every_type_are_gathered_and_scattered() {
     let bits = |data: &[f64]| data.iter().map(|x| *x > 0.0).collect::<Vec<_>>();
     check(&bits(&old), &bits(&new), &[1, 6]);
     check(&(0..7i64).collect::<Vec<_>>(), &(10..17i64).collect::<Vec<_>>(), &[]);
+    check(&(0..35).collect::<Vec<u8>>(), &(200..235).collect::<Vec<u8>>(), &[5]);
     // Enough for several tasks.
     let (old, new) = (normal(500 * 300, 2), normal(500 * 300, 3));
     check(&old, &new, &[300]);

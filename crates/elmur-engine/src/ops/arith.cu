@@ -26,7 +26,7 @@ KERNEL select_1(unsigned char* y, const unsigned char* a, const unsigned char* b
 KERNEL select_4(u32* y, const u32* a, const u32* b, const unsigned char* c, i64 row, i64 n) { begin(); select(y, a, b, c, row, n); }
 KERNEL select_8(u64* y, const u64* a, const u64* b, const unsigned char* c, i64 row, i64 n) { begin(); select(y, a, b, c, row, n); }
 
-// Types: 0 f32, 2 i32, 3 i64, 4 bool.
+// Types: 0 f32, 2 i32, 3 i64, 4 bool, 5 u8.
 KERNEL cast(void* y, const void* x, int from, int to, i64 n) {
     begin();
     i64 i = thread_number();
@@ -43,5 +43,7 @@ KERNEL cast(void* y, const void* x, int from, int to, i64 n) {
     if (to == 0) ((float*)y)[i] = f;
     else if (to == 2) ((int*)y)[i] = from == 0 ? (int)f : (int)z;
     else if (to == 3) ((i64*)y)[i] = z;
-    else ((unsigned char*)y)[i] = from == 0 ? f != 0.0f : z != 0;
+    else if (to == 4) ((unsigned char*)y)[i] = from == 0 ? f != 0.0f : z != 0;
+    else if (from == 0) ((unsigned char*)y)[i] = (unsigned char)fminf(fmaxf(f, 0.0f), 255.0f);
+    else ((unsigned char*)y)[i] = (unsigned char)max(0LL, min(255LL, z));
 }

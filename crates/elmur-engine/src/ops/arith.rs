@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float};
 use crate::ops::reduce::{broadcast_steps, row_offset};
-use crate::types::{DType, TensorType};
+use crate::types::{DType, Element, TensorType};
 
 impl Graph {
     /// a + b, broadcasting. Integers too (counters, offsets), where only `b` may broadcast.
@@ -51,7 +51,10 @@ impl Graph {
         self.push1(Select, &[a, b, condition])
     }
 
-    /// Converts between element types. Only float to float has a gradient.
+    /// Converts between element types. Floats become integers by rounding toward zero; numbers that a byte
+    /// cannot hold become 0 or 255. Only float to float has a gradient.
+    ///
+    /// Pixels become numbers from 0 to 1 by `cast` and then [`Graph::scale`] by 1/255, which works in place.
     pub fn cast(&mut self, x: Value, dtype: DType) -> Result<Value> {
         if self.ty(x)?.dtype == dtype { Ok(x) } else { self.push1(Cast(dtype), &[x]) }
     }
@@ -115,7 +118,8 @@ impl Op for Binary {
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         let (a, b) = (&inputs[0], &inputs[1]);
-        if a.dtype != b.dtype || (!a.dtype.is_float() && (self.0 != Kind::Add || a.dtype == DType::Bool)) {
+        let counts = self.0 == Kind::Add && matches!(a.dtype, DType::I32 | DType::I64);
+        if a.dtype != b.dtype || !(a.dtype.is_float() || counts) {
             let expected = if self.0 == Kind::Add {
                 "operands of one numeric type"
             } else {
@@ -177,7 +181,7 @@ impl Op for Binary {
 }
 
 /// a + b where only b broadcasts.
-fn add_integers<T: crate::types::Element>(io: &Io<'_>, add: impl Fn(T, T) -> T) {
+fn add_integers<T: Element>(io: &Io<'_>, add: impl Fn(T, T) -> T) {
     let (shape, b) = (&io.out_ty(0).shape, io.input::<T>(1));
     let Some(steps) = broadcast_steps(&io.ty(1).shape, shape) else { return };
     let (cols, last) = (io.out_ty(0).cols(), shape.len().saturating_sub(1));
@@ -374,31 +378,16 @@ impl Op for Cast {
         Ok(())
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        // Through f64: exact for everything but integers beyond 2^53, which no float could hold either.
-        fn from<T: crate::types::Element>(io: &Io<'_>, to_f64: impl Fn(T) -> f64 + Copy) {
-            let x = io.input::<T>(0);
-            match io.out_ty(0).dtype {
-                DType::F32 => io.output::<f32>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x) as f32),
-                DType::F64 => io.output::<f64>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x)),
-                DType::I32 => io.output::<i32>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x) as i32),
-                DType::I64 => io.output::<i64>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x) as i64),
-                DType::Bool => {
-                    io.output::<bool>(0).iter_mut().zip(x).for_each(|(y, x)| *y = to_f64(*x) != 0.0)
-                }
-            }
-        }
         match (io.dtype(), self.0) {
-            (DType::I32, DType::I64) => {
-                io.output::<i64>(0).iter_mut().zip(io.input::<i32>(0)).for_each(|(y, x)| *y = i64::from(*x));
-            }
-            (DType::I64, DType::I32) => {
-                io.output::<i32>(0).iter_mut().zip(io.input::<i64>(0)).for_each(|(y, x)| *y = *x as i32);
-            }
-            (DType::F32, _) => from::<f32>(io, f64::from),
-            (DType::F64, _) => from::<f64>(io, |x| x),
-            (DType::I32, _) => from::<i32>(io, f64::from),
-            (DType::I64, _) => from::<i64>(io, |x| x as f64),
-            (DType::Bool, _) => from::<bool>(io, |x| f64::from(u8::from(x))),
+            (DType::I32, DType::I64) => convert(io, |x: i32| i64::from(x)),
+            (DType::I64, DType::I32) => convert(io, |x: i64| x as i32),
+            (DType::U8, DType::F32) => convert(io, |x: u8| f32::from(x)),
+            (DType::F32, _) => convert_from(io, |x: f32| f64::from(x)),
+            (DType::F64, _) => convert_from(io, |x: f64| x),
+            (DType::I32, _) => convert_from(io, |x: i32| f64::from(x)),
+            (DType::I64, _) => convert_from(io, |x: i64| x as f64),
+            (DType::Bool, _) => convert_from(io, |x: bool| f64::from(u8::from(x))),
+            (DType::U8, _) => convert_from(io, |x: u8| f64::from(x)),
         }
         Ok(())
     }
@@ -408,5 +397,26 @@ impl Op for Cast {
         let (from, to) = (launch.ty(0).dtype as i32, self.0 as i32);
         let args = args![launch.output(0), launch.input(0), from, to, n];
         launch.elements("cast", n, args)
+    }
+}
+
+/// Input 0 converted by `f`, element by element.
+fn convert<T: Element, U: Element>(io: &Io<'_>, f: impl Fn(T) -> U + Sync) {
+    let (x, y) = (io.input::<T>(0), io.output::<U>(0));
+    io.pool.rows(x.len(), 1, RowsMut::new(y, 1), |first, y| {
+        y.iter_mut().zip(&x[first..]).for_each(|(y, x)| *y = f(*x));
+    });
+}
+
+/// Input 0 converted to the output's type through f64: exact for everything but integers beyond 2^53, which
+/// no float could hold either.
+fn convert_from<T: Element>(io: &Io<'_>, to_f64: impl Fn(T) -> f64 + Sync) {
+    match io.out_ty(0).dtype {
+        DType::F32 => convert(io, |x| to_f64(x) as f32),
+        DType::F64 => convert(io, to_f64),
+        DType::I32 => convert(io, |x| to_f64(x) as i32),
+        DType::I64 => convert(io, |x| to_f64(x) as i64),
+        DType::Bool => convert(io, |x| to_f64(x) != 0.0),
+        DType::U8 => convert(io, |x| to_f64(x) as u8),
     }
 }

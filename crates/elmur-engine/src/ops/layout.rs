@@ -166,6 +166,7 @@ impl Op for Full {
             DType::I32 => io.output::<i32>(0).fill(self.1 as i32),
             DType::I64 => io.output::<i64>(0).fill(self.1 as i64),
             DType::Bool => io.output::<bool>(0).fill(self.1 != 0.0),
+            DType::U8 => io.output::<u8>(0).fill(self.1 as u8),
         }
         Ok(())
     }
@@ -178,6 +179,7 @@ impl Op for Full {
             DType::I32 => u64::from(self.1 as i32 as u32),
             DType::I64 => self.1 as i64 as u64,
             DType::Bool => u64::from(self.1 != 0.0),
+            DType::U8 => u64::from(self.1 as u8),
         };
         let args = args![launch.output(0), bits, n];
         launch.elements(by_size(self.0.dtype, ["fill_1", "fill_4", "fill_8"]), n, args)
