@@ -39,6 +39,7 @@ pub use ops::conv::Conv2d;
 pub use ops::experts::ExpertGroups;
 pub use ops::loss::CrossEntropy;
 pub use ops::lru::Blend;
+pub use ops::lstm::Lstm;
 pub use ops::norm::{Norm, NormKind};
 pub use ops::optim::{AdamW, STEP_STATE};
 pub use program::{Program, StepTime};

@@ -82,6 +82,23 @@ fn larger_shapes_agree_with_the_cpu() {
         let (q, k) = (g.constant(&q, [9, 37])?, g.constant(&k, [9, 70])?);
         g.relative_bias(table, q, k)
     });
+    // One, two and four rows to a block; widths beyond the threads of a block, and such as divide them
+    // unevenly.
+    for (batch, steps, width) in
+        [(1, 1, 128), (5, 3, 130), (33, 4, 40), (131, 3, 96), (3, 2, 520), (130, 2, 600)]
+    {
+        compare(&format!("lstm of {batch} rows, width {width}"), |g| {
+            let x = g.param("x", DType::F32, [batch, steps, 4 * width])?;
+            let weight = g.param("weight", DType::F32, [4 * width, width])?;
+            let weight = g.scale(weight, 1.0 / (width as f64).sqrt())?;
+            let bias = g.param("bias", DType::F32, [4 * width])?;
+            let [hidden, cell] = ["hidden", "cell"].map(|name| g.param(name, DType::F32, [batch, width]));
+            let lstm = g.lstm(x, weight, bias, hidden?, cell?)?;
+            let last = g.mul(lstm.last_hidden, lstm.last_cell)?;
+            let last = g.reshape(last, [batch, 1, width])?;
+            g.concat(&[lstm.hidden, last], 1)
+        });
+    }
     compare("norm of long rows", |g| {
         let [x, f] = ["x", "f"].map(|name| g.param(name, DType::F32, [9, 700]));
         let gamma = g.param("gamma", DType::F32, [700])?;

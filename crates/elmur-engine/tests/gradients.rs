@@ -376,6 +376,45 @@ fn memory_writes() {
     });
 }
 
+/// States before the first step may be constants; any of the results may go unused.
+#[test]
+fn lstm_over_a_window() {
+    check("lstm window", 32, |g, case| {
+        let (batch, steps, width) = (case.extent(9), [1, 5][case.below(2)], case.extent(17));
+        let x = case.param(g, [batch, steps, 4 * width])?;
+        let weight = case.param(g, [4 * width, width])?;
+        let weight = g.scale(weight, 0.5)?;
+        let bias = case.param(g, [4 * width])?;
+        let mut first = || match case.flip() {
+            true => case.param(g, [batch, width]),
+            false => g.full(case.dtype, [batch, width], 0.3),
+        };
+        let (hidden, cell) = (first()?, first()?);
+        let lstm = g.lstm(x, weight, bias, hidden, cell)?;
+        let mut results = vec![lstm.hidden, lstm.last_hidden, lstm.last_cell];
+        if case.flip() {
+            results.remove(case.below(3));
+        }
+        Ok(results)
+    });
+}
+
+/// Two windows, one after the other, with one weight: its gradients meet.
+#[test]
+fn lstm_over_two_windows() {
+    check("lstm windows", 4, |g, case| {
+        let (batch, steps, width) = (1 + case.below(12), 3, case.extent(9));
+        let weight = case.param(g, [4 * width, width])?;
+        let bias = case.param(g, [4 * width])?;
+        let (hidden, cell) = (case.param(g, [batch, width])?, case.param(g, [batch, width])?);
+        let x = case.param(g, [batch, steps, 4 * width])?;
+        let one = g.lstm(x, weight, bias, hidden, cell)?;
+        let x = case.param(g, [batch, steps, 4 * width])?;
+        let two = g.lstm(x, weight, bias, one.last_hidden, one.last_cell)?;
+        Ok(vec![one.hidden, two.hidden, two.last_cell])
+    });
+}
+
 #[test]
 fn layouts() {
     check("layout", 32, |g, case| {

@@ -258,6 +258,10 @@ fn mistakes_are_explained() {
         "slice: expected a non-empty range inside axis 1 of f32[2, 8], got 6..9"
     );
     assert_eq!(message(g.reshape(x, [3, 5])), "reshape: expected a shape of 16 elements, got [3, 5]");
+    let gates = g.input("gates", F32, [2, 5, 12]).unwrap();
+    let lstm = |r: Result<elmur_engine::Lstm>| r.unwrap_err().to_string();
+    assert_eq!(lstm(g.lstm(x, w, w, x, x)), "lstm: expected x [batch, steps, 4 width], got f32[2, 8]");
+    assert_eq!(lstm(g.lstm(gates, w, w, x, x)), "lstm: expected weight f32[12, 3], got f32[4, 6]");
     assert_eq!(
         g.gradients(x, &[w]).unwrap_err().to_string(),
         "gradients: expected a scalar loss of f32 or f64, got f32[2, 8]"
@@ -361,7 +365,7 @@ fn malformed_graphs_never_panic() {
             let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
             let blend =
                 Blend { lambda: 0.5, empty_slots_too: flag, active: if n == 1 { Some(a) } else { None } };
-            let result: Result<Vec<Value>> = match below(42) {
+            let result: Result<Vec<Value>> = match below(43) {
                 0 => g.linear(a, b, flag.then_some(c), Activation::Gelu).map(|v| vec![v]),
                 1 => g.matmul_with(a, b, flag, n == 0).map(|v| vec![v]),
                 2 => g.norm(a, norm).map(|v| vec![v]),
@@ -408,6 +412,7 @@ fn malformed_graphs_never_panic() {
                 38 => g.gradients(a, &[b, c]).map(|grads| grads.into_iter().flatten().collect()),
                 39 => g.take(a, b).map(|v| vec![v]),
                 40 => g.scatter_rows(a, b, c).map(|v| vec![v]),
+                41 => g.lstm(a, b, c, d, e).map(|l| vec![l.hidden, l.last_hidden, l.last_cell]),
                 _ => g.random_normal(types[below(8)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),
             };
             values.extend(result.into_iter().flatten());
@@ -494,12 +499,42 @@ fn any_subset_of_an_ops_outputs_may_be_read() {
         let options = Attention { heads: 1, ..Attention::default() };
         let (_, weights) = g.attention(Qkv::Separate { q: tokens, k: tokens, v: tokens }, options)?;
         g.output("weights", weights)?;
+        let x = g.constant(&[0.0; 24], [2, 1, 12])?;
+        let (weight, bias) = (g.constant(&[0.0; 36], [12, 3])?, g.constant(&[0.0; 12], [12])?);
+        let lstm = g.lstm(x, weight, bias, w, w)?;
+        g.output("cell", lstm.last_cell)?;
         let (gates, _) = g.route_top_k(w, 1)?;
         g.output("gates", gates)
     });
     assert_eq!(p.get::<f64>("sum").unwrap(), [2.0, 4.0, 6.0, 20.0, 40.0, 60.0]);
+    assert_eq!(p.get::<f64>("cell").unwrap(), [0.5, 1.0, 1.5, 5.0, 10.0, 15.0]);
     assert_eq!(p.get::<f64>("gates").unwrap(), [1.0, 1.0]);
     assert!((p.get::<f64>("weights").unwrap().iter().sum::<f64>() - 2.0).abs() < 1e-12);
+}
+
+#[test]
+fn an_lstm_keeps_for_its_gradient_only_what_a_gradient_reads() {
+    let arena = |differentiate: bool| {
+        let mut g = Graph::new();
+        let (batch, steps, width) = (2, 50, 64);
+        let x = g.param("x", F32, [batch, steps, 4 * width]).unwrap();
+        let w = g.param("w", F32, [4 * width, width]).unwrap();
+        let b = g.param("b", F32, [4 * width]).unwrap();
+        let [hidden, cell] = ["h", "c"].map(|name| g.state(name, F32, [batch, width]).unwrap());
+        let lstm = g.lstm(x, w, b, hidden, cell).unwrap();
+        g.update(hidden, lstm.last_hidden).unwrap();
+        g.update(cell, lstm.last_cell).unwrap();
+        if differentiate {
+            let loss = g.sum(lstm.hidden).unwrap();
+            let grad = g.gradients(loss, &[x]).unwrap()[0].unwrap();
+            g.output("grad", grad).unwrap();
+        }
+        program(&g, &Store::new()).arena_bytes()
+    };
+    // Scratch for a product and at most two states; the states are updated in place.
+    assert_eq!(arena(false), 4 * 6 * 2 * 64);
+    // The gates, whose place dz takes, and the cell states.
+    assert!(arena(true) > 4 * 5 * 2 * 50 * 64);
 }
 
 #[test]

@@ -302,6 +302,138 @@ fn lru_prefers_empty_then_oldest_then_lowest() {
     assert_eq!(blended(true), [5.75, 0.25 * 10.0 + 1.5, 3.0, 9.0, 9.0, 6.0]);
 }
 
+/// An LSTM's inputs for a window [batch, steps, width]: x, weight, bias, hidden, cell.
+fn lstm_inputs([batch, steps, width]: [usize; 3]) -> [(&'static str, Vec<usize>, Vec<f64>); 5] {
+    let shapes = [
+        ("x", vec![batch, steps, 4 * width]),
+        ("weight", vec![4 * width, width]),
+        ("bias", vec![4 * width]),
+        ("hidden", vec![batch, width]),
+        ("cell", vec![batch, width]),
+    ];
+    let mut stream = 0;
+    shapes.map(|(name, shape)| {
+        stream += 1;
+        let scale = if name == "weight" { 1.0 / (width as f64).sqrt() } else { 1.0 };
+        let data = normal(shape.iter().product(), stream).into_iter().map(|x| scale * x).collect();
+        (name, shape, data)
+    })
+}
+
+/// Hidden states, last hidden state, last cell state of an LSTM, then the gradients of its five inputs.
+fn lstm<T: Element>(window: [usize; 3], threads: usize, of: impl Fn(f64) -> T) -> Vec<Vec<T>> {
+    let (mut g, store) = (Graph::new(), Store::new());
+    let inputs = lstm_inputs(window);
+    let [x, weight, bias, hidden, cell] =
+        [0, 1, 2, 3, 4].map(|i| g.param(inputs[i].0, T::DTYPE, inputs[i].1.clone()).unwrap());
+    let lstm = g.lstm(x, weight, bias, hidden, cell).unwrap();
+    let squares = g.mul(lstm.hidden, lstm.hidden).unwrap();
+    let last = g.mul(lstm.last_hidden, lstm.last_cell).unwrap();
+    let (squares, last) = (g.sum(squares).unwrap(), g.sum(last).unwrap());
+    let loss = g.add(squares, last).unwrap();
+    let grads = g.gradients(loss, &[x, weight, bias, hidden, cell]).unwrap();
+    let results =
+        [lstm.hidden, lstm.last_hidden, lstm.last_cell].into_iter().chain(grads.into_iter().flatten());
+    let results: Vec<Value> = results.collect();
+    for (i, result) in results.iter().enumerate() {
+        g.output(&i.to_string(), *result).unwrap();
+    }
+    store.declare(&g).unwrap();
+    for (name, _, data) in inputs {
+        store.set(name, &data.into_iter().map(&of).collect::<Vec<_>>()).unwrap();
+    }
+    let mut program = Program::new(&g, &Pool::new(threads), &[&store]).unwrap();
+    program.run().unwrap();
+    program.run().unwrap();
+    (0..results.len()).map(|i| program.get::<T>(&i.to_string()).unwrap().to_vec()).collect()
+}
+
+/// Few rows, whose products read the weight as it lies, and more, for which it is packed.
+const LSTM_WINDOWS: [[usize; 3]; 5] = [[1, 1, 3], [3, 5, 9], [9, 5, 7], [33, 5, 65], [64, 5, 40]];
+
+#[test]
+fn lstm_matches_its_formula() {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    for window in LSTM_WINDOWS {
+        let [batch, steps, width] = window;
+        let [x, weight, bias, hidden, cell] = lstm_inputs(window).map(|(_, _, data)| data);
+        let (mut h, mut c, mut all) = (hidden, cell, vec![0.0; batch * steps * width]);
+        for t in 0..steps {
+            for b in 0..batch {
+                let gate = |n: usize| {
+                    let product: f64 = (0..width).map(|k| weight[n * width + k] * h[b * width + k]).sum();
+                    x[(b * steps + t) * 4 * width + n] + product + bias[n]
+                };
+                let z: Vec<f64> = (0..4 * width).map(gate).collect();
+                for j in 0..width {
+                    let [i, f, g, o] = [0, 1, 2, 3].map(|quarter| z[quarter * width + j]);
+                    let at = b * width + j;
+                    c[at] = sigmoid(f) * c[at] + sigmoid(i) * g.tanh();
+                    h[at] = sigmoid(o) * c[at].tanh();
+                    all[(b * steps + t) * width + j] = h[at];
+                }
+            }
+        }
+        let got = lstm::<f64>(window, 2, |x| x);
+        for (got, want) in got.iter().zip([&all, &h, &c]) {
+            close(got, want, 1e-13);
+        }
+        // In f32 values and gradients are those of f64, whose gradients `gradients.rs` checks.
+        for (got, want) in lstm::<f32>(window, 2, |x| x as f32).iter().zip(&got) {
+            let got: Vec<f64> = got.iter().map(|x| f64::from(*x)).collect();
+            close(&got, want, 3e-5);
+        }
+    }
+}
+
+#[test]
+fn lstm_has_the_same_bits_on_any_number_of_threads() {
+    for window in LSTM_WINDOWS.into_iter().chain([[5, 3, 128], [70, 3, 33]]) {
+        let bits = |threads| {
+            let results = lstm::<f32>(window, threads, |x| x as f32);
+            results.into_iter().flatten().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let one = bits(1);
+        assert!([2, 5].into_iter().all(|threads| bits(threads) == one), "{window:?}");
+    }
+}
+
+/// Acting: the states live in a store, one step at a time.
+#[test]
+fn lstm_steps_like_the_whole_window() {
+    for window in LSTM_WINDOWS {
+        let [batch, steps, width] = window;
+        let whole = lstm::<f32>(window, 2, |x| x as f32);
+        let (mut g, store) = (Graph::new(), Store::new());
+        let [x, weight, bias, hidden, cell] =
+            lstm_inputs(window).map(|(_, _, data)| data.into_iter().map(|x| x as f32).collect::<Vec<_>>());
+        let row = g.input("x", F32, [batch, 1, 4 * width]).unwrap();
+        let w = g.param("weight", F32, [4 * width, width]).unwrap();
+        let b = g.param("bias", F32, [4 * width]).unwrap();
+        let h = g.state("hidden", F32, [batch, width]).unwrap();
+        let c = g.state("cell", F32, [batch, width]).unwrap();
+        let next = g.lstm(row, w, b, h, c).unwrap();
+        g.update(h, next.last_hidden).unwrap();
+        g.update(c, next.last_cell).unwrap();
+        g.output("hidden", next.hidden).unwrap();
+        store.declare(&g).unwrap();
+        for (name, data) in [("weight", weight), ("bias", bias), ("hidden", hidden), ("cell", cell)] {
+            store.set(name, &data).unwrap();
+        }
+        let mut program = Program::new(&g, &Pool::new(2), &[&store]).unwrap();
+        for t in 0..steps {
+            let at = |b: usize, columns: usize| (b * steps + t) * columns..(b * steps + t + 1) * columns;
+            let rows: Vec<f32> = (0..batch).flat_map(|b| x[at(b, 4 * width)].to_vec()).collect();
+            program.set("x", &rows).unwrap();
+            program.run().unwrap();
+            let want: Vec<f32> = (0..batch).flat_map(|b| whole[0][at(b, width)].to_vec()).collect();
+            assert_eq!(program.get::<f32>("hidden").unwrap(), want, "{window:?}, step {t}");
+        }
+        assert_eq!(store.get::<f32>("hidden").unwrap(), whole[1]);
+        assert_eq!(store.get::<f32>("cell").unwrap(), whole[2]);
+    }
+}
+
 #[test]
 fn relative_bias_clamps_differences_of_times() {
     let bias = run::<f64>(|g| {

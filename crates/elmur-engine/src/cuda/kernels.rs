@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// What every file begins with.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 20] = [
+const FILES: [&str; 21] = [
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
     concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_nn.cu")),
@@ -30,6 +30,7 @@ const FILES: [&str; 20] = [
     include_str!("../ops/gather.cu"),
     include_str!("../ops/loss.cu"),
     include_str!("../ops/lru.cu"),
+    include_str!("../ops/lstm.cu"),
     include_str!("../ops/norm.cu"),
     include_str!("../ops/optim.cu"),
     include_str!("../ops/reduce.cu"),

@@ -13,7 +13,7 @@ use crate::types::TensorType;
 
 pub(crate) use product::Product;
 
-/// One kernel argument: a number, an address, or a struct of 4-byte fields.
+/// One kernel argument: a number, an address, a struct of 4-byte integers, or one of [`struct_arg`].
 pub(crate) trait Arg {
     fn push(&self, args: &mut Args);
 }
@@ -58,6 +58,33 @@ impl<const N: usize> Arg for [i32; N] {
         }
     }
 }
+
+impl Args {
+    /// Adds a struct of 8-byte fields.
+    pub fn push_words(&mut self, words: &[u64]) {
+        self.starts.push(self.words.len());
+        self.words.extend_from_slice(words);
+    }
+}
+
+/// Defines a struct of addresses and extents that a kernel takes by value. The `.cu` file has one of the same
+/// name with the same fields in the same order, each a pointer or an `i64`.
+macro_rules! struct_arg {
+    ($(#[$meta:meta])* struct $name:ident { $($field:ident),* $(,)? }) => {
+        $(#[$meta])*
+        struct $name { $($field: u64),* }
+        #[cfg(test)]
+        impl $name {
+            const FIELDS: &[&str] = &[$(stringify!($field)),*];
+        }
+        impl $crate::cuda::launch::Arg for $name {
+            fn push(&self, args: &mut $crate::cuda::launch::Args) {
+                args.push_words(&[$(self.$field),*]);
+            }
+        }
+    };
+}
+pub(crate) use struct_arg;
 
 /// `args![a, b, c]`: arguments in the kernel's order. `usize` and `i64` become `i64` (or `int`, if the kernel says so), `bool` becomes `int`.
 macro_rules! args {

@@ -11,6 +11,7 @@ pub(crate) mod layout;
 pub(crate) mod linear;
 pub(crate) mod loss;
 pub(crate) mod lru;
+pub(crate) mod lstm;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod optim;

@@ -1,5 +1,5 @@
-//! A graph that uses every trainable op: a small policy with convolution, embedding, relative attention, memory read
-//! and write, experts, dropout, both losses and AdamW.
+//! A graph that uses every trainable op: a small policy with convolution, embedding, LSTM, relative
+//! attention, memory read and write, experts, dropout, both losses and AdamW.
 
 #![allow(dead_code)]
 
@@ -49,6 +49,18 @@ pub fn policy(dtype: DType) -> Result<Graph> {
     let embedded = g.embedding(table, seen)?;
     let x = g.add(x, embedded)?;
     let x = g.dropout(x, 0.1, rng)?;
+
+    // A recurrence whose states go on from one batch to the next.
+    let [hidden, cell] = ["lstm.hidden", "lstm.cell"].map(|name| g.state(name, dtype, [B, D]));
+    let (hidden, cell) = (hidden?, cell?);
+    let input = g.param("lstm.input", dtype, [4 * D, D])?;
+    let recurrent = g.param("lstm.recurrent", dtype, [4 * D, D])?;
+    let recurrent_bias = g.param("lstm.bias", dtype, [4 * D])?;
+    let gates = g.linear(x, input, None, Activation::Identity)?;
+    let lstm = g.lstm(gates, recurrent, recurrent_bias, hidden, cell)?;
+    g.update(hidden, lstm.last_hidden)?;
+    g.update(cell, lstm.last_cell)?;
+    let x = g.add(x, lstm.hidden)?;
 
     let qkv = g.param("qkv", dtype, [3 * D, D])?;
     let qkv = g.linear(x, qkv, None, Activation::Identity)?;
