@@ -29,7 +29,7 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) 
     };
     let mut counts = Vec::new();
     let mut rng = Rng::new(seed, NOISE);
-    env.reset(seed, observation.as_mut());
+    env.reset(seed, observation.as_mut())?;
     expert.reset();
     loop {
         append(&observation, &spaces.observation, &mut episode.observations);
@@ -52,7 +52,7 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) 
             }
         }
         append(&action, &spaces.action, &mut episode.actions);
-        counts.push(env.heeds_action() && !slip);
+        counts.push(env.uses_action() && !slip);
         let step = env.step(action.values(), observation.as_mut())?;
         episode.rewards.push(step.reward as f32);
         (episode.terminated, episode.truncated) = (step.terminated, step.truncated);

@@ -4,7 +4,7 @@ use elmur_base::{Spaces, Values, ValuesMut};
 
 use crate::error::Result;
 
-/// What a step brought, besides an observation.
+/// What a step brought besides an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Step {
     /// Reward.
@@ -13,6 +13,9 @@ pub struct Step {
     pub terminated: bool,
     /// The episode was cut off, by a time limit for example.
     pub truncated: bool,
+    /// On the last step of an episode: whether the episode solved the task. `None` on other steps, and always in
+    /// environments that have no notion of success besides the return.
+    pub success: Option<bool>,
 }
 
 impl Step {
@@ -28,21 +31,15 @@ pub trait Env: Send {
     fn spaces(&self) -> &Spaces;
 
     /// Starts the episode of this seed (the same seed gives the same episode) and writes its first observation.
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>);
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()>;
 
     /// Acts and writes the next observation. An action outside the space and a step after the end are errors.
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step>;
 
-    /// Whether the environment will take the next action into account; where it will not (while it shows what must be
+    /// Whether the next action has any effect. Where it has none (while the environment shows what must be
     /// remembered, for example) there is nothing to imitate.
-    fn heeds_action(&self) -> bool {
+    fn uses_action(&self) -> bool {
         true
-    }
-
-    /// Whether an episode of this return counts as solved, where the task has such a notion.
-    fn success(&self, episode_return: f64) -> Option<bool> {
-        let _ = episode_return;
-        None
     }
 }
 
@@ -50,17 +47,14 @@ impl<E: Env + ?Sized> Env for Box<E> {
     fn spaces(&self) -> &Spaces {
         (**self).spaces()
     }
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
-        (**self).reset(seed, observation);
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
+        (**self).reset(seed, observation)
     }
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         (**self).step(action, observation)
     }
-    fn heeds_action(&self) -> bool {
-        (**self).heeds_action()
-    }
-    fn success(&self, episode_return: f64) -> Option<bool> {
-        (**self).success(episode_return)
+    fn uses_action(&self) -> bool {
+        (**self).uses_action()
     }
 }
 

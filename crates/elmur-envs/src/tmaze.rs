@@ -84,7 +84,7 @@ impl Env for TMaze {
         &self.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.rng = Rng::new(seed, 0);
         self.goal = if self.rng.below(2) == 0 { -1 } else { 1 };
         self.length = match self.corridor {
@@ -93,6 +93,7 @@ impl Env for TMaze {
         };
         (self.x, self.y, self.time, self.done) = (0, 0, 0, false);
         self.observe(observation);
+        Ok(())
     }
 
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
@@ -114,11 +115,8 @@ impl Env for TMaze {
         self.done = terminated || truncated;
         self.observe(observation);
         let reward = if self.y == self.goal { 1.0 } else { 0.0 };
-        Ok(Step { reward, terminated, truncated })
-    }
-
-    fn success(&self, episode_return: f64) -> Option<bool> {
-        Some(episode_return > 0.5)
+        let success = self.done.then_some(reward > 0.5);
+        Ok(Step { reward, terminated, truncated, success })
     }
 }
 
@@ -159,7 +157,7 @@ mod tests {
     fn start(corridor: u64, seed: u64) -> (TMaze, [f32; 4]) {
         let mut env = TMaze::new(Corridor::Fixed(corridor)).unwrap();
         let mut seen = [9.0; 4];
-        env.reset(seed, ValuesMut::floats(&mut seen));
+        env.reset(seed, ValuesMut::floats(&mut seen)).unwrap();
         (env, seen)
     }
 
@@ -174,15 +172,14 @@ mod tests {
                 assert_eq!(seen[..3], [0.0, goal, 0.0]);
                 for x in 1..=3 {
                     let (step, seen) = act(&mut env, RIGHT);
-                    assert!(!step.done());
+                    assert!(!step.done() && step.success.is_none());
                     assert_eq!(seen[..3], [0.0, 0.0, f32::from(u8::from(x == 3))]);
                 }
                 let up = (goal > 0.0) == right;
                 let (step, seen) = act(&mut env, if up { UP } else { DOWN });
                 let reward = if right { 1.0 } else { 0.0 };
-                assert_eq!(step, Step { reward, terminated: true, truncated: false });
+                assert_eq!(step, Step { reward, terminated: true, truncated: false, success: Some(right) });
                 assert_eq!(seen[..3], [if up { 1.0 } else { -1.0 }, 0.0, 0.0]);
-                assert_eq!(env.success(step.reward), Some(right));
             }
         }
         assert_eq!(goals.len(), 2);
@@ -196,7 +193,7 @@ mod tests {
         assert_eq!(act(&mut env, UP).1[0], 0.0);
         act(&mut env, RIGHT);
         let (step, seen) = act(&mut env, RIGHT);
-        assert_eq!((step.truncated, step.terminated, step.reward), (true, false, 0.0));
+        assert_eq!(step, Step { reward: 0.0, terminated: false, truncated: true, success: Some(false) });
         assert_eq!(seen[2], 1.0, "at the fork, too late");
         assert!(matches!(
             env.step(Values::ints(&[0]), ValuesMut::floats(&mut [0.0; 4])),
@@ -211,7 +208,7 @@ mod tests {
         act(&mut env, RIGHT);
         let turn = if env.goal() > 0 { UP } else { DOWN };
         let (step, _) = act(&mut env, turn);
-        assert_eq!(step, Step { reward: 1.0, terminated: true, truncated: false });
+        assert_eq!(step, Step { reward: 1.0, terminated: true, truncated: false, success: Some(true) });
     }
 
     #[test]
@@ -219,7 +216,7 @@ mod tests {
         let mut env = TMaze::new(Corridor::UpTo(28)).unwrap();
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..1000 {
-            env.reset(seed, ValuesMut::floats(&mut [0.0; 4]));
+            env.reset(seed, ValuesMut::floats(&mut [0.0; 4])).unwrap();
             seen.insert(env.corridor());
         }
         assert!(seen.into_iter().eq(1..=28));

@@ -50,6 +50,8 @@ pub struct VecStep {
     pub terminated: Vec<bool>,
     /// Rows that were cut off.
     pub truncated: Vec<bool>,
+    /// Rows whose episode ended, where the task knows success: whether the episode solved it.
+    pub success: Vec<Option<bool>>,
 }
 
 /// Fewest rows that are worth a thread of their own: a few microseconds of the fastest environments.
@@ -85,7 +87,12 @@ impl<E: Env> VecEnv<E> {
             ints: vec![0; n * widths.ints],
             final_floats: vec![0.0; n * widths.floats],
             final_ints: vec![0; n * widths.ints],
-            step: VecStep { rewards: vec![0.0; n], terminated: vec![false; n], truncated: vec![false; n] },
+            step: VecStep {
+                rewards: vec![0.0; n],
+                terminated: vec![false; n],
+                truncated: vec![false; n],
+                success: vec![None; n],
+            },
             pool: None,
             claims: Claims::default(),
             refused: Mutex::new(None),
@@ -126,13 +133,13 @@ impl<E: Env> VecEnv<E> {
             return Err(elmur_base::Error::space("reset", expected, seeds.len()).into());
         }
         for (row, seed) in seeds.iter().enumerate() {
-            self.reset_row(row, *seed);
+            self.reset_row(row, *seed)?;
         }
         Ok(())
     }
 
     /// Starts one row anew; the others go on.
-    pub fn reset_row(&mut self, row: usize, seed: u64) {
+    pub fn reset_row(&mut self, row: usize, seed: u64) -> Result<()> {
         (self.seeds[row], self.episodes[row]) = (seed, 0);
         let Widths { floats, ints, .. } = self.widths;
         let observation = ValuesMut {
@@ -140,7 +147,7 @@ impl<E: Env> VecEnv<E> {
             ints: &mut self.ints[row * ints..(row + 1) * ints],
             bytes: &mut [],
         };
-        self.rows[row].reset(seed, observation);
+        self.rows[row].reset(seed, observation)
     }
 
     /// Newest observations of all rows, [rows, numbers].
@@ -173,6 +180,7 @@ impl<E: Env> VecEnv<E> {
                 rewards: &mut self.step.rewards,
                 terminated: &mut self.step.terminated,
                 truncated: &mut self.step.truncated,
+                success: &mut self.step.success,
             };
             return match part.step(w, actions) {
                 Ok(()) => Ok(&self.step),
@@ -195,6 +203,7 @@ impl<E: Env> VecEnv<E> {
                 RowsMut::new(&mut self.step.rewards, 1),
                 RowsMut::new(&mut self.step.terminated, 1),
                 RowsMut::new(&mut self.step.truncated, 1),
+                RowsMut::new(&mut self.step.success, 1),
             ),
         );
         let tasks = (n / MIN_ROWS).clamp(1, pool.max_tasks());
@@ -202,7 +211,7 @@ impl<E: Env> VecEnv<E> {
         pool.sticky_blocks(&mut self.claims, n, n.div_ceil(tasks), outputs, |first, (a, b, c)| {
             let (rows, seeds, episodes) = a;
             let (floats, ints, final_floats, final_ints) = b;
-            let (rewards, terminated, truncated) = c;
+            let (rewards, terminated, truncated, success) = c;
             let last = first + rows.len();
             let actions = Values {
                 floats: &actions.floats[first * w.action_floats..last * w.action_floats],
@@ -220,6 +229,7 @@ impl<E: Env> VecEnv<E> {
                 rewards,
                 terminated,
                 truncated,
+                success,
             };
             if let Err((row, error)) = part.step(w, actions) {
                 let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -247,6 +257,7 @@ struct Part<'a, E> {
     rewards: &'a mut [f64],
     terminated: &'a mut [bool],
     truncated: &'a mut [bool],
+    success: &'a mut [Option<bool>],
 }
 
 impl<E: Env> Part<'_, E> {
@@ -266,6 +277,7 @@ impl<E: Env> Part<'_, E> {
             self.rewards[row] = step.reward;
             self.terminated[row] = step.terminated;
             self.truncated[row] = step.truncated;
+            self.success[row] = step.success;
             if step.done() {
                 self.final_floats[row * w.floats..(row + 1) * w.floats].copy_from_slice(floats);
                 self.final_ints[row * w.ints..(row + 1) * w.ints].copy_from_slice(ints);
@@ -274,7 +286,8 @@ impl<E: Env> Part<'_, E> {
                 env.reset(
                     u64::from(draw[0]) << 32 | u64::from(draw[1]),
                     ValuesMut { floats, ints, bytes: &mut [] },
-                );
+                )
+                .map_err(|error| (row, error))?;
             }
         }
         Ok(())
@@ -290,7 +303,7 @@ pub trait AnyVecEnv: Send {
     /// [`VecEnv::reset`].
     fn reset(&mut self, seeds: &[u64]) -> Result<()>;
     /// [`VecEnv::reset_row`].
-    fn reset_row(&mut self, row: usize, seed: u64);
+    fn reset_row(&mut self, row: usize, seed: u64) -> Result<()>;
     /// [`VecEnv::step`].
     fn step(&mut self, actions: Values<'_>) -> Result<&VecStep>;
     /// [`VecEnv::observations`].
@@ -309,8 +322,8 @@ impl<E: Env> AnyVecEnv for VecEnv<E> {
     fn reset(&mut self, seeds: &[u64]) -> Result<()> {
         VecEnv::reset(self, seeds)
     }
-    fn reset_row(&mut self, row: usize, seed: u64) {
-        VecEnv::reset_row(self, row, seed);
+    fn reset_row(&mut self, row: usize, seed: u64) -> Result<()> {
+        VecEnv::reset_row(self, row, seed)
     }
     fn step(&mut self, actions: Values<'_>) -> Result<&VecStep> {
         VecEnv::step(self, actions)
@@ -369,6 +382,22 @@ mod tests {
         let hint = env.observations().floats[4 * row + 1];
         assert_eq!(hint, f32::from(env.row(row).goal()), "the next episode's first observation");
         assert_eq!(env.final_observations().floats[4 * row + 1..4 * row + 3], [0.0, 1.0], "at the fork");
+    }
+
+    #[test]
+    fn success_is_told_of_the_episode_that_ended() {
+        let mut env = mazes(8);
+        env.reset(&[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        let mut told = [0, 0];
+        for t in 0..60 {
+            let step = env.step(Values::ints(&[[0, 0, 1][t % 3]; 8])).unwrap();
+            for row in 0..8 {
+                let ended = step.terminated[row] || step.truncated[row];
+                assert_eq!(step.success[row], ended.then_some(step.rewards[row] == 1.0));
+                step.success[row].inspect(|solved| told[usize::from(*solved)] += 1);
+            }
+        }
+        assert!(told[0] > 5 && told[1] > 5, "{told:?}");
     }
 
     #[test]

@@ -202,9 +202,10 @@ impl<E: Env> Env for Wrapped<E> {
         self.wrapping.spaces()
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
-        self.inner.reset(seed, self.own.as_mut());
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
+        self.inner.reset(seed, self.own.as_mut())?;
         self.wrapping.observe(self.own.values(), None, observation);
+        Ok(())
     }
 
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
@@ -219,12 +220,8 @@ impl<E: Env> Env for Wrapped<E> {
         Ok(step)
     }
 
-    fn heeds_action(&self) -> bool {
-        self.inner.heeds_action()
-    }
-
-    fn success(&self, episode_return: f64) -> Option<bool> {
-        self.inner.success(episode_return)
+    fn uses_action(&self) -> bool {
+        self.inner.uses_action()
     }
 }
 
@@ -370,10 +367,11 @@ mod tests {
         fn spaces(&self) -> &Spaces {
             &self.spaces
         }
-        fn reset(&mut self, _: u64, observation: ValuesMut<'_>) {
+        fn reset(&mut self, _: u64, observation: ValuesMut<'_>) -> Result<()> {
             self.time = 0;
             observation.ints[0] = 0;
             observation.floats[0] = 0.5;
+            Ok(())
         }
         fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
             self.spaces.action.check("cell", action)?;
@@ -383,7 +381,7 @@ mod tests {
             observation.floats[0] = -0.5;
             Ok(Step::default())
         }
-        fn heeds_action(&self) -> bool {
+        fn uses_action(&self) -> bool {
             self.time > 1
         }
     }
@@ -411,7 +409,7 @@ mod tests {
         let mut env = Wrapped::new(Board::new(), wrappers).unwrap();
         env.spaces().validate().unwrap();
         let mut seen = Row::of(&env.spaces().observation);
-        env.reset(0, seen.as_mut());
+        env.reset(0, seen.as_mut()).unwrap();
         env.spaces().observation.check("observation", seen.values()).unwrap();
         (env, seen)
     }
@@ -432,8 +430,8 @@ mod tests {
         assert!(step(&mut env, &[2, 0], &mut seen).is_err());
         step(&mut env, &[0, 1], &mut seen).unwrap();
         assert_eq!(seen.ints, [2, 0, 1, 0]);
-        assert!(env.heeds_action());
-        env.reset(0, seen.as_mut());
+        assert!(env.uses_action());
+        env.reset(0, seen.as_mut()).unwrap();
         assert_eq!(seen.ints, [0, 0, 0, 1], "nothing is left of the last episode");
     }
 
@@ -482,8 +480,9 @@ mod tests {
         fn spaces(&self) -> &Spaces {
             &self.0
         }
-        fn reset(&mut self, _: u64, observation: ValuesMut<'_>) {
+        fn reset(&mut self, _: u64, observation: ValuesMut<'_>) -> Result<()> {
             observation.floats[0] = 7.0;
+            Ok(())
         }
         fn step(&mut self, _: Values<'_>, _: ValuesMut<'_>) -> Result<Step> {
             Ok(Step::default())
@@ -499,7 +498,7 @@ mod tests {
         let on = Wrappers { previous_action: true, ..Wrappers::default() };
         let mut env = Wrapped::new(Torque(spaces), on).unwrap();
         let mut seen = Row::of(&env.spaces().observation);
-        env.reset(0, seen.as_mut());
+        env.reset(0, seen.as_mut()).unwrap();
         assert_eq!(seen.floats, [7.0, 0.0]);
         env.step(Values::floats(&[3.5]), seen.as_mut()).unwrap();
         assert_eq!(seen.floats, [7.0, 2.0]);

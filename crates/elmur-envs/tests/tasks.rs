@@ -78,7 +78,7 @@ fn episodes_end_in_time_and_stay_within_their_spaces() {
             assert!(env.step(action.values(), seen.as_mut()).is_err(), "{}: a step before reset", task.id());
             for seed in 0..3 {
                 let mut rng = Rng::new(seed, 9);
-                env.reset(seed, seen.as_mut());
+                env.reset(seed, seen.as_mut()).unwrap();
                 // One step more by the older rules of MineSweeper.
                 let most = task.max_steps() + usize::from(version == Version::V106);
                 let mut steps = 0;
@@ -111,7 +111,7 @@ fn players_give_legal_actions_and_the_same_ones_again() {
                 let mut player = task.player(version);
                 let spaces = env.spaces().clone();
                 let (mut seen, mut action) = (Row::of(&spaces.observation), Row::of(&spaces.action));
-                env.reset(seed, seen.as_mut());
+                env.reset(seed, seen.as_mut()).unwrap();
                 player.reset();
                 let mut actions = Vec::new();
                 loop {

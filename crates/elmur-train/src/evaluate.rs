@@ -216,6 +216,7 @@ fn act_out(what: &Evaluation<'_>, seeds: &[u64], stop: &Stop, tick: &dyn Fn()) -
             results[row].episode_return += taken.rewards[row];
             results[row].steps += 1;
             returns[row] -= taken.rewards[row] as f32;
+            results[row].success = taken.success[row];
             running[row] = !(taken.terminated[row] || taken.truncated[row]);
         }
         if step % TICK == 0 {
@@ -227,9 +228,6 @@ fn act_out(what: &Evaluation<'_>, seeds: &[u64], stop: &Stop, tick: &dyn Fn()) -
         if running.iter().all(|running| !running) {
             break;
         }
-    }
-    for (row, result) in results.iter_mut().enumerate() {
-        result.success = env.row(row).success(result.episode_return);
     }
     Ok(results)
 }
@@ -340,7 +338,7 @@ mod tests {
         let mut agree = 0;
         for i in 0..2000 {
             let seed = Seeds::Test(0).episode(i);
-            maze.reset(seed, elmur_base::ValuesMut::floats(&mut [0.0; 4]));
+            maze.reset(seed, elmur_base::ValuesMut::floats(&mut [0.0; 4])).unwrap();
             let mut noise = [0.0; 2];
             Stream::new(memory_seed(seed), 0, 0).fill_normal(&mut noise, 1.0);
             let small = noise[0] * noise[0] + noise[1] * noise[1] < 2.0 * 2f64.ln();

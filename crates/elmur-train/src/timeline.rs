@@ -80,8 +80,7 @@ pub fn timeline(
         let step = env.step(Values::ints(&actions))?;
         result.steps += 1;
         if step.terminated[0] || step.truncated[0] {
-            let reward = step.rewards[0];
-            result.success = env.row(0).success(reward);
+            result.success = step.success[0];
             break;
         }
     }

@@ -59,9 +59,10 @@ impl Env for Autoencode {
         &self.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.deck.shuffle(&mut Rng::new(seed, 0));
         self.first(observation);
+        Ok(())
     }
 
     #[inline]
@@ -69,7 +70,7 @@ impl Env for Autoencode {
         self.advance(action, (), observation)
     }
 
-    fn heeds_action(&self) -> bool {
+    fn uses_action(&self) -> bool {
         self.shown == self.deck.len()
     }
 }
@@ -97,7 +98,7 @@ impl Replay for Autoencode {
         self.left -= 1;
         let reward = if self.deck.suit(self.left) == answer { self.pay } else { -self.pay };
         observation.ints.fill(0);
-        Ok(Step { reward, terminated: self.left == 0, truncated: false })
+        Ok(Step { reward, terminated: self.left == 0, ..Step::default() })
     }
 }
 
@@ -152,11 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn actions_are_heeded_from_the_last_card_on() {
+    fn actions_are_used_from_the_last_card_on() {
         let mut env = Autoencode::new(Difficulty::Easy);
         for t in 0..103 {
             let (shown, steps) = play(&mut env, 5, t);
-            assert_eq!(env.heeds_action(), t >= 51);
+            assert_eq!(env.uses_action(), t >= 51);
             assert_eq!(shown[t][0], i32::from(t < 51));
             assert_eq!(steps.last().is_some_and(|s| s.reward != 0.0), t >= 52);
         }

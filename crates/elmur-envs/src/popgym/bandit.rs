@@ -67,7 +67,7 @@ impl MultiarmedBandit {
         let paid = (draw as f32) < self.arms[arm];
         self.left -= 1;
         observation.ints[0] = i32::from(paid);
-        Step { reward: self.rewards[usize::from(paid)], terminated: false, truncated: self.left == 0 }
+        Step { reward: self.rewards[usize::from(paid)], truncated: self.left == 0, ..Step::default() }
     }
 }
 
@@ -76,12 +76,13 @@ impl Env for MultiarmedBandit {
         &self.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.rng = Rng::new(seed, 0);
         for arm in &mut self.arms {
             *arm = (self.rng.bits() >> 8) as f32 * (1.0 / 16_777_216.0);
         }
         self.first(observation);
+        Ok(())
     }
 
     #[inline]
@@ -304,7 +305,7 @@ mod tests {
             env.step(Values::ints(ints), ValuesMut::ints(&mut seen))
         };
         assert!(matches!(step(&mut env, &[0]), Err(Error::Finished)));
-        env.reset(0, room(&mut [0]));
+        env.reset(0, room(&mut [0])).unwrap();
         for bad in [&[10][..], &[-1], &[], &[0, 0]] {
             assert!(matches!(step(&mut env, bad), Err(Error::Base(elmur_base::Error::Space { .. }))));
         }
@@ -345,7 +346,7 @@ mod tests {
         let mut env = MultiarmedBandit::new(Difficulty::Easy);
         let mut play = |seed: u64, mistakes: bool| {
             let mut seen = [0];
-            env.reset(seed, room(&mut seen));
+            env.reset(seed, room(&mut seen)).unwrap();
             let pull = |i: i32| {
                 if mistakes {
                     assert!(env.step(Values::ints(&[10]), room(&mut seen)).is_err());
@@ -368,7 +369,7 @@ mod tests {
         let (mut classes, mut pairs) = ([[0u32; 20]; 2], [[0u32; 5]; 5]);
         let mut paid = [0.0; 20];
         for seed in 0..rounds {
-            env.reset(seed, room(&mut seen));
+            env.reset(seed, room(&mut seen)).unwrap();
             let [a, b] = [env.arms[0], env.arms[9]];
             assert!(env.arms.iter().all(|p| (0.0..1.0).contains(p)));
             let class = (a * 20.0) as usize;

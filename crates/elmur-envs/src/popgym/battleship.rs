@@ -126,9 +126,10 @@ impl Env for Battleship {
         &self.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         let ships = place(self.size, &SHIPS, &mut Rng::new(seed, 0));
         self.first(ships, observation);
+        Ok(())
     }
 
     #[inline]
@@ -176,7 +177,7 @@ impl Replay for Battleship {
             self.shots_left = 0;
         }
         let reward = if hit { 1.0 / f64::from(TARGETS) } else { self.miss };
-        Ok(Step { reward, terminated, truncated })
+        Ok(Step { reward, terminated, truncated, ..Step::default() })
     }
 }
 
@@ -239,7 +240,7 @@ mod tests {
     fn misuse_is_an_error() {
         let mut env = Battleship::new(Difficulty::Easy);
         assert!(matches!(shoot(&mut env, &[0, 0]), Err(Error::Finished)));
-        env.reset(0, room(&mut [0]));
+        env.reset(0, room(&mut [0])).unwrap();
         for bad in [&[8, 0][..], &[0, 8], &[-1, 0], &[0, i32::MIN], &[0], &[], &[0, 0, 0]] {
             assert!(
                 matches!(shoot(&mut env, bad), Err(Error::Base(elmur_base::Error::Space { .. }))),
@@ -292,7 +293,7 @@ mod tests {
     fn the_same_seed_gives_the_same_board() {
         let mut env = Battleship::new(Difficulty::Hard);
         let mut boards = |seed| {
-            env.reset(seed, room(&mut [0]));
+            env.reset(seed, room(&mut [0])).unwrap();
             env.ships
         };
         let first = boards(3);

@@ -69,9 +69,10 @@ impl<B: Body> Env for Exact<B> {
     }
 
     #[inline]
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.0.reset(&mut Rng::new(seed, 0));
         show(self.0.first_seen(), observation);
+        Ok(())
     }
 
     #[inline]
@@ -128,11 +129,12 @@ impl<B: Body> Env for Noisy<B> {
     }
 
     #[inline]
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.rng = Rng::new(seed, 0);
         self.body.reset(&mut self.rng);
         let noise = noise::draw(&mut self.rng, self.sigma);
         Self::show(self.body.first_seen(), noise, observation);
+        Ok(())
     }
 
     #[inline]

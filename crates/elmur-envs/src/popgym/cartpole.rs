@@ -89,7 +89,7 @@ impl<const VELOCITIES: bool> Body for Cart<VELOCITIES> {
         if terminated {
             self.left = 0;
         }
-        Ok(Step { reward: self.pay, terminated, truncated })
+        Ok(Step { reward: self.pay, terminated, truncated, ..Step::default() })
     }
 
     #[inline]
@@ -142,7 +142,7 @@ mod tests {
 
     fn start(env: &mut impl Env, seed: u64) -> [f32; 2] {
         let mut seen = [0.0; 2];
-        env.reset(seed, ValuesMut::floats(&mut seen));
+        env.reset(seed, ValuesMut::floats(&mut seen)).unwrap();
         seen
     }
 
@@ -242,14 +242,17 @@ mod tests {
             let pay = 1.0 / f64::from(limit);
             let (steps, step) = play_then_push(&mut env, &mut player, 0, 0);
             assert!((8..12).contains(&steps), "{steps}");
-            assert_eq!(step, Step { reward: pay, terminated: true, truncated: false });
+            assert_eq!(step, Step { reward: pay, terminated: true, ..Step::default() });
             assert!(matches!(act(&mut env, &[0]), Err(Error::Finished)));
             let (steps, step) = play_then_push(&mut env, &mut player, 0, limit);
-            assert_eq!((steps, step), (limit, Step { reward: pay, terminated: false, truncated: true }));
+            assert_eq!((steps, step), (limit, Step { reward: pay, truncated: true, ..Step::default() }));
             let both = (0..200)
                 .map(|i| play_then_push(&mut env, &mut player, i / 20, limit - i as u32 % 20))
                 .find(|(steps, step)| *steps == limit && step.terminated);
-            assert_eq!(both, Some((limit, Step { reward: pay, terminated: true, truncated: true })));
+            assert_eq!(
+                both,
+                Some((limit, Step { reward: pay, terminated: true, truncated: true, ..Step::default() }))
+            );
         }
     }
 

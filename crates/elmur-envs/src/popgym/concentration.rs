@@ -98,9 +98,10 @@ impl Env for Concentration {
         &self.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.deck.shuffle(&mut Rng::new(seed, 0));
         self.start(observation);
+        Ok(())
     }
 
     #[inline]
@@ -155,7 +156,7 @@ impl Replay for Concentration {
         if terminated {
             self.left = 0;
         }
-        Ok(Step { reward, terminated, truncated })
+        Ok(Step { reward, terminated, truncated, ..Step::default() })
     }
 }
 
@@ -239,7 +240,7 @@ mod tests {
         check_seeds(&mut Concentration::new(Difficulty::Medium), 208);
         let mut env = Concentration::new(Difficulty::Hard);
         check_pairs(13, 52, 20_000, |seed| {
-            env.reset(seed, ValuesMut::ints(&mut [0; 52]));
+            env.reset(seed, ValuesMut::ints(&mut [0; 52])).unwrap();
             (step(&mut env, 0).0[0], step(&mut env, 51).0[51])
         });
     }

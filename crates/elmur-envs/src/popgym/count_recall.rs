@@ -104,11 +104,12 @@ impl Env for CountRecall {
         &self.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         let mut rng = Rng::new(seed, 0);
         self.values.shuffle(&mut rng);
         self.queries.shuffle(&mut rng);
         self.first(observation);
+        Ok(())
     }
 
     #[inline]
@@ -142,7 +143,7 @@ impl Replay for CountRecall {
         let count = choice(action, self.largest + 1, "count")?;
         let reward = if count == self.answer { self.pay } else { -self.pay };
         self.show(observation);
-        Ok(Step { reward, terminated: self.shown == self.values.len(), truncated: false })
+        Ok(Step { reward, terminated: self.shown == self.values.len(), ..Step::default() })
     }
 }
 

@@ -117,7 +117,7 @@ pub(super) mod tests {
         let mut seen = vec![0; env.spaces().observation.widths().ints];
         let Space::Discrete { n } = env.spaces().action else { panic!("no choice between actions") };
         let mut rng = Rng::new(seed, 1);
-        env.reset(seed, ValuesMut::ints(&mut seen));
+        env.reset(seed, ValuesMut::ints(&mut seen)).unwrap();
         let (mut shown, mut steps) = (vec![seen.clone()], Vec::new());
         while steps.len() < limit && !steps.last().is_some_and(Step::done) {
             let action = [rng.below(n as u32) as i32];

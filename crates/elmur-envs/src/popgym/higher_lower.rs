@@ -54,9 +54,10 @@ impl Env for HigherLower {
         &self.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.deck.shuffle(&mut Rng::new(seed, 0));
         self.first(observation);
+        Ok(())
     }
 
     #[inline]
@@ -90,7 +91,7 @@ impl Replay for HigherLower {
         } else {
             -self.pay
         };
-        Ok(Step { reward, terminated: self.shown == self.deck.len(), truncated: false })
+        Ok(Step { reward, terminated: self.shown == self.deck.len(), ..Step::default() })
     }
 }
 

@@ -208,7 +208,7 @@ impl Maze {
         if terminated {
             self.left = 0;
         }
-        Step { reward, terminated, truncated }
+        Step { reward, terminated, truncated, ..Step::default() }
     }
 
     #[inline]
@@ -292,9 +292,10 @@ impl Env for LabyrinthEscape {
         &self.0.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.0.draw(seed, GOAL);
         self.0.show(NONE, observation);
+        Ok(())
     }
 
     #[inline]
@@ -353,9 +354,10 @@ impl Env for LabyrinthExplore {
         &self.maze.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.maze.draw(seed, WALL);
         self.first(observation);
+        Ok(())
     }
 
     #[inline]
@@ -452,7 +454,7 @@ mod tests {
             let last = i + 1 == ways.len();
             let expected = if last { 1.0 - COST } else { -COST };
             let result = step(&mut env, *way, &mut seen).unwrap();
-            assert_eq!(result, Step { reward: expected, terminated: last, truncated: false });
+            assert_eq!(result, Step { reward: expected, terminated: last, ..Step::default() });
         }
         assert_eq!(seen, [0, 0, 1, 1, 3, 1, 1, 1, 1, 3]);
         assert!(matches!(step(&mut env, 0, &mut seen), Err(Error::Finished)));
@@ -469,7 +471,7 @@ mod tests {
             all.extend(&ways);
             for way in &all[..1022] {
                 let result = step(&mut env, *way, &mut seen).unwrap();
-                assert_eq!(result, Step { reward: -COST, terminated: false, truncated: false });
+                assert_eq!(result, Step { reward: -COST, ..Step::default() });
             }
             let result = step(&mut env, all[1022], &mut seen).unwrap();
             assert_eq!((result.terminated, result.truncated), (terminated, true));
@@ -484,14 +486,14 @@ mod tests {
         hidden.grid[10][9] = WALL;
         env.begin(&hidden, room(&mut seen)).unwrap();
         let bump = step(&mut env, 0, &mut seen).unwrap();
-        assert_eq!(bump, Step { reward: -COST, terminated: false, truncated: false });
+        assert_eq!(bump, Step { reward: -COST, ..Step::default() });
         let mut ways = way_out();
         ways.pop();
         ways.splice(1..1, [2, 3]);
         for (i, way) in ways.iter().enumerate() {
             let reward = if [1, 2].contains(&i) { -COST } else { 1.0 / 49.0 };
             let result = step(&mut env, *way, &mut seen).unwrap();
-            assert_eq!(result, Step { reward, terminated: i + 1 == ways.len(), truncated: false }, "{i}");
+            assert_eq!(result, Step { reward, terminated: i + 1 == ways.len(), ..Step::default() }, "{i}");
         }
         assert!(matches!(step(&mut env, 0, &mut seen), Err(Error::Finished)));
     }
@@ -500,7 +502,7 @@ mod tests {
     fn misuse_is_an_error() {
         let (mut env, mut seen) = (LabyrinthEscape::new(Difficulty::Easy), [0; 10]);
         assert!(matches!(step(&mut env, 0, &mut seen), Err(Error::Finished)));
-        env.reset(0, room(&mut seen));
+        env.reset(0, room(&mut seen)).unwrap();
         for bad in [&[4][..], &[-1], &[], &[0, 0]] {
             let result = env.step(Values::ints(bad), room(&mut seen));
             assert!(matches!(result, Err(Error::Base(elmur_base::Error::Space { .. }))), "{bad:?}");
@@ -709,7 +711,7 @@ mod tests {
                 for t in 1..=1023 {
                     player.act(Values::ints(&seen), room(&mut action));
                     let result = step(&mut env, action[0] as usize, &mut seen).unwrap();
-                    assert_eq!(result, Step { reward: -COST, terminated: false, truncated: t == 1023 });
+                    assert_eq!(result, Step { reward: -COST, truncated: t == 1023, ..Step::default() });
                 }
             }
         }

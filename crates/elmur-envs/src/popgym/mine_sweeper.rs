@@ -121,7 +121,7 @@ impl Env for MineSweeper {
         &self.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         let mut rng = Rng::new(seed, 0);
         let mut mines = 0u64;
         for _ in 0..self.rules.mines {
@@ -134,6 +134,7 @@ impl Env for MineSweeper {
             };
         }
         self.first(mines, observation);
+        Ok(())
     }
 
     #[inline]
@@ -184,7 +185,7 @@ impl Replay for MineSweeper {
         let truncated = self.steps >= self.last_step && !(terminated && self.masked);
         self.running = !(terminated || truncated);
         observation.ints[0] = (self.mines & self.blocks[index]).count_ones() as i32;
-        Ok(Step { reward, terminated, truncated })
+        Ok(Step { reward, terminated, truncated, ..Step::default() })
     }
 }
 
@@ -224,7 +225,10 @@ mod tests {
         assert_eq!(click(&mut env, &[1, 0]).unwrap(), (running(-0.5 / 12.0), 2));
         assert_eq!(click(&mut env, &[3, 0]).unwrap(), (running(1.0 / 14.0), 0));
         let (step, seen) = click(&mut env, &[0, 0]).unwrap();
-        assert_eq!((step, seen), (Step { reward: -0.5 - 1.0 / 14.0, terminated: true, truncated: false }, 2));
+        assert_eq!(
+            (step, seen),
+            (Step { reward: -0.5 - 1.0 / 14.0, terminated: true, ..Step::default() }, 2)
+        );
         assert!(matches!(click(&mut env, &[3, 3]), Err(Error::Finished)));
     }
 
@@ -255,7 +259,7 @@ mod tests {
     fn misuse_is_an_error() {
         let mut env = MineSweeper::new(Difficulty::Medium, Version::V107);
         assert!(matches!(click(&mut env, &[0, 0]), Err(Error::Finished)));
-        env.reset(0, room(&mut [0]));
+        env.reset(0, room(&mut [0])).unwrap();
         for bad in [&[6, 0][..], &[0, 6], &[-1, 0], &[0, i32::MIN], &[0], &[], &[0, 0, 0]] {
             assert!(
                 matches!(click(&mut env, bad), Err(Error::Base(elmur_base::Error::Space { .. }))),
@@ -272,7 +276,7 @@ mod tests {
     fn the_same_seed_gives_the_same_mines() {
         let mut env = MineSweeper::new(Difficulty::Hard, Version::V107);
         let mut mines = |seed| {
-            env.reset(seed, room(&mut [0]));
+            env.reset(seed, room(&mut [0])).unwrap();
             env.mines
         };
         let first = mines(3);
@@ -285,7 +289,7 @@ mod tests {
         let mut env = MineSweeper::new(Difficulty::Easy, Version::V107);
         let (mut counts, rounds) = (std::collections::HashMap::new(), 24_000);
         for seed in 0..rounds {
-            env.reset(seed, room(&mut [0]));
+            env.reset(seed, room(&mut [0])).unwrap();
             *counts.entry(env.mines).or_insert(0u32) += 1;
         }
         assert!(
@@ -297,7 +301,7 @@ mod tests {
             let mut env = MineSweeper::new(difficulty, Version::V107);
             let mut counts = [0u32; 64];
             for seed in 0..10_000 {
-                env.reset(seed, room(&mut [0]));
+                env.reset(seed, room(&mut [0])).unwrap();
                 assert_eq!(env.mines.count_ones(), mines);
                 counts.iter_mut().enumerate().for_each(|(i, c)| *c += (env.mines >> i & 1) as u32);
             }

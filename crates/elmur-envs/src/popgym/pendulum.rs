@@ -109,7 +109,7 @@ impl Body for Pendulum {
         let reward = (1.0 - cost(self.state, torque) / HALF_COST) * self.pay;
         self.state = swing(self.state, torque);
         self.left -= 1;
-        Ok(Step { reward, terminated: false, truncated: self.left == 0 })
+        Ok(Step { reward, truncated: self.left == 0, ..Step::default() })
     }
 
     #[inline]
@@ -155,7 +155,7 @@ mod tests {
 
     fn start(env: &mut impl Env, seed: u64) -> [f32; 2] {
         let mut seen = [0.0; 2];
-        env.reset(seed, ValuesMut::floats(&mut seen));
+        env.reset(seed, ValuesMut::floats(&mut seen)).unwrap();
         seen
     }
 

@@ -55,7 +55,7 @@ impl Repeat {
             Some(_) => -pay,
         };
         self.show(observation);
-        Ok(Step { reward, terminated: self.shown == self.deck.len(), truncated: false })
+        Ok(Step { reward, terminated: self.shown == self.deck.len(), ..Step::default() })
     }
 }
 
@@ -75,9 +75,10 @@ impl Env for RepeatFirst {
         &self.0.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.0.deck.shuffle(&mut Rng::new(seed, 0));
         self.0.first(observation);
+        Ok(())
     }
 
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
@@ -124,16 +125,17 @@ impl Env for RepeatPrevious {
         &self.repeat.spaces
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) {
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
         self.repeat.deck.shuffle(&mut Rng::new(seed, 0));
         self.repeat.first(observation);
+        Ok(())
     }
 
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         self.advance(action, (), observation)
     }
 
-    fn heeds_action(&self) -> bool {
+    fn uses_action(&self) -> bool {
         self.repeat.shown >= self.k
     }
 }
@@ -224,20 +226,20 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answers_of_repeat_previous_are_not_heeded() {
+    fn the_first_answers_of_repeat_previous_are_not_used() {
         let mut env = RepeatPrevious::new(Difficulty::Easy);
         let mut seen = [0];
-        env.reset(1, ValuesMut::ints(&mut seen));
-        let heeded: Vec<bool> = (0..6)
+        env.reset(1, ValuesMut::ints(&mut seen)).unwrap();
+        let used: Vec<bool> = (0..6)
             .map(|_| {
-                let heeds = env.heeds_action();
+                let uses = env.uses_action();
                 let room = ValuesMut::ints(&mut seen);
                 let step = env.step(Values::ints(&[0]), room).unwrap();
-                assert_eq!(heeds, step.reward != 0.0);
-                heeds
+                assert_eq!(uses, step.reward != 0.0);
+                uses
             })
             .collect();
-        assert_eq!(heeded, [false, false, false, true, true, true]);
+        assert_eq!(used, [false, false, false, true, true, true]);
     }
 
     #[test]
@@ -247,7 +249,7 @@ mod tests {
         let mut step =
             |env: &mut RepeatFirst, ints: &[i32]| env.step(Values::ints(ints), ValuesMut::ints(&mut seen));
         assert!(matches!(step(&mut env, &[0]), Err(Error::Finished)));
-        env.reset(0, ValuesMut::ints(&mut [0]));
+        env.reset(0, ValuesMut::ints(&mut [0])).unwrap();
         for bad in [&[4][..], &[-1], &[], &[0, 0]] {
             assert!(matches!(step(&mut env, bad), Err(Error::Base(elmur_base::Error::Space { .. }))));
         }

@@ -249,7 +249,7 @@ pub(crate) mod tests {
         let (mut seen, mut action) = (Row::of(&env.spaces().observation), Row::of(&env.spaces().action));
         let returns: Vec<f64> = seeds
             .map(|seed| {
-                env.reset(seed, seen.as_mut());
+                env.reset(seed, seen.as_mut()).unwrap();
                 player.reset();
                 let mut total = 0.0;
                 loop {

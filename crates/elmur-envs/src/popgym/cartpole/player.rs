@@ -280,7 +280,7 @@ mod tests {
         believed: impl Fn(&P) -> [f64; 4],
     ) -> f64 {
         let (mut seen, mut action, mut largest) = ([0.0; 2], [0], 0f64);
-        env.reset(0, ValuesMut::floats(&mut seen));
+        env.reset(0, ValuesMut::floats(&mut seen)).unwrap();
         for t in 0..200 {
             let room = ValuesMut::ints(&mut action);
             player.act(Values::floats(&seen), room);

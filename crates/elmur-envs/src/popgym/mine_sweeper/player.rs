@@ -183,7 +183,7 @@ mod tests {
     fn play(player: &mut MineSweeperPlayer, version: Version, seed: u64) -> Played {
         let mut env = MineSweeper::new(Difficulty::Medium, version);
         let mut seen = [0];
-        env.reset(seed, ValuesMut::ints(&mut seen));
+        env.reset(seed, ValuesMut::ints(&mut seen)).unwrap();
         finish(&mut env, player, seen)
     }
 
