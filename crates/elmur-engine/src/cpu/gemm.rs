@@ -12,8 +12,9 @@
 //! Products of a few rows with a transposed B (x Wᵀ at batch 1) read B once as it lies, as dot products.
 
 use super::float::Float;
+use super::isa::Isa;
 use super::pool::Pool;
-use super::simd::{Isa, LANES, fold};
+use super::simd::{LANES, fold};
 
 /// Depth of one block: a B panel of KC x NR floats stays in the first-level cache.
 const KC: usize = 256;
@@ -906,12 +907,6 @@ macro_rules! portable_tiles {
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod x86;
-
-/// Whether this machine has a matrix unit that this process may use.
-#[cfg(target_arch = "x86_64")]
-pub(in crate::cpu) fn matrix_unit_available() -> bool {
-    amx::available()
-}
 
 macro_rules! impl_tiles {
     ($T:ty, $amx:ident, $avx512:ident, $avx2:ident) => {
