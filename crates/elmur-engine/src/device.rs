@@ -4,31 +4,10 @@ use crate::cpu::pool::Pool;
 #[cfg(feature = "cuda")]
 use crate::cuda::Gpu;
 use crate::error::{Error, Result};
+use crate::precision::Precision;
 
-/// How products of f32 are computed on a GPU. Sums, norms, losses and the optimizer are f32 in all of them, and so are, to its last bits,
-/// products of up to 2^22 multiplications and layers with up to 16 outputs (routers and heads): there nothing is gained by rounding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Precision {
-    /// In f32, or on tensor cores from two tf32 parts of every number, 22 bits.
-    F32,
-    /// Operands rounded to tf32 (10 bits of mantissa), sums in f32.
-    #[default]
-    Tf32,
-    /// Operands rounded to bf16 (7 bits of mantissa) where the library multiplies, to tf32 where our own kernel does; sums in f32.
-    Bf16,
-}
-
-impl Precision {
-    /// All of them.
-    pub const ALL: [Precision; 3] = [Precision::F32, Precision::Tf32, Precision::Bf16];
-
-    /// As in configs and on the command line.
-    pub fn name(self) -> &'static str {
-        ["f32", "tf32", "bf16"][self as usize]
-    }
-}
-
-/// A device with everything needed to run programs on it. Made from a [`Pool`] or (with the feature `cuda`) a `Gpu`.
+/// A device with everything needed to run programs on it. Made from a [`Pool`] or (with the feature `cuda`) a
+/// `Gpu`.
 #[derive(Debug, Clone)]
 pub enum Device {
     /// The CPU, on the threads of a pool.
@@ -58,8 +37,8 @@ impl From<&Device> for Device {
 }
 
 impl Device {
-    /// The device of this name: `cpu`, on `threads` threads (0: one per core), or `cuda` or `cuda:N`, with products in
-    /// `precision`.
+    /// The device of this name: `cpu`, on `threads` threads (0: one per core), or `cuda` or `cuda:N`, with
+    /// products in `precision`.
     pub fn open(name: &str, threads: usize, precision: Precision) -> Result<Self> {
         Self::check_name(name)?;
         if name == "cpu" {
@@ -87,7 +66,8 @@ impl Device {
         Err(Error::Op { op: "device", expected: "cpu, cuda or cuda:N".to_owned(), got: name.to_owned() })
     }
 
-    /// A device of the same kind whose work runs beside this one's: the same threads, or another queue of the GPU.
+    /// A device of the same kind whose work runs beside this one's: the same threads, or another queue of the
+    /// GPU.
     pub fn another(&self) -> Result<Self> {
         Ok(match self {
             Device::Cpu(pool) => Device::Cpu(pool.clone()),
@@ -99,6 +79,25 @@ impl Device {
     /// Whether it is the CPU.
     pub fn is_cpu(&self) -> bool {
         matches!(self, Device::Cpu(_))
+    }
+
+    /// The threads that run programs of the CPU.
+    pub(crate) fn pool(&self) -> Option<&Pool> {
+        match self {
+            Device::Cpu(pool) => Some(pool),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => None,
+        }
+    }
+
+    /// Bytes that a program may spend on giving every value memory of its own, which lets independent ops run
+    /// side by side. None on the CPU, where ops run one after the other.
+    pub(crate) fn unshared_budget(&self) -> usize {
+        match self {
+            Device::Cpu(_) => 0,
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => 2 << 30,
+        }
     }
 
     /// Waits until all queued work is done.

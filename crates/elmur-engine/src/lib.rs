@@ -8,7 +8,10 @@
 //! - [`Program`] is a graph compiled for a [`Device`]. On the CPU results have the same bits for any number of threads.
 //! - [`gradcheck`] compares gradients with finite differences, for whoever builds models on this.
 
+mod allocation;
 mod autodiff;
+mod bind;
+mod buffer;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -16,21 +19,26 @@ mod device;
 mod error;
 pub mod gradcheck;
 mod graph;
+mod lock;
 mod op;
+mod operand;
 mod ops;
 mod plan;
+mod precision;
 mod program;
+mod readback;
 mod rows;
+mod step;
 mod store;
 mod types;
 
 pub use elmur_rng as rng;
 
+pub use cpu::isa::Isa;
 pub use cpu::pool::Pool;
-pub use cpu::simd::Isa;
 #[cfg(feature = "cuda")]
 pub use cuda::Gpu;
-pub use device::{Device, Precision};
+pub use device::Device;
 pub use error::{Error, Result};
 pub use graph::{Graph, Value};
 pub use ops::activation::Activation;
@@ -42,6 +50,8 @@ pub use ops::lru::Blend;
 pub use ops::lstm::Lstm;
 pub use ops::norm::{Norm, NormKind};
 pub use ops::optim::{AdamW, STEP_STATE};
+pub use precision::Precision;
 pub use program::{Program, StepTime};
-pub use store::{Readback, Store};
+pub use readback::Readback;
+pub use store::Store;
 pub use types::{DType, Element, TensorType};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::autodiff::Backward;
 use crate::cpu::pool::Pool;
 use crate::error::{Error, Result};
+use crate::operand::Operand;
 use crate::types::{DType, Element, TensorType};
 
 /// One kind of node. Each op lives in one file under `ops/`: contract, backward rule, kernel, tests.
@@ -108,14 +109,6 @@ impl IndexBound {
             None => Ok(()),
         }
     }
-}
-
-/// One operand of a kernel.
-#[derive(Debug, Clone)]
-pub(crate) struct Operand {
-    /// Null for an output that nobody reads.
-    pub ptr: *mut u8,
-    pub ty: TensorType,
 }
 
 /// What a kernel works on. Slices are sound because the planner gives every live value its own memory, and outputs

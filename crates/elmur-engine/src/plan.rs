@@ -7,8 +7,8 @@
 //! 3. Arena: the remaining values get offsets in one arena. Largest first, each at the lowest offset that is free
 //!    during its lifetime.
 
+use crate::buffer::ALIGN;
 use crate::graph::{Graph, Origin, Value};
-use crate::store::ALIGN;
 use crate::types::DType;
 
 /// Memory of a value before offsets are applied.

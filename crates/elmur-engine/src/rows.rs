@@ -1,9 +1,8 @@
 //! Single rows of stored tensors: reading or replacing a few of many costs no more than those few.
 
-use std::sync::PoisonError;
-
+use crate::allocation::bytes_of;
 use crate::error::{Error, Result};
-use crate::store::{Store, Tensor, bytes_of};
+use crate::store::{Store, Tensor};
 use crate::types::Element;
 
 impl Store {
@@ -46,8 +45,8 @@ impl Store {
             rest = after;
             (run[0] * row * size_of::<T>(), bytes_of(part))
         });
-        let _gate = self.gate().write().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: all rows lie inside the tensor, and the gate excludes every other reader and writer.
+        let _guard = self.lock().write();
+        // SAFETY: all rows lie inside the tensor, and the lock excludes every other reader and writer.
         unsafe { tensor.buffer.write(parts) }
     }
 
@@ -69,8 +68,8 @@ impl Store {
                 unsafe { std::slice::from_raw_parts_mut(part.as_mut_ptr().cast(), size_of_val(part)) };
             (run[0] * row * size_of::<T>(), bytes)
         });
-        let _gate = self.gate().read().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: all rows lie inside the tensor, and the gate excludes writers. What is copied are elements
+        let _guard = self.lock().read();
+        // SAFETY: all rows lie inside the tensor, and the lock excludes writers. What is copied are elements
         // of this type.
         unsafe { tensor.buffer.read(parts) }
     }

@@ -1,194 +1,35 @@
-//! Parameters and persistent state: named tensors that outlive programs and are shared by them without copying.
+//! Parameters and persistent state: named tensors that outlive programs and are shared by them without
+//! copying.
 
-use std::alloc::Layout;
-use std::collections::{BTreeMap, VecDeque};
-use std::ptr::NonNull;
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::allocation::{Allocation, bytes_of};
 use crate::cpu::pool::Pool;
 use crate::device::Device;
 use crate::error::{Error, Result, nearest};
 use crate::graph::Graph;
+use crate::lock::StoreLock;
 use crate::types::{Element, TensorType};
-
-/// Alignment of every buffer: a cache line, and the widest vector.
-pub(crate) const ALIGN: usize = 64;
-
-/// Zero-initialised memory of fixed size and address.
-#[derive(Debug)]
-pub(crate) struct Buffer {
-    ptr: NonNull<u8>,
-    layout: Layout,
-}
-
-// SAFETY: plain memory; who may touch it when is decided by the owners (a store's gate, a program's `&mut`).
-unsafe impl Send for Buffer {}
-// SAFETY: as above.
-unsafe impl Sync for Buffer {}
-
-impl Buffer {
-    pub(crate) fn new(bytes: usize, what: &'static str) -> Result<Self> {
-        let out_of_memory = || Error::OutOfMemory { bytes, what };
-        let align = if bytes >= HUGE_PAGE { HUGE_PAGE } else { ALIGN };
-        let size = bytes.max(1).checked_next_multiple_of(align).ok_or_else(out_of_memory)?;
-        let layout = Layout::from_size_align(size, align).map_err(|_| out_of_memory())?;
-        // SAFETY: the layout has a size above zero.
-        let ptr = unsafe {
-            if align == ALIGN {
-                std::alloc::alloc_zeroed(layout)
-            } else {
-                let ptr = std::alloc::alloc(layout);
-                if !ptr.is_null() {
-                    use_huge_pages(ptr, size);
-                    ptr.write_bytes(0, size);
-                }
-                ptr
-            }
-        };
-        Ok(Self { ptr: NonNull::new(ptr).ok_or_else(out_of_memory)?, layout })
-    }
-
-    pub(crate) fn ptr(&self) -> *mut u8 {
-        self.ptr.as_ptr()
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { std::alloc::dealloc(self.ptr.as_ptr(), self.layout) }
-    }
-}
-
-/// Size and alignment of a huge page.
-const HUGE_PAGE: usize = 2 << 20;
-
-/// Asks for huge pages before the memory is first touched: an arena's rows lie kilobytes apart, more than small pages'
-/// translations can be cached for. Best effort.
-fn use_huge_pages(ptr: *mut u8, bytes: usize) {
-    #[cfg(target_os = "linux")]
-    {
-        unsafe extern "C" {
-            fn madvise(address: *mut u8, length: usize, advice: i32) -> i32;
-        }
-        const MADV_HUGEPAGE: i32 = 14;
-        // SAFETY: the range is one whole allocation; the advice changes no contents.
-        unsafe { madvise(ptr, bytes, MADV_HUGEPAGE) };
-    }
-    let _ = (ptr, bytes);
-}
-
-/// Memory of a tensor, on the host or on a device.
-#[derive(Debug)]
-pub(crate) enum Memory {
-    Host(Buffer),
-    #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::DeviceBuffer),
-}
-
-impl Memory {
-    pub(crate) fn new(device: &Device, bytes: usize, what: &'static str) -> Result<Self> {
-        Ok(match device {
-            Device::Cpu(_) => Memory::Host(Buffer::new(bytes, what)?),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(gpu) => Memory::Cuda(crate::cuda::DeviceBuffer::new(gpu, bytes, what)?),
-        })
-    }
-
-    /// Memory with these contents.
-    pub(crate) fn with(device: &Device, data: &[u8], what: &'static str) -> Result<Self> {
-        let memory = Self::new(device, data.len(), what)?;
-        // SAFETY: it was made this long, and nobody else knows it yet.
-        unsafe { memory.write([(0, data)].into_iter())? };
-        Ok(memory)
-    }
-
-    /// Address of the first byte, on whichever device it lies.
-    pub(crate) fn ptr(&self) -> *mut u8 {
-        match self {
-            Memory::Host(buffer) => buffer.ptr(),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(buffer) => buffer.address() as *mut u8,
-        }
-    }
-
-    /// Whether programs of `device` can use it where it lies.
-    pub(crate) fn is_on(&self, device: &Device) -> bool {
-        match (self, device) {
-            (Memory::Host(_), Device::Cpu(_)) => true,
-            #[cfg(feature = "cuda")]
-            (Memory::Cuda(buffer), Device::Cuda(gpu)) => buffer.gpu().same_queue(gpu),
-            #[cfg(feature = "cuda")]
-            _ => false,
-        }
-    }
-
-    /// Replaces parts of the contents: (byte offset, new bytes) each, in order.
-    ///
-    /// # Safety
-    /// The parts must lie inside the memory, and nobody else may use it meanwhile.
-    pub(crate) unsafe fn write<'a>(&self, parts: impl Iterator<Item = (usize, &'a [u8])>) -> Result<()> {
-        match self {
-            Memory::Host(buffer) => {
-                for (offset, data) in parts {
-                    // SAFETY: by the contract.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.ptr().add(offset), data.len());
-                    }
-                }
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(buffer) => buffer.write(parts),
-        }
-    }
-
-    /// Copies parts of the contents to the host: (byte offset, where to) each.
-    ///
-    /// # Safety
-    /// The parts must lie inside the memory, and nobody may write it meanwhile.
-    pub(crate) unsafe fn read<'a>(&self, parts: impl Iterator<Item = (usize, &'a mut [u8])>) -> Result<()> {
-        match self {
-            Memory::Host(buffer) => {
-                for (offset, data) in parts {
-                    // SAFETY: by the contract.
-                    unsafe {
-                        let from = buffer.ptr().add(offset);
-                        std::ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len());
-                    }
-                }
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(buffer) => buffer.read(parts),
-        }
-    }
-}
-
-/// The bytes of numbers.
-pub(crate) fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
-    // SAFETY: elements are plain numbers without padding.
-    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
-}
 
 #[derive(Debug, Clone)]
 pub(crate) struct Tensor {
     /// Shared, so that looking a tensor up allocates nothing.
     pub ty: Arc<TensorType>,
-    pub buffer: Arc<Memory>,
+    pub buffer: Arc<Allocation>,
 }
 
 impl Tensor {
-    /// Calls `f` with the bytes, copied to the host if need be. The gate must be held.
+    /// Calls `f` with the bytes, copied to the host if need be. The lock must be held.
     fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
         match &*self.buffer {
-            Memory::Host(buffer) => {
-                // SAFETY: the memory holds this many bytes, and the gate excludes writers.
+            Allocation::Host(buffer) => {
+                // SAFETY: the memory holds this many bytes, and the lock excludes writers.
                 let bytes = unsafe { std::slice::from_raw_parts(buffer.ptr(), self.ty.bytes()) };
                 Ok(f(bytes))
             }
             #[cfg(feature = "cuda")]
-            Memory::Cuda(buffer) => {
+            Allocation::Cuda(buffer) => {
                 // In words, so that numbers are aligned.
                 let mut words = vec![0u64; self.ty.bytes().div_ceil(8)];
                 // SAFETY: plain numbers of at least this many bytes.
@@ -201,13 +42,10 @@ impl Tensor {
     }
 }
 
-/// Guards the tensors of one store: programs that change any of them lock it for writing while they run.
-pub(crate) type Gate = RwLock<()>;
-
 #[derive(Debug)]
 struct Inner {
     device: Device,
-    gate: Arc<Gate>,
+    lock: Arc<StoreLock>,
     tensors: RwLock<BTreeMap<String, Tensor>>,
 }
 
@@ -237,13 +75,13 @@ impl Store {
 
     /// An empty store in a device's memory, for programs of that device.
     pub fn on(device: impl Into<Device>) -> Self {
-        Self(Arc::new(Inner { device: device.into(), gate: Arc::default(), tensors: RwLock::default() }))
+        Self(Arc::new(Inner { device: device.into(), lock: Arc::default(), tensors: RwLock::default() }))
     }
 
     /// A copy of its own in a device's memory.
     pub fn to(&self, device: impl Into<Device>) -> Result<Self> {
         let copy = Store::on(device);
-        let _gate = self.0.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.0.lock.read();
         for (name, tensor) in self.0.tensors.read().unwrap_or_else(PoisonError::into_inner).iter() {
             copy.insert(name, TensorType::clone(&tensor.ty))?;
             let target = copy.tensor(name)?.buffer;
@@ -255,7 +93,8 @@ impl Store {
         Ok(copy)
     }
 
-    /// Adds zeros for every parameter and state of `graph` that is not here yet; others must have the same type.
+    /// Adds zeros for every parameter and state of `graph` that is not here yet; others must have the same
+    /// type.
     pub fn declare(&self, graph: &Graph) -> Result<()> {
         self.declare_params(graph)?;
         self.declare_states(graph)
@@ -285,7 +124,7 @@ impl Store {
                 got: existing.ty.to_string(),
             });
         }
-        let buffer = Arc::new(Memory::new(&self.0.device, ty.bytes(), "a stored tensor")?);
+        let buffer = Arc::new(Allocation::new(&self.0.device, ty.bytes(), "a stored tensor")?);
         tensors.insert(name.to_owned(), Tensor { ty: Arc::new(ty), buffer });
         Ok(())
     }
@@ -296,15 +135,15 @@ impl Store {
         if tensor.ty.len() != data.len() {
             return Err(Error::Length { name: name.to_owned(), expected: tensor.ty.len(), got: data.len() });
         }
-        let _gate = self.0.gate.write().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the gate excludes every other reader and writer, and the lengths agree.
+        let _guard = self.0.lock.write();
+        // SAFETY: the lock excludes every other reader and writer, and the lengths agree.
         unsafe { tensor.buffer.write([(0, bytes_of(data))].into_iter()) }
     }
 
     /// Calls `f` with the contents of `name`.
     pub fn with<T: Element, R>(&self, name: &str, f: impl FnOnce(&[T]) -> R) -> Result<R> {
         let tensor = self.checked::<T>(name)?;
-        let _gate = self.0.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.0.lock.read();
         tensor.read(|data| {
             // SAFETY: the memory is aligned and holds this many elements of this type.
             f(unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<T>(), tensor.ty.len()) })
@@ -314,18 +153,6 @@ impl Store {
     /// A copy of the contents of `name`.
     pub fn get<T: Element>(&self, name: &str) -> Result<Vec<T>> {
         self.with(name, <[T]>::to_vec)
-    }
-
-    /// Reads `name` again and again without making a GPU wait; see [`Readback`].
-    pub fn readback<T: Element>(&self, name: &str) -> Result<Readback<T>> {
-        let (tensor, gate) = (self.checked::<T>(name)?, Arc::clone(&self.0.gate));
-        Ok(Readback {
-            tensor,
-            gate,
-            answers: VecDeque::new(),
-            #[cfg(feature = "cuda")]
-            spare: Vec::new(),
-        })
     }
 
     /// Type of `name`.
@@ -348,8 +175,8 @@ impl Store {
         &self.0.device
     }
 
-    pub(crate) fn gate(&self) -> &Arc<Gate> {
-        &self.0.gate
+    pub(crate) fn lock(&self) -> &Arc<StoreLock> {
+        &self.0.lock
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<Tensor> {
@@ -371,74 +198,6 @@ impl Store {
             return Err(Error::ElementType { name: name.to_owned(), expected, got });
         }
         Ok(tensor)
-    }
-}
-
-/// Contents of a stored tensor as of several moments: asked for at each of them, read later. On a GPU the queue of work goes on meanwhile.
-///
-/// ```
-/// use elmur_engine::{DType, Store, TensorType};
-///
-/// let store = Store::new();
-/// store.insert("loss", TensorType::new(DType::F32, [1]))?;
-/// let mut losses = store.readback::<f32>("loss")?;
-/// for loss in [3.0f32, 2.0] {
-///     store.set("loss", &[loss])?;
-///     losses.ask()?;
-/// }
-/// assert_eq!(losses.answer()?, Some(vec![3.0]));
-/// assert_eq!(losses.answer()?, Some(vec![2.0]));
-/// assert_eq!(losses.answer()?, None);
-/// # Ok::<(), elmur_engine::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct Readback<T> {
-    tensor: Tensor,
-    gate: Arc<Gate>,
-    answers: VecDeque<Answer<T>>,
-    #[cfg(feature = "cuda")]
-    spare: Vec<crate::cuda::Pinned>,
-}
-
-#[derive(Debug)]
-enum Answer<T> {
-    Here(Vec<T>),
-    #[cfg(feature = "cuda")]
-    OnItsWay(crate::cuda::Pinned),
-}
-
-impl<T: Element> Readback<T> {
-    /// Asks for the contents as of all work queued so far.
-    pub fn ask(&mut self) -> Result<()> {
-        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        let answer = match &*self.tensor.buffer {
-            // SAFETY: the memory is aligned and holds this many elements, and the gate excludes writers.
-            Memory::Host(buffer) => Answer::Here(unsafe {
-                std::slice::from_raw_parts(buffer.ptr().cast::<T>(), self.tensor.ty.len()).to_vec()
-            }),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(buffer) => Answer::OnItsWay(buffer.read_later(self.spare.pop())?),
-        };
-        self.answers.push_back(answer);
-        Ok(())
-    }
-
-    /// The oldest contents asked for and not yet taken; waits for them.
-    pub fn answer(&mut self) -> Result<Option<Vec<T>>> {
-        Ok(match self.answers.pop_front() {
-            None => None,
-            Some(Answer::Here(data)) => Some(data),
-            #[cfg(feature = "cuda")]
-            Some(Answer::OnItsWay(pinned)) => {
-                pinned.wait()?;
-                // SAFETY: as many bytes have been copied to it, and it is aligned for all elements.
-                let data = unsafe {
-                    std::slice::from_raw_parts(pinned.data.cast::<T>(), self.tensor.ty.len()).to_vec()
-                };
-                self.spare.push(pinned);
-                Some(data)
-            }
-        })
     }
 }
 

@@ -14,8 +14,9 @@
 //! [`PackedRight`] is for recurrences, which multiply one small left side after the other by the same B.
 
 use super::float::Float;
+use super::isa::Isa;
 use super::pool::Pool;
-use super::simd::{Isa, LANES, fold};
+use super::simd::{LANES, fold};
 
 /// Depth of one block: a B panel of KC x NR floats stays in the first-level cache.
 const KC: usize = 256;
@@ -998,12 +999,6 @@ macro_rules! portable_tiles {
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod x86;
-
-/// Whether this machine has a matrix unit that this process may use.
-#[cfg(target_arch = "x86_64")]
-pub(in crate::cpu) fn matrix_unit_available() -> bool {
-    amx::available()
-}
 
 macro_rules! impl_tiles {
     ($T:ty, $amx:ident, $avx512:ident, $avx2:ident) => {

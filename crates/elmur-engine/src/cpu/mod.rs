@@ -1,7 +1,9 @@
 //! The CPU executor's machinery: thread pool, vector dispatch, matrix products. Kernels live beside their ops.
 
+pub(crate) mod exec;
 pub(crate) mod float;
 pub(crate) mod gemm;
+pub(crate) mod isa;
 pub(crate) mod simd;
 
 pub(crate) use elmur_pool as pool;

@@ -1,61 +1,13 @@
-//! Run-time choice of instruction set, and the row primitives every kernel is made of.
+//! Kernels for every instruction set from one source, and the row primitives every kernel is made of.
 //!
-//! Kernels are ordinary Rust over rows. [`simd_fn!`] compiles each of them once per instruction set and picks the
-//! best at run time; compilers vectorise the plain loops. Reductions run in [`LANES`] interleaved partial sums whatever
-//! the vector width, so their bits do not depend on the machine's vector unit.
-
-use std::sync::OnceLock;
+//! Kernels are ordinary Rust over rows. [`simd_fn!`] compiles each of them once per instruction set and picks
+//! the best at run time; compilers vectorise the plain loops. Reductions run in [`LANES`] interleaved partial
+//! sums whatever the vector width, so their bits do not depend on the machine's vector unit.
 
 use super::float::Float;
 
-/// Vector instruction sets that kernels are compiled for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Isa {
-    /// Whatever the target guarantees (NEON on aarch64).
-    Baseline,
-    /// AVX2 with fused multiply-add.
-    Avx2,
-    /// AVX-512 (F, BW, DQ, VL).
-    Avx512,
-    /// AVX-512 and a matrix unit for products of f32 (AMX with bf16).
-    Amx,
-}
-
-impl Isa {
-    /// The best set this machine has. `ELMUR_ISA=baseline|avx2|avx512` lowers it, for comparisons.
-    pub fn best() -> Isa {
-        static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(|| {
-            let limit = match std::env::var("ELMUR_ISA").as_deref() {
-                Ok("baseline") => Isa::Baseline,
-                Ok("avx2") => Isa::Avx2,
-                Ok("avx512") => Isa::Avx512,
-                _ => Isa::Amx,
-            };
-            Self::detected().min(limit)
-        })
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn detected() -> Isa {
-        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-        let avx512 = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl");
-        match (avx2, avx512) {
-            (true, true) if super::gemm::matrix_unit_available() => Isa::Amx,
-            (true, true) => Isa::Avx512,
-            (true, false) => Isa::Avx2,
-            _ => Isa::Baseline,
-        }
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(crate) fn detected() -> Isa {
-        Isa::Baseline
-    }
-}
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
 
 /// Defines a function compiled once per instruction set, dispatched at run time.
 ///
@@ -77,12 +29,12 @@ macro_rules! simd_fn {
                 #[target_feature(enable = "avx2,fma")]
                 #[allow(clippy::too_many_arguments)]
                 fn avx2<$T: $crate::cpu::float::Float>($($arg: $ty),*) $(-> $ret)? { body::<$T>($($arg),*) }
-                match $crate::cpu::simd::Isa::best() {
+                match $crate::cpu::isa::Isa::best() {
                     // SAFETY: `Isa::best` never exceeds what the processor reports.
-                    $crate::cpu::simd::Isa::Avx512 | $crate::cpu::simd::Isa::Amx => return unsafe { avx512::<$T>($($arg),*) },
+                    $crate::cpu::isa::Isa::Avx512 | $crate::cpu::isa::Isa::Amx => return unsafe { avx512::<$T>($($arg),*) },
                     // SAFETY: as above.
-                    $crate::cpu::simd::Isa::Avx2 => return unsafe { avx2::<$T>($($arg),*) },
-                    $crate::cpu::simd::Isa::Baseline => {}
+                    $crate::cpu::isa::Isa::Avx2 => return unsafe { avx2::<$T>($($arg),*) },
+                    $crate::cpu::isa::Isa::Baseline => {}
                 }
             }
             body::<$T>($($arg),*)
@@ -107,8 +59,8 @@ pub(crate) fn fold<T: Float>(mut lanes: [T; LANES], f: impl Fn(T, T) -> T) -> T 
     lanes[0]
 }
 
-/// Σ f(x), in [`LANES`] interleaved partial sums. Written over slices: an index would cost a bounds check and with it the
-/// vector instructions.
+/// Σ f(x), in [`LANES`] interleaved partial sums. Written over slices: an index would cost a bounds check and
+/// with it the vector instructions.
 #[inline(always)]
 pub(crate) fn reduce<T: Float>(x: &[T], f: impl Fn(T) -> T) -> T {
     let mut lanes = [T::ZERO; LANES];

@@ -1,124 +1,26 @@
 //! A program on a GPU: its CUDA graph, what goes in and what comes out.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
 
 use super::Gpu;
 use super::driver::{DeviceBuffer, Pinned, call};
-use super::launch::{Shape, args, launch_kernel};
+use super::inputs::{Fetch, Input, Span, spans};
 use super::parts::{longest_way, parts};
 use super::record::{record, replayed_time};
+use crate::allocation::Allocation;
+use crate::buffer::Buffer;
 use crate::error::{Error, Result};
-use crate::op::Operand;
-use crate::program::Step;
-use crate::store::{ALIGN, Buffer};
+use crate::operand::Operand;
+use crate::ops::layout::CopyAll;
+use crate::step::{Executor, Step, Work};
 use crate::types::DType;
 
-/// An input: where the caller writes it, where the program reads it.
-pub(crate) struct Input {
-    pub host: Buffer,
-    pub device: u64,
-    pub bytes: usize,
-    /// Written since the last run.
-    pub changed: bool,
-}
-
-/// Inputs that lie side by side on the device and go there together.
-struct Span {
-    device: u64,
-    bytes: usize,
-    /// Numbers of the inputs.
-    inputs: Vec<usize>,
-    /// Where the pinned copy begins.
-    offset: usize,
-}
-
-/// Inputs up to this many bytes go together, changed or not, and are fetched by the graph's first kernel: a copy before the graph would
-/// keep it waiting for some ten microseconds.
-const SPAN: u64 = 64 << 10;
-
-impl Span {
-    fn is_fetched(&self) -> bool {
-        self.bytes as u64 <= SPAN
-    }
-}
-
-/// Groups inputs by where they lie: what is between two of one span is padding.
-fn spans(inputs: &[Input]) -> Vec<Span> {
-    let mut order: Vec<usize> = (0..inputs.len()).collect();
-    order.sort_by_key(|i| inputs[*i].device);
-    let mut spans: Vec<Span> = Vec::new();
-    let mut offset = 0;
-    for i in order {
-        let (start, end) = (inputs[i].device, inputs[i].device + inputs[i].bytes as u64);
-        match spans.last_mut() {
-            Some(span)
-                if start - (span.device + span.bytes as u64) < ALIGN as u64 && end - span.device <= SPAN =>
-            {
-                offset += (end - span.device) as usize - span.bytes;
-                span.bytes = (end - span.device) as usize;
-                span.inputs.push(i);
-            }
-            _ => {
-                offset = offset.next_multiple_of(ALIGN);
-                spans.push(Span { device: start, bytes: inputs[i].bytes, inputs: vec![i], offset });
-                offset += inputs[i].bytes;
-            }
-        }
-    }
-    spans
-}
-
-/// How a graph begins: by fetching small inputs from the entry of the ring whose turn it is, which it counts itself.
-struct Fetch {
-    spans: usize,
-    table: u64,
-    slots: u64,
-    turn: u64,
-    counter: u64,
-    depth: u32,
-}
-
-impl Fetch {
-    fn new(gpu: &Gpu, spans: &[Span], ring: &[Pinned], keep: &mut Vec<DeviceBuffer>) -> Result<Self> {
-        let mut words = |words: &[u64]| -> Result<u64> {
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            let buffer = DeviceBuffer::with(gpu, &bytes, "a program's inputs")?;
-            let address = buffer.address();
-            keep.push(buffer);
-            Ok(address)
-        };
-        let fetched: Vec<&Span> = spans.iter().filter(|span| span.is_fetched()).collect();
-        if fetched.is_empty() {
-            return Ok(Self { spans: 0, table: 0, slots: 0, turn: 0, counter: 0, depth: 0 });
-        }
-        let table: Vec<u64> =
-            fetched.iter().flat_map(|span| [span.device, span.offset as u64, span.bytes as u64]).collect();
-        let slots: Vec<u64> = ring.iter().map(|pinned| pinned.data as u64).collect();
-        Ok(Self {
-            spans: fetched.len(),
-            table: words(&table)?,
-            slots: words(&slots)?,
-            turn: words(&[0])?,
-            counter: words(&[0])?,
-            depth: ring.len() as u32,
-        })
-    }
-
-    fn queue(&self, gpu: &Gpu, stream: sys::CUstream) -> Result<()> {
-        if self.spans == 0 {
-            return Ok(());
-        }
-        let args = args![self.table, self.slots, self.turn, self.counter, self.depth];
-        let shape = Shape { grid: [self.spans, 1, 1], threads: 1024, shared: 0, cluster: 1 };
-        launch_kernel(&gpu.0.kernels, stream, "fetch_inputs", shape, args)
-    }
-}
-
 /// An output, copied to the host when it is first asked for after a run.
-pub(crate) struct Output {
+struct Output {
     device: u64,
     bytes: usize,
     host: Buffer,
@@ -128,29 +30,30 @@ pub(crate) struct Output {
 /// A program on a GPU.
 pub(crate) struct Exec {
     replay: sys::CUgraphExec,
+    steps: Vec<Step>,
     /// Device memory that the recorded work uses.
-    _arena: DeviceBuffer,
+    _arena: Allocation,
     _keep: Vec<DeviceBuffer>,
-    pub inputs: Vec<Input>,
+    inputs: Vec<Input>,
     spans: Vec<Span>,
-    pub outputs: Vec<Output>,
+    outputs: Vec<Output>,
     /// Pinned copies of the inputs, used in turn, so that the host can fill one while the GPU reads another.
     ring: Vec<Pinned>,
     turn: usize,
     /// Kernels, products and copies of one run.
-    pub queued: usize,
+    queued: usize,
     gpu: Gpu,
 }
 
 impl Exec {
-    pub fn new(
-        gpu: &Gpu,
-        arena: DeviceBuffer,
-        steps: &[Step],
-        inputs: &[Operand],
-        outputs: &[Operand],
-    ) -> Result<Self> {
+    /// Records the program's work on `gpu`.
+    pub fn new(gpu: &Gpu, work: Work) -> Result<Self> {
         gpu.0.context.enter()?;
+        let Work { mut steps, copies, inputs, outputs, arena, .. } = work;
+        if !copies.is_empty() {
+            let (targets, sources): (Vec<Operand>, Vec<Operand>) = copies.into_iter().unzip();
+            steps.push(Step { op: Arc::new(CopyAll), inputs: sources.into(), outputs: targets.into() });
+        }
         for operand in steps.iter().flat_map(|s| s.inputs.iter().chain(&*s.outputs)) {
             if operand.ty.dtype == DType::F64 {
                 return Err(Error::Op {
@@ -179,10 +82,11 @@ impl Exec {
         let ring = ring.collect::<Result<Vec<_>>>()?;
         let (mut keep, mut queued) = (Vec::new(), 0);
         let fetch = Fetch::new(gpu, &spans, &ring, &mut keep)?;
-        let replay = record(gpu, |stream| fetch.queue(gpu, stream), steps, &mut keep, &mut queued)?;
+        let replay = record(gpu, |stream| fetch.queue(gpu, stream), &steps, &mut keep, &mut queued)?;
         queued += usize::from(fetch.spans > 0);
         Ok(Self {
             replay,
+            steps,
             _arena: arena,
             _keep: keep,
             inputs,
@@ -196,7 +100,7 @@ impl Exec {
     }
 
     /// Queues one run; returns before it is done.
-    pub fn run(&mut self) -> Result<()> {
+    fn queue(&mut self) -> Result<()> {
         self.gpu.0.context.enter()?;
         let stream = &self.gpu.0.stream;
         let pinned = &self.ring[self.turn];
@@ -229,7 +133,7 @@ impl Exec {
     }
 
     /// Host copy of output `index` as of the last run.
-    pub fn fetch(&self, index: usize) -> Result<*const u8> {
+    fn fetch(&self, index: usize) -> Result<*const u8> {
         let output = &self.outputs[index];
         if !output.fetched.replace(true) {
             self.gpu.0.context.enter()?;
@@ -240,10 +144,11 @@ impl Exec {
         Ok(output.host.ptr())
     }
 
-    /// For each step, its time when run on its own again and again, and whether it lies on the longest way through the graph by those
-    /// times.
-    pub fn profile(&mut self, steps: &[Step]) -> Result<Vec<(Duration, bool)>> {
+    /// For each step, its time when run on its own again and again, and whether it lies on the longest way
+    /// through the graph by those times.
+    fn replay_steps(&self) -> Result<Vec<(Duration, bool)>> {
         self.gpu.0.context.enter()?;
+        let steps = &self.steps;
         let parts = parts(steps);
         let mut times = Vec::with_capacity(parts.len());
         // Scratch is kept to the end: work aside may go on with it.
@@ -271,6 +176,46 @@ impl Exec {
     }
 }
 
+impl Executor for Exec {
+    fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    fn run(&mut self) -> Result<()> {
+        self.queue()
+    }
+
+    fn profile(&mut self, runs: usize) -> Result<Vec<(Vec<Duration>, bool)>> {
+        // Copies changed inputs.
+        self.queue()?;
+        let mut result = vec![(Vec::with_capacity(runs), true); self.steps.len()];
+        for _ in 0..runs {
+            for ((times, critical), (time, is_critical)) in result.iter_mut().zip(self.replay_steps()?) {
+                times.push(time);
+                *critical = is_critical;
+            }
+        }
+        Ok(result)
+    }
+
+    fn input(&self, index: usize) -> *const u8 {
+        self.inputs[index].host.ptr()
+    }
+
+    fn input_mut(&mut self, index: usize) -> *mut u8 {
+        self.inputs[index].changed = true;
+        self.inputs[index].host.ptr()
+    }
+
+    fn output(&self, index: usize) -> Result<*const u8> {
+        self.fetch(index)
+    }
+
+    fn kernels(&self) -> usize {
+        self.queued
+    }
+}
+
 impl Drop for Exec {
     fn drop(&mut self) {
         // Work in flight uses this program's memory.
@@ -278,27 +223,5 @@ impl Drop for Exec {
             // SAFETY: instantiated by `record`, and no longer running.
             unsafe { sys::cuGraphExecDestroy(self.replay) };
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn inputs_side_by_side_are_copied_together() {
-        let input = |device, bytes| Input {
-            host: Buffer::new(bytes, "a test").unwrap(),
-            device,
-            bytes,
-            changed: false,
-        };
-        // Two with padding between them, one too large to be sent for the others' sake, one far away.
-        let inputs = [input(1064, 8), input(1000, 4), input(1128, 100_000), input(1 << 30, 16)];
-        let spans = spans(&inputs);
-        let found: Vec<_> = spans.iter().map(|s| (s.device, s.bytes, &s.inputs[..], s.offset)).collect();
-        assert_eq!(found[0], (1000, 72, &[1, 0][..], 0));
-        assert_eq!(found[1], (1128, 100_000, &[2][..], 128));
-        assert_eq!(found[2], (1 << 30, 16, &[3][..], 128 + 100_032));
     }
 }

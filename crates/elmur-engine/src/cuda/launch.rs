@@ -8,7 +8,7 @@ use super::driver::{DeviceBuffer, call};
 use super::kernels::Kernels;
 use super::{Gpu, product};
 use crate::error::Result;
-use crate::op::Operand;
+use crate::operand::Operand;
 use crate::types::TensorType;
 
 pub(crate) use product::Product;

@@ -5,12 +5,13 @@
 //! - `product.rs`: matrix products by cuBLASLt or our own kernel.
 //! - `launch.rs`: what an op's `cuda` method is given.
 //! - `parts.rs`: what of a program must wait for what; `record.rs`: its steps as a CUDA graph with just those edges.
-//! - `exec.rs`: running it, inputs and outputs, and the time of every step.
+//! - `exec.rs`: running it, outputs, and the time of every step; `inputs.rs`: inputs.
 //!
 //! Libraries are loaded at run time: this compiles and runs on machines without CUDA, where opening a GPU is an error.
 
 mod driver;
 pub(crate) mod exec;
+mod inputs;
 mod kernels;
 pub(crate) mod launch;
 mod parts;
@@ -22,8 +23,8 @@ use std::sync::Arc;
 use driver::{Context, Stream};
 pub(crate) use driver::{DeviceBuffer, Pinned};
 
-use crate::device::Precision;
 use crate::error::Result;
+use crate::precision::Precision;
 
 /// One GPU, and a queue of work on it. Clones share the queue; [`Gpu::another`] has one of its own.
 ///

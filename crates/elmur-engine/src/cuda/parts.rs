@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::op::Operand;
-use crate::program::Step;
+use crate::operand::Operand;
+use crate::step::Step;
 
 /// Bytes that a step touches.
 #[derive(Clone, Copy)]

@@ -9,8 +9,8 @@ use cudarc::cublaslt::sys::{self, cublasStatus_t};
 use super::driver::{Context, Stream, call, require};
 use super::kernels::Kernels;
 use super::launch::{Shape, args, launch_kernel};
-use crate::device::Precision;
 use crate::error::{Error, Result};
+use crate::precision::Precision;
 
 /// C[m, n] = A[m, k] B[k, n] (+ bias per column) (+ addend), `batch` times; all row-major.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@ use super::driver::{DeviceBuffer, Stream, call};
 use super::launch::Launch;
 use super::parts::{parts, urgent};
 use crate::error::Result;
-use crate::program::Step;
+use crate::step::Step;
 
 /// The CUDA graph while it is being recorded.
 struct Recording {

@@ -189,17 +189,11 @@ impl Op for Full {
 #[cfg(feature = "cuda")]
 const COPY_COLUMNS: [&str; 3] = ["copy_columns_1", "copy_columns_4", "copy_columns_8"];
 
-/// A step that copies operands over others, (from, to) each.
-#[cfg(feature = "cuda")]
-pub(crate) fn copy_step(pairs: Vec<(crate::op::Operand, crate::op::Operand)>) -> crate::program::Step {
-    let (inputs, outputs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-    crate::program::Step { op: std::sync::Arc::new(CopyAll), inputs: inputs.into(), outputs: outputs.into() }
-}
-
-/// Each input over the output of the same number; only ever run on a GPU, where one kernel does it for all.
+/// Copies each input over the output of the same number; only ever run on a GPU, where one kernel does it for
+/// all.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
-struct CopyAll;
+pub(crate) struct CopyAll;
 
 #[cfg(feature = "cuda")]
 impl Op for CopyAll {

@@ -10,8 +10,8 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::x86::{lanes, transpose};
 use super::{BLOCK, BLOCK_LEN, Depths, MatrixUnit};
+use crate::cpu::simd::avx512::{lanes, transpose};
 
 /// Rows of tiles by which packing asks for its source ahead.
 const AHEAD: usize = 2;
@@ -28,39 +28,6 @@ pub(super) static UNIT: MatrixUnit<f32> = MatrixUnit {
     pack: |target, left, panels, source| unsafe { pack(target, left, panels, source) },
     multiply,
 };
-
-/// Asks the kernel for the right to use the tile registers, once per process.
-pub(in crate::cpu) fn available() -> bool {
-    const TILE_AND_BF16: u32 = 1 << 24 | 1 << 22;
-    let features = __cpuid_count(7, 0).edx;
-    features & TILE_AND_BF16 == TILE_AND_BF16 && permitted()
-}
-
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const SYS_ARCH_PRCTL: i64 = 158;
-    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
-    const XFEATURE_XTILEDATA: i64 = 18;
-    let result: i64;
-    // SAFETY: a system call that changes nothing but this process's right to the tile registers.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") SYS_ARCH_PRCTL => result,
-            in("rdi") ARCH_REQ_XCOMP_PERM,
-            in("rsi") XFEATURE_XTILEDATA,
-            out("rcx") _,
-            out("r11") _,
-            options(nostack),
-        );
-    }
-    result == 0
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
-}
 
 /// Eight tiles of 16 rows of 64 bytes.
 ///

@@ -1,0 +1,74 @@
+//! Locks of stores, and the order in which a program takes those of the stores it uses.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Guards the tensors of one store: programs that change any of them hold it for writing while they run,
+/// other readers hold it for reading.
+#[derive(Debug, Default)]
+pub(crate) struct StoreLock(RwLock<()>);
+
+/// Keeps others from writing a store, or from using it at all.
+pub(crate) enum StoreGuard<'a> {
+    Read { _guard: RwLockReadGuard<'a, ()> },
+    Write { _guard: RwLockWriteGuard<'a, ()> },
+}
+
+impl StoreLock {
+    /// Waits until nobody writes the store, and excludes writers.
+    pub fn read(&self) -> StoreGuard<'_> {
+        StoreGuard::Read { _guard: self.0.read().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// Waits until nobody uses the store, and excludes everybody else.
+    pub fn write(&self) -> StoreGuard<'_> {
+        StoreGuard::Write { _guard: self.0.write().unwrap_or_else(PoisonError::into_inner) }
+    }
+}
+
+/// Most stores that one program can be bound to.
+pub(crate) const MAX_STORES: usize = 8;
+
+/// A store that a program uses, and whether the program changes anything there.
+pub(crate) struct StoreUse {
+    pub lock: Arc<StoreLock>,
+    pub writes: bool,
+}
+
+/// All stores that a program uses; at most [`MAX_STORES`].
+pub(crate) struct StoreUses(Vec<StoreUse>);
+
+impl StoreUses {
+    /// Orders the uses, so that two programs never wait for each other, and joins uses of the same store.
+    pub fn new(mut uses: Vec<StoreUse>) -> Self {
+        uses.sort_by_key(|u| (Arc::as_ptr(&u.lock).addr(), !u.writes));
+        uses.dedup_by(|b, a| Arc::ptr_eq(&a.lock, &b.lock));
+        Self(uses)
+    }
+
+    /// Takes all locks, without allocating.
+    pub fn lock(&self) -> [Option<StoreGuard<'_>>; MAX_STORES] {
+        let mut guards = [const { None }; MAX_STORES];
+        for (guard, used) in guards.iter_mut().zip(&self.0) {
+            *guard = Some(if used.writes { used.lock.write() } else { used.lock.read() });
+        }
+        guards
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_used_twice_is_locked_once_and_for_writing_if_either_writes() {
+        let [a, b] = [Arc::<StoreLock>::default(), Arc::default()];
+        let used = |lock: &Arc<StoreLock>, writes| StoreUse { lock: Arc::clone(lock), writes };
+        let uses = StoreUses::new(vec![used(&a, false), used(&b, false), used(&a, true)]);
+        let guards = uses.lock();
+        assert_eq!(guards.iter().flatten().count(), 2);
+        assert!(a.0.try_read().is_err());
+        assert!(b.0.try_read().is_ok() && b.0.try_write().is_err());
+        drop(guards);
+        assert!(a.0.try_write().is_ok() && b.0.try_write().is_ok());
+    }
+}
