@@ -12,7 +12,7 @@ SANITIZER=${SANITIZER-compute-sanitizer}
 # Nothing is skipped here for want of a GPU.
 export ELMUR_REQUIRE_GPU=1
 if [ -z "${ELMUR:-}" ]; then
-  cargo build --release --quiet -p elmur --features cuda
+  cargo build --release --quiet -p elmur-cli --features cuda
   ELMUR=$PWD/target/release/elmur
   TESTS=$(cargo test --release -p elmur-engine --features cuda --test cuda --test gradients --no-run 2>&1 |
     sed -n 's/.*Executable.*(\(.*\))/\1/p')

@@ -41,6 +41,9 @@ pub enum Error {
     /// The environment that demonstrations were to come from.
     #[error(transparent)]
     Env(#[from] elmur_envs::Error),
+    /// A collection was stopped on request.
+    #[error("stopped")]
+    Stopped,
     /// A dataset without a whole episode.
     #[error("{path}: no whole episode; collect at least one", path = path.display())]
     Empty {

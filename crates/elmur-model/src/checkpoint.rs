@@ -6,22 +6,23 @@
 
 use std::path::Path;
 
+use elmur_base::files::{read_small, write_atomic};
 use elmur_engine::{DType, Store};
 
-use crate::config::ModelConfig;
+use crate::elmur::published;
 use crate::error::{Error, Result};
-use crate::published;
-use crate::segments::parameter_graph;
-use crate::tensors::{self, HostTensor, Numbers, Tensors};
+use crate::policy::PolicyConfig;
+use crate::tensors::{self, HostTensor, TensorData, Tensors};
+use crate::window::parameter_graph;
 
 /// Largest config file that is read, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
 
-/// A model's configuration and parameters.
+/// A policy's configuration and parameters.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     /// The configuration.
-    pub config: ModelConfig,
+    pub config: PolicyConfig,
     /// The parameters.
     pub params: Store,
 }
@@ -32,24 +33,20 @@ impl Checkpoint {
         std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
         let config = serde_json::to_vec_pretty(&self.config).map_err(|e| Error::file(path, e.to_string()))?;
         let mut tensors = Tensors::new();
-        let graph = parameter_graph(&self.config, DType::F32)?;
+        let graph = parameter_graph(self.config.architecture(), DType::F32)?.graph;
         for (name, value) in graph.params() {
             let data = self.params.get::<f32>(name)?;
             if let Some(i) = data.iter().position(|x| !x.is_finite()) {
                 return Err(Error::file(path, format!("not saved: `{name}` is {} at element {i}", data[i])));
             }
-            let numbers = Numbers::F32(data);
-            tensors.insert(name.to_owned(), HostTensor { shape: graph.shape(value)?.to_vec(), numbers });
+            let data = TensorData::F32(data);
+            tensors.insert(name.to_owned(), HostTensor { shape: graph.shape(value)?.to_vec(), data });
         }
-        let note = Some(("config", self.fingerprint(path)?));
-        let bytes = tensors::serialise_with(&tensors, note).map_err(|problem| Error::file(path, problem))?;
-        tensors::write_atomic(&path.join("model.safetensors"), &bytes)?;
-        tensors::write_atomic(&path.join("config.json"), &config)
-    }
-
-    /// The configuration as one line, kept inside the weights: a reader can tell if the two files belong together.
-    fn fingerprint(&self, path: &Path) -> Result<String> {
-        serde_json::to_string(&self.config).map_err(|e| Error::file(path, e.to_string()))
+        let note = serde_json::to_string(&self.config).map_err(|e| Error::file(path, e))?;
+        let bytes = tensors::serialise_with(&tensors, Some(("config", note)))
+            .map_err(|problem| Error::file(path, problem))?;
+        write_atomic(&path.join("model.safetensors"), &bytes)?;
+        Ok(write_atomic(&path.join("config.json"), &config)?)
     }
 
     /// Reads a checkpoint from the folder `path`.
@@ -57,7 +54,7 @@ impl Checkpoint {
         let config = read_config(&path.join("config.json"))?;
         let file = path.join("model.safetensors");
         let (mut tensors, note) = tensors::read_with_note(&file, "config")?;
-        let graph = parameter_graph(&config, DType::F32)?;
+        let graph = parameter_graph(config.architecture(), DType::F32)?.graph;
         let problem = |problem: String| Error::file(&file, problem);
         let params = Store::new();
         for (name, value) in graph.params() {
@@ -73,7 +70,7 @@ impl Checkpoint {
                     tensor.shape
                 )));
             }
-            let Numbers::F32(data) = tensor.numbers else {
+            let TensorData::F32(data) = tensor.data else {
                 return Err(problem(format!("`{name}` does not hold 32-bit floats")));
             };
             if let Some(i) = data.iter().position(|x| !x.is_finite()) {
@@ -89,17 +86,21 @@ impl Checkpoint {
         if let Some(name) = tensors.keys().next() {
             return Err(problem(format!("tensor `{name}` is not part of the model in its config.json")));
         }
-        let loaded = Self { config, params };
-        if note.is_some_and(|note| Some(note) != loaded.fingerprint(path).ok()) {
+        // The weights carry their configuration as a note: a reader can tell if the two files belong together.
+        let other = note.is_some_and(|note| serde_json::from_str(&note).ok().as_ref() != Some(&config));
+        if other {
             return Err(problem(
                 "its weights were saved with another config.json than the one beside them".to_owned(),
             ));
         }
-        Ok(loaded)
+        Ok(Self { config, params })
     }
 
-    /// Takes over weights under the published Python code's names (a state dict saved as safetensors).
-    pub fn import(config: &ModelConfig, weights: &Path) -> Result<Self> {
+    /// Takes over weights of ELMUR under the published Python code's names (a state dict saved as safetensors).
+    pub fn import(config: &PolicyConfig, weights: &Path) -> Result<Self> {
+        let PolicyConfig::Elmur(elmur) = config else {
+            return Err(Error::input("published weights", "a config of ELMUR", config.kind()));
+        };
         let tensors = tensors::read(weights)?;
         // Golden files and some exporters put a prefix before every name.
         let prefix = ["param/", "model.", "module.", ""]
@@ -108,8 +109,8 @@ impl Checkpoint {
             .unwrap_or("");
         let ours = tensors.into_iter().filter(|(name, _)| name.starts_with(prefix)).collect();
         let converted =
-            published::convert(config, &ours, prefix).map_err(|e| Error::file(weights, e.to_string()))?;
-        let graph = parameter_graph(config, DType::F32)?;
+            published::convert(elmur, &ours, prefix).map_err(|e| Error::file(weights, e.to_string()))?;
+        let graph = parameter_graph(config.architecture(), DType::F32)?.graph;
         let params = Store::new();
         params.declare_params(&graph)?;
         for (name, data) in converted {
@@ -123,8 +124,8 @@ impl Checkpoint {
     }
 
     /// Number of parameters.
-    pub fn parameter_count(config: &ModelConfig) -> Result<usize> {
-        let graph = parameter_graph(config, DType::F32)?;
+    pub fn parameter_count(config: &PolicyConfig) -> Result<usize> {
+        let graph = parameter_graph(config.architecture(), DType::F32)?.graph;
         let mut count = 0;
         for (_, value) in graph.params() {
             count += graph.ty(value)?.len();
@@ -133,15 +134,11 @@ impl Checkpoint {
     }
 }
 
-/// Reads and checks a model configuration.
-pub fn read_config(path: &Path) -> Result<ModelConfig> {
-    let size = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
-    if size > MAX_CONFIG {
-        return Err(Error::file(path, format!("{size} bytes is more than a config can have ({MAX_CONFIG})")));
-    }
-    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-    let config: ModelConfig = serde_json::from_str(&text).map_err(|e| Error::file(path, e.to_string()))?;
-    config.validate().map_err(|e| Error::file(path, e.to_string()))?;
+/// Reads and checks a policy's configuration.
+pub fn read_config(path: &Path) -> Result<PolicyConfig> {
+    let text = read_small(path, MAX_CONFIG)?;
+    let config: PolicyConfig = serde_json::from_str(&text).map_err(|e| Error::file(path, e))?;
+    config.architecture().validate().map_err(|e| Error::file(path, e))?;
     Ok(config)
 }
 

@@ -1,7 +1,5 @@
 //! The model crate's error type.
 
-use std::path::PathBuf;
-
 /// Result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -22,26 +20,13 @@ pub enum Error {
         /// What it was.
         got: String,
     },
-    /// A file could not be read or written.
-    #[error("{path}: {cause}", path = path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        cause: std::io::Error,
-    },
-    /// A file's contents are not what they should be.
-    #[error("{path}: {problem}", path = path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it and what to do.
-        problem: String,
-    },
-    /// Data handed to a session that does not fit its model.
+    /// A file that could not be read or written, or whose contents are not what they should be.
+    #[error(transparent)]
+    Base(#[from] elmur_base::Error),
+    /// Data that does not fit its policy.
     #[error("{what}: expected {expected}, got {got}")]
     Input {
-        /// Which argument.
+        /// The argument in question.
         what: &'static str,
         /// What it may be.
         expected: String,
@@ -52,11 +37,11 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn io(path: &std::path::Path, cause: std::io::Error) -> Self {
-        Error::Io { path: path.to_owned(), cause }
+        elmur_base::Error::io(path, cause).into()
     }
 
-    pub(crate) fn file(path: &std::path::Path, problem: impl Into<String>) -> Self {
-        Error::File { path: path.to_owned(), problem: problem.into() }
+    pub(crate) fn file(path: &std::path::Path, problem: impl ToString) -> Self {
+        elmur_base::Error::file(path, problem).into()
     }
 
     pub(crate) fn input(what: &'static str, expected: impl Into<String>, got: impl Into<String>) -> Self {

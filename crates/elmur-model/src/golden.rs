@@ -1,94 +1,61 @@
 //! Golden files: traces of the published code in float64, replayed by ours.
 //!
-//! A case is `<name>.safetensors` with `<name>.json` beside it. [`verify`] runs evaluation, one gradient case and the
-//! optimizer's trajectory, and reports the largest relative error of each.
+//! A case is `<name>.safetensors` with `<name>.json` beside it; the json's `policy` says whose, and without one it is ELMUR's.
+//! [`verify`] runs evaluation, gradients, the optimizer's trajectory and, where the file has them, gradients through several
+//! windows and a session's steps, and reports the largest relative error of each.
+
+mod baselines;
+mod elmur;
 
 use std::path::Path;
 
-use elmur_engine::{AdamW, DType, Device, Graph, Program, Store};
+use elmur_base::files::read_small;
+use elmur_base::{Field, Values};
+use elmur_engine::{AdamW, DType, Device, Program, Store};
 use serde::Deserialize;
 
-use crate::config::{
-    Action, Candidates, Compat, Ffn, Memory, MemoryGradient, MemoryInit, ModelConfig, NormType, Observation,
-    TokenFormat,
-};
 use crate::error::{Error, Result};
-use crate::published::{Piece, convert, pieces};
-use crate::segments::{
-    SegmentClock, Start, TrainSettings, anchor_state, evaluation_graph, memory_state, training_graph,
-};
-use crate::tensors::{self, Numbers, Tensors};
+use crate::pieces::{Piece, convert_pieces};
+use crate::policy::PolicyConfig;
+use crate::session::{Seen, Session};
+use crate::tensors::{self, TensorData, Tensors};
+use crate::window::{Begin, Built, TrainSettings, WindowProgram, evaluation_graph, training_graph};
 
 /// Largest relative errors of one case. Relative to the largest element of the tensor compared.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Logits of all segments.
+    /// Head outputs of all windows.
     pub logits: f64,
-    /// Memory vectors after all segments.
+    /// Carried floats (memory vectors, hidden states) after all windows.
     pub memory: f64,
-    /// Number of anchors that differ.
+    /// Number of carried times that differ.
     pub wrong_anchors: usize,
-    /// Cross-entropy and load-balancing loss.
+    /// Losses.
     pub loss: f64,
-    /// Gradients, with the name of the worst.
+    /// Gradients, through several windows too where the file has them, with the name of the worst.
     pub gradients: (f64, String),
     /// Losses and gradient norms during training.
     pub trajectory: f64,
     /// Parameters after training, with the name of the worst.
     pub trained: (f64, String),
+    /// Head outputs of a session, which computes in f32; none if the file has no such trace.
+    pub acting: Option<f64>,
 }
 
 impl Report {
-    /// Whether every error is within `tolerance`; the optimizer's trajectory counts in f64 only.
+    /// Whether every error is within `tolerance`; the optimizer's trajectory counts in f64 only, and sessions within 1e-5
+    /// where the tolerance is smaller.
     pub fn within(&self, tolerance: f64, dtype: DType) -> bool {
         let forward = [self.logits, self.memory, self.loss, self.gradients.0];
         let trained = [self.trajectory, self.trained.0];
         let all = |errors: &[f64]| errors.iter().all(|e| *e <= tolerance);
-        self.wrong_anchors == 0 && all(&forward) && (dtype != DType::F64 || all(&trained))
+        let acting = self.acting.unwrap_or(0.0) <= tolerance.max(1e-5);
+        self.wrong_anchors == 0 && all(&forward) && acting && (dtype != DType::F64 || all(&trained))
     }
 }
 
-/// The json beside a golden file: constructor arguments of the published model, and the optimizer's.
-#[derive(Debug, Deserialize)]
-struct Case {
-    batch: usize,
-    segment_length: usize,
-    segments: usize,
-    state_dim: usize,
-    act_dim: usize,
-    d_model: usize,
-    d_ff: usize,
-    n_layer: usize,
-    n_head: usize,
-    max_seq_len: usize,
-    pre_lnorm: bool,
-    memory_size: usize,
-    memory_init_std: f64,
-    lru_blend_alpha: f64,
-    norm_type: Option<String>,
-    use_moe: bool,
-    num_experts: usize,
-    top_k: usize,
-    load_balancing_loss_coef: f64,
-    use_shared_expert: bool,
-    n_shared_experts: usize,
-    #[serde(default)]
-    shared_d_ff: Option<usize>,
-    #[serde(default)]
-    routed_d_ff: Option<usize>,
-    use_swiglu: bool,
-    use_lru: bool,
-    use_relative_bias: bool,
-    /// In the published code this flag is the read.
-    use_tok2mem: bool,
-    /// And this one the write.
-    use_mem2tok: bool,
-    use_shared_memory: bool,
-    sequence_format: String,
-    optimizer: Optimizer,
-}
-
-#[derive(Debug, Deserialize)]
+/// Settings of AdamW in a case.
+#[derive(Debug, Clone, Deserialize)]
 struct Optimizer {
     lr: f64,
     betas: (f64, f64),
@@ -98,87 +65,96 @@ struct Optimizer {
     label_smoothing: f64,
 }
 
-impl Case {
-    fn config(&self) -> Result<ModelConfig> {
-        let unsupported =
-            |what: &str| Error::input("golden case", "observation-only tokens, a memory per layer", what);
-        if self.sequence_format != "s" {
-            return Err(unsupported(&format!("sequence_format {}", self.sequence_format)));
-        }
-        if self.use_shared_memory {
-            return Err(unsupported("use_shared_memory"));
-        }
-        let ffn = if self.use_moe {
-            Ffn::Moe {
-                experts: self.num_experts,
-                routed_d_ff: self.routed_d_ff.filter(|n| *n > 0).unwrap_or(self.d_ff),
-                // In the published code zero means the default here.
-                shared_experts: if self.use_shared_expert { self.n_shared_experts.max(1) } else { 0 },
-                shared_d_ff: self.shared_d_ff.filter(|n| *n > 0).unwrap_or(self.d_ff),
-                top_k: self.top_k,
-                balance: self.load_balancing_loss_coef,
-                dropout: 0.0,
-            }
-        } else if self.use_swiglu {
-            Ffn::SwiGlu { d_ff: self.d_ff }
-        } else {
-            Ffn::Gelu { d_ff: self.d_ff }
+/// What a case says of itself, in our words.
+struct Case {
+    config: PolicyConfig,
+    pieces: Vec<Piece>,
+    batch: usize,
+    windows: usize,
+    optimizer: Optimizer,
+    /// Carried states and how the file names them.
+    states: Vec<StateTrace>,
+    /// The window whose gradients are traced; those before it are run forward.
+    gradient_window: usize,
+    /// What the names of gradients begin with.
+    gradients: &'static str,
+    /// Traced losses: our output, the file's tensor and the element of it.
+    losses: Vec<(&'static str, &'static str, usize)>,
+    /// The same policy with gradients through all windows, if traced.
+    through: Option<PolicyConfig>,
+    /// The published loss divides by the number of imitated numbers plus 1e-8 where ours divides by the number itself.
+    divides_by_more: bool,
+    /// Whether a published tensor may be there although the policy does not use it.
+    spare: Box<dyn Fn(&str) -> bool>,
+}
+
+/// A carried state in a golden file.
+struct StateTrace {
+    own: String,
+    name: &'static str,
+    layer: usize,
+    /// One tensor holds all layers.
+    stacked: bool,
+    /// A state of times, all -1 at first.
+    is_time: bool,
+}
+
+impl StateTrace {
+    /// This state of the file, at first or after a window.
+    fn read(&self, file: &Tensors, after: Option<usize>) -> Result<Vec<f64>> {
+        let name = match (after, self.stacked) {
+            (None, true) => format!("init/{}", self.name),
+            (None, false) => format!("init/{}.{}", self.name, self.layer),
+            (Some(window), true) => format!("eval/{}.{window}", self.name),
+            (Some(window), false) => format!("eval/{}.{window}.{}", self.name, self.layer),
         };
-        let rms = self.norm_type.as_deref().is_some_and(|n| n.starts_with("rms"));
-        Ok(ModelConfig {
-            observation: Observation::Vector { dim: self.state_dim },
-            action: Action::Categorical { count: self.act_dim },
-            tokens: TokenFormat::Observation,
-            d_model: self.d_model,
-            heads: self.n_head,
-            layers: self.n_layer,
-            segment_length: self.segment_length,
-            memory: Memory {
-                slots: self.memory_size,
-                lambda: self.lru_blend_alpha,
-                init: MemoryInit::Normal { std: self.memory_init_std },
-                gradient: MemoryGradient::Detached,
-                slots_per_write: 1,
-                candidates: Candidates::All,
-                dropout: 0.0,
-                max_distance: self.max_seq_len,
-                read: self.use_tok2mem,
-                write: self.use_mem2tok,
-                relative_bias: self.use_relative_bias,
-                lru: self.use_lru,
-                shared: false,
-            },
-            ffn,
-            norm: if rms { NormType::Rms } else { NormType::Layer },
-            pre_norm: self.pre_lnorm,
-            dropout: 0.0,
-            attention_dropout: 0.0,
-            compat: Compat { empty_slot_blend: true, newest_first_times: true, absolute_offset: true },
-        })
+        let all = golden(file, &name)?;
+        if !self.stacked {
+            return Ok(all);
+        }
+        let layers = file.get(&name).and_then(|t| t.shape.first().copied()).unwrap_or(1).max(1);
+        let each = all.len() / layers;
+        Ok(all.get(self.layer * each..(self.layer + 1) * each).unwrap_or_default().to_vec())
     }
+}
+
+/// The tensor of this name.
+fn golden(file: &Tensors, name: &str) -> Result<Vec<f64>> {
+    let missing = || Error::input("golden file", format!("a tensor `{name}`"), "none");
+    Ok(file.get(name).ok_or_else(missing)?.to_f64())
 }
 
 /// Replays the golden file at `path` on a device, in the given float type.
 pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Report> {
+    #[derive(Deserialize)]
+    struct Kind {
+        policy: Option<String>,
+    }
     let device = device.into();
     let json = path.with_extension("json");
-    let text = std::fs::read_to_string(&json).map_err(|e| Error::io(&json, e))?;
-    let case: Case = serde_json::from_str(&text).map_err(|e| Error::file(&json, e.to_string()))?;
-    if case.segments < 3 || case.batch == 0 {
-        return Err(Error::file(&json, "expected at least 3 segments and a batch of at least 1"));
-    }
+    let text = read_small(&json, 1 << 20)?;
+    let bad = |e: serde_json::Error| Error::file(&json, e);
     let file = tensors::read(&path.with_extension("safetensors"))?;
-    let config = case.config()?;
-    let replay = Replay { config: &config, case: &case, file: &file, dtype, device: &device };
+    let case = match serde_json::from_str::<Kind>(&text).map_err(bad)?.policy {
+        None => elmur::case(&text).map_err(|e| Error::file(&json, e))?,
+        Some(policy) => baselines::case(&policy, &text).map_err(|e| Error::file(&json, e))?,
+    };
+    let windows = case.gradient_window + 1;
+    if case.windows < windows || case.batch == 0 || case.windows > 1 << 16 || case.batch > 1 << 16 {
+        let expected = format!("expected at least {windows} segments and a batch of at least 1");
+        return Err(Error::file(&json, expected));
+    }
+    case.config.architecture().validate().map_err(|e| Error::file(&json, e))?;
+    let replay = Replay { case: &case, file: &file, dtype, device: &device };
     let mut report = Report::default();
     replay.evaluation(&mut report)?;
     replay.gradients(&mut report)?;
     replay.trajectory(&mut report)?;
+    replay.acting(&mut report)?;
     Ok(report)
 }
 
 struct Replay<'a> {
-    config: &'a ModelConfig,
     case: &'a Case,
     file: &'a Tensors,
     dtype: DType,
@@ -201,12 +177,6 @@ fn compare(worst: &mut f64, got: &[f64], want: &[f64]) -> Result<f64> {
 }
 
 impl Replay<'_> {
-    fn golden(&self, name: &str) -> Result<Vec<f64>> {
-        let tensor = self.file.get(name);
-        let missing = || Error::input("golden file", format!("a tensor `{name}`"), "none");
-        Ok(tensor.ok_or_else(missing)?.to_f64())
-    }
-
     fn set(&self, store: &Store, name: &str, data: &[f64]) -> Result<()> {
         match self.dtype {
             DType::F64 => store.set(name, data)?,
@@ -229,49 +199,97 @@ impl Replay<'_> {
         })
     }
 
-    /// A store with the golden parameters and initial memory, and zeros for the graphs' other states.
-    fn store(&self, graphs: &[&Graph]) -> Result<Store> {
+    /// A store with the golden parameters and initial states, and zeros for the graphs' other states.
+    fn store(&self, graphs: &[&Built]) -> Result<Store> {
         let store = Store::on(self.device);
-        for graph in graphs {
-            store.declare(graph)?;
+        for built in graphs {
+            store.declare(&built.graph)?;
         }
-        for (name, data) in convert(self.config, self.file, "param/")? {
+        for (name, data) in convert_pieces(&self.case.pieces, self.file, "param/", &*self.case.spare)? {
             // Parameters that no graph here uses (the last layer's writes, say) are not in the store.
             if store.ty(&name).is_ok() {
                 self.set(&store, &name, &data)?;
             }
         }
-        for i in 0..self.config.layers {
-            self.set(&store, &memory_state(i), &self.golden(&format!("init/memory.{i}"))?)?;
-            let empty = vec![-1i64; self.case.batch * self.config.memory.slots];
-            store.set(&anchor_state(i), &empty)?;
+        for state in &self.case.states {
+            if state.is_time {
+                store.set(&state.own, &vec![-1i64; store.ty(&state.own)?.len()])?;
+            } else {
+                self.set(&store, &state.own, &state.read(self.file, None)?)?;
+            }
         }
         Ok(store)
     }
 
-    fn feed(&self, program: &mut Program, segment: usize, training: bool) -> Result<()> {
-        let observations = self.golden("input/observations")?;
-        let len = observations.len() / self.case.segments;
-        let part = &observations[segment * len..(segment + 1) * len];
-        match self.dtype {
-            DType::F64 => program.set("observation", part)?,
-            _ => program.set("observation", &narrow(part))?,
-        }
-        if training {
-            let actions = self.golden("input/actions")?;
-            let len = actions.len() / self.case.segments;
-            let part: Vec<i64> =
-                actions[segment * len..(segment + 1) * len].iter().map(|x| *x as i64).collect();
-            program.set("targets", &part)?;
-            match self.dtype {
-                DType::F64 => program.set("lr", &[self.case.optimizer.lr])?,
-                _ => program.set("lr", &[self.case.optimizer.lr as f32])?,
-            }
-        }
-        SegmentClock::set(self.config, program, segment as u64)
+    /// Numbers of one window of a tensor that leads with windows.
+    fn window(&self, name: &str, window: usize) -> Result<Vec<f64>> {
+        let all = golden(self.file, name)?;
+        let each = all.len() / self.case.windows;
+        Ok(all[window * each..(window + 1) * each].to_vec())
     }
 
-    fn training(&self) -> Result<Graph> {
+    /// Fills the inputs of a program with windows `first..`.
+    fn feed(&self, program: &mut WindowProgram, first: usize, training: bool) -> Result<()> {
+        let action = self.case.config.architecture().ends().action;
+        let windows = first..first + program.windows();
+        let of = |name: &str| -> Result<Vec<f64>> {
+            let parts = windows.clone().map(|window| self.window(name, window));
+            Ok(parts.collect::<Result<Vec<_>>>()?.concat())
+        };
+        for (name, field) in program.fields().to_vec() {
+            let to = &mut program.program;
+            match field {
+                Field::Observation(_) => self.input(to, &name, &of("input/observations")?)?,
+                Field::ReturnToGo => self.input(to, &name, &of("input/returns")?)?,
+                Field::Target | Field::Action if !action.is_discrete() => {
+                    self.input(to, &name, &of("input/actions")?)?;
+                }
+                Field::Target => {
+                    let actions = of("input/actions")?;
+                    to.set(&name, &actions.iter().map(|x| *x as i64).collect::<Vec<_>>())?;
+                }
+                Field::Action => {
+                    let none = action.outputs() as i32;
+                    let actions = of("input/actions")?;
+                    let known = |x: &f64| if *x < 0.0 { none } else { *x as i32 };
+                    to.set(&name, &actions.iter().map(known).collect::<Vec<_>>())?;
+                }
+                Field::Imitate => {
+                    let actions = of("input/actions")?;
+                    let padding = Field::IGNORED as f64;
+                    let mask = actions.chunks(action.dim()).map(|a| a.iter().any(|x| *x != padding));
+                    to.set(&name, &mask.collect::<Vec<bool>>())?;
+                }
+            }
+        }
+        if training {
+            self.input(&mut program.program, "lr", &[self.case.optimizer.lr])?;
+        }
+        Ok(())
+    }
+
+    /// What our loss over these windows, and its gradients, must be multiplied by to be the published ones.
+    fn loss_factor(&self, windows: std::ops::Range<usize>) -> Result<f64> {
+        if !self.case.divides_by_more {
+            return Ok(1.0);
+        }
+        let mut count = 0.0;
+        for window in windows {
+            let actions = self.window("input/actions", window)?;
+            count += actions.iter().filter(|x| **x != Field::IGNORED as f64).count() as f64;
+        }
+        Ok(count / (count + 1e-8))
+    }
+
+    fn input(&self, program: &mut Program, name: &str, data: &[f64]) -> Result<()> {
+        match self.dtype {
+            DType::F64 => program.set(name, data)?,
+            _ => program.set(name, &narrow(data))?,
+        }
+        Ok(())
+    }
+
+    fn training(&self, config: &PolicyConfig) -> Result<Built> {
         let optimizer = &self.case.optimizer;
         let settings = TrainSettings {
             batch: self.case.batch,
@@ -285,64 +303,94 @@ impl Replay<'_> {
             clip: optimizer.clip,
             dtype: self.dtype,
             export_gradients: true,
+            dropout: true,
             table: None,
         };
-        training_graph(self.config, &settings, Start::Continue)
+        training_graph(config.architecture(), &settings, Begin::Continue)
+    }
+
+    fn evaluation_graph(&self) -> Result<Built> {
+        evaluation_graph(self.case.config.architecture(), self.case.batch, self.dtype, Begin::Continue)
+    }
+
+    fn compile(&self, built: &Built, config: &PolicyConfig, store: &Store) -> Result<WindowProgram> {
+        WindowProgram::new(built, config.architecture(), self.device, &[store])
     }
 
     fn evaluation(&self, report: &mut Report) -> Result<()> {
-        let graph = evaluation_graph(self.config, self.case.batch, self.dtype)?;
-        let store = self.store(&[&graph])?;
-        let mut program = Program::new(&graph, self.device, &[&store])?;
-        for segment in 0..self.case.segments {
-            self.feed(&mut program, segment, false)?;
-            program.run()?;
-            let logits = self.output(&program, "logits")?;
-            compare(&mut report.logits, &logits, &self.golden(&format!("eval/logits.{segment}"))?)?;
-            for i in 0..self.config.layers {
-                let memory = self.get(&store, &memory_state(i))?;
-                compare(&mut report.memory, &memory, &self.golden(&format!("eval/memory.{segment}.{i}"))?)?;
-                let name = format!("eval/anchors.{segment}.{i}");
-                let Some(Numbers::I64(want)) = self.file.get(&name).map(|t| &t.numbers) else {
-                    return Err(Error::input("golden file", format!("an integer tensor `{name}`"), "none"));
-                };
-                let got = store.get::<i64>(&anchor_state(i))?;
-                report.wrong_anchors += got.iter().zip(want).filter(|(g, w)| g != w).count();
+        let built = self.evaluation_graph()?;
+        let store = self.store(&[&built])?;
+        let mut program = self.compile(&built, &self.case.config, &store)?;
+        for window in 0..self.case.windows {
+            self.feed(&mut program, window, false)?;
+            program.run(window as u64)?;
+            let logits = self.output(&program.program, "logits")?;
+            compare(&mut report.logits, &logits, &golden(self.file, &format!("eval/logits.{window}"))?)?;
+            for state in &self.case.states {
+                let want = state.read(self.file, Some(window))?;
+                if state.is_time {
+                    let got = store.get::<i64>(&state.own)?;
+                    let wrong = got.iter().zip(&want).filter(|(g, w)| **g as f64 != **w).count();
+                    report.wrong_anchors += wrong + got.len().abs_diff(want.len());
+                } else {
+                    compare(&mut report.memory, &self.get(&store, &state.own)?, &want)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Segments 0 and 1 forward, then loss and gradients on segment 2.
+    /// Earlier windows forward, then loss and gradients on one; and through all of them.
     fn gradients(&self, report: &mut Report) -> Result<()> {
-        let (evaluation, training) =
-            (evaluation_graph(self.config, self.case.batch, self.dtype)?, self.training()?);
+        let (evaluation, training) = (self.evaluation_graph()?, self.training(&self.case.config)?);
         let store = self.store(&[&evaluation, &training])?;
-        let mut forward = Program::new(&evaluation, self.device, &[&store])?;
-        let mut train = Program::new(&training, self.device, &[&store])?;
-        for segment in 0..2 {
-            self.feed(&mut forward, segment, false)?;
-            forward.run()?;
+        let mut forward = self.compile(&evaluation, &self.case.config, &store)?;
+        let mut train = self.compile(&training, &self.case.config, &store)?;
+        for window in 0..self.case.gradient_window {
+            self.feed(&mut forward, window, false)?;
+            forward.run(window as u64)?;
         }
-        self.feed(&mut train, 2, true)?;
-        train.run()?;
-        for (output, golden) in [("action_loss", "cross_entropy"), ("aux_loss", "aux_loss")] {
-            let got = self.output(&train, output)?;
-            let want = self.golden(&format!("grad_case/{golden}"))?;
-            if want.len() != 1 {
-                let expected = format!("one number in `grad_case/{golden}`");
-                return Err(Error::input("golden file", expected, want.len().to_string()));
-            }
+        self.feed(&mut train, self.case.gradient_window, true)?;
+        train.run(self.case.gradient_window as u64)?;
+        let factor = self.loss_factor(self.case.gradient_window..self.case.gradient_window + 1)?;
+        for (output, name, element) in &self.case.losses {
+            let got = scaled(self.output(&train.program, output)?, factor);
+            let all = golden(self.file, name)?;
+            let Some(want) = all.get(*element) else {
+                let expected = format!("{} numbers in `{name}`", element + 1);
+                return Err(Error::input("golden file", expected, all.len().to_string()));
+            };
             // A loss that is absent is compared with zero absolutely.
-            if want[0] == 0.0 {
+            if *want == 0.0 {
                 report.loss = report.loss.max(got[0].abs());
             } else {
-                compare(&mut report.loss, &got, &want)?;
+                compare(&mut report.loss, &got, &[*want])?;
             }
         }
-        for piece in pieces(self.config) {
-            let Some(want) = self.listed(&piece, "grad/") else { continue };
-            let got = self.output(&train, &format!("grad.{}", piece.own))?;
+        self.compare_gradients(report, &train.program, self.case.gradients, factor)?;
+        let Some(through) = &self.case.through else { return Ok(()) };
+        let training = self.training(through)?;
+        let store = self.store(&[&training])?;
+        let mut train = self.compile(&training, through, &store)?;
+        self.feed(&mut train, 0, true)?;
+        train.run(0)?;
+        let want = golden(self.file, "through/loss")?;
+        let factor = self.loss_factor(0..self.case.windows)?;
+        let got = scaled(self.output(&train.program, "action_loss")?, factor);
+        compare(&mut report.loss, &got, &want)?;
+        self.compare_gradients(report, &train.program, "through/param/", factor)
+    }
+
+    fn compare_gradients(
+        &self,
+        report: &mut Report,
+        program: &Program,
+        prefix: &str,
+        factor: f64,
+    ) -> Result<()> {
+        for piece in &self.case.pieces {
+            let Some(want) = self.listed(piece, prefix) else { continue };
+            let got = scaled(self.output(program, &format!("grad.{}", piece.own))?, factor);
             let error = compare(&mut report.gradients.0, &piece.extract(&got), &want)?;
             if error == report.gradients.0 {
                 report.gradients.1 = piece.published[0].clone();
@@ -355,26 +403,28 @@ impl Replay<'_> {
         piece.published.iter().find_map(|n| self.file.get(&format!("{prefix}{n}"))).map(|t| t.to_f64())
     }
 
-    /// An AdamW step per segment from the start.
+    /// An AdamW step per window from the start.
     fn trajectory(&self, report: &mut Report) -> Result<()> {
-        let graph = self.training()?;
-        let store = self.store(&[&graph])?;
-        let mut train = Program::new(&graph, self.device, &[&store])?;
-        let golden = self.golden("train/loss_and_grad_norm")?;
-        if golden.len() != 2 * self.case.segments {
-            let expected = format!("{} numbers in `train/loss_and_grad_norm`", 2 * self.case.segments);
+        let built = self.training(&self.case.config)?;
+        let store = self.store(&[&built])?;
+        let mut train = self.compile(&built, &self.case.config, &store)?;
+        let golden = golden(self.file, "train/loss_and_grad_norm")?;
+        if golden.len() != 2 * self.case.windows {
+            let expected = format!("{} numbers in `train/loss_and_grad_norm`", 2 * self.case.windows);
             return Err(Error::input("golden file", expected, golden.len().to_string()));
         }
-        for segment in 0..self.case.segments {
-            self.feed(&mut train, segment, true)?;
-            train.run()?;
-            for (output, want) in ["loss", "gradient_norm"].into_iter().zip(&golden[2 * segment..]) {
-                compare(&mut report.trajectory, &self.output(&train, output)?, &[*want])?;
+        for window in 0..self.case.windows {
+            self.feed(&mut train, window, true)?;
+            train.run(window as u64)?;
+            let factor = self.loss_factor(window..window + 1)?;
+            for (output, want) in ["loss", "gradient_norm"].into_iter().zip(&golden[2 * window..]) {
+                let got = scaled(self.output(&train.program, output)?, factor);
+                compare(&mut report.trajectory, &got, &[*want])?;
             }
         }
-        for piece in pieces(self.config) {
+        for piece in &self.case.pieces {
             // What is not listed did not move.
-            let trained = self.listed(&piece, "train/param/").or_else(|| self.listed(&piece, "param/"));
+            let trained = self.listed(piece, "train/param/").or_else(|| self.listed(piece, "param/"));
             let (Some(want), true) = (trained, store.ty(&piece.own).is_ok()) else { continue };
             let got = piece.extract(&self.get(&store, &piece.own)?);
             let error = compare(&mut report.trained.0, &got, &want)?;
@@ -384,6 +434,67 @@ impl Replay<'_> {
         }
         Ok(())
     }
+
+    /// A session through one episode made of all windows, with the actions that the file took.
+    fn acting(&self, report: &mut Report) -> Result<()> {
+        if !self.file.contains_key("act/logits") {
+            return Ok(());
+        }
+        let (case, rows) = (self.case, self.case.batch);
+        let architecture = case.config.architecture();
+        let action = architecture.ends().action;
+        let steps = architecture.window().steps;
+        let f32s = Replay { dtype: DType::F32, ..*self };
+        let built = f32s.evaluation_graph()?;
+        let params = f32s.store(&[&built])?;
+        let mut session = Session::new(&case.config, &params, rows, self.device)?;
+        let all: Vec<usize> = (0..rows).collect();
+        let mut start = session.snapshot(&all)?;
+        for state in case.states.iter().filter(|state| !state.is_time) {
+            if let Some(tensor) = start.tensors.get_mut(&state.own) {
+                tensor.data = TensorData::F32(narrow(&state.read(self.file, None)?));
+            }
+        }
+        session.restore(&all, &start)?;
+        let want = golden(self.file, "act/logits")?;
+        let (outputs, total) = (action.outputs(), case.windows * steps);
+        let mut got = vec![0.0; rows * total * outputs];
+        for t in 0..total {
+            let (window, step) = (t / steps, t % steps);
+            // Entry `step` of every row of a window's tensor [rows, steps, each].
+            let at = |name: &str| -> Result<Vec<f64>> {
+                let data = self.window(name, window)?;
+                let each = data.len() / (rows * steps);
+                let row = |b: usize| data[(b * steps + step) * each..][..each].to_vec();
+                Ok((0..rows).flat_map(row).collect())
+            };
+            let (seen, returns) = (narrow(&at("input/observations")?), narrow(&at("input/returns")?));
+            let seen = Seen { observation: Values::floats(&seen), returns: Some(&returns) };
+            let logits = session.forward(&all, seen)?;
+            for (b, logits) in logits.chunks_exact(outputs).enumerate() {
+                let to = &mut got[(b * total + t) * outputs..][..outputs];
+                to.iter_mut().zip(logits).for_each(|(to, x)| *to = f64::from(*x));
+            }
+            let actions = at("input/actions")?;
+            if action.is_discrete() {
+                let none = action.outputs() as i32;
+                let known = |x: &f64| if *x < 0.0 { none } else { *x as i32 };
+                let actions: Vec<i32> = actions.iter().map(known).collect();
+                session.commit(&all, Values::ints(&actions))?;
+            } else {
+                session.commit(&all, Values::floats(&narrow(&actions)))?;
+            }
+        }
+        let mut worst = 0.0;
+        compare(&mut worst, &got, &want)?;
+        report.acting = Some(worst);
+        Ok(())
+    }
+}
+
+fn scaled(mut x: Vec<f64>, factor: f64) -> Vec<f64> {
+    x.iter_mut().for_each(|x| *x *= factor);
+    x
 }
 
 fn narrow(x: &[f64]) -> Vec<f32> {

@@ -1,26 +1,34 @@
-//! ELMUR: a transformer policy whose every layer owns a small external memory.
+//! Policies: architectures as graph code, and everything that runs and keeps them.
 //!
-//! - [`config`] and [`presets`]: what a model is made of; every column of the paper's table by name.
-//! - [`segments`]: training and evaluation of whole segments.
-//! - [`session`]: acting step by step, any number of episodes side by side; [`memory`]: what they remember, as a value.
-//! - [`checkpoint`]: parameters and config on disk.
-//! - [`published`], [`golden`]: weights and traces of the published Python code.
-//! - [`theory`]: the paper's retention formulas.
+//! - [`Architecture`]: one kind of policy. [`elmur`]: ELMUR, a transformer whose every layer owns an external memory.
+//!   [`baselines`]: what it is compared with. [`PolicyConfig`]: any of them, by name in files; [`presets`]: by name for people.
+//! - [`Net`]: the builder that architectures write graphs with. [`ends`]: encoders, heads, tokens.
+//! - [`window`]: training and evaluation of whole windows. [`init`]: initial weights.
+//! - [`session`]: acting step by step, any number of episodes side by side; [`Snapshot`]: what they remember, as a value.
+//! - [`Checkpoint`]: parameters and config on disk. [`golden`]: traces of the published Python code, replayed.
 
+mod architecture;
+pub mod baselines;
 pub mod checkpoint;
-pub mod config;
+pub mod elmur;
+pub mod ends;
 mod error;
 pub mod golden;
 pub mod init;
-pub mod memory;
 mod net;
+pub mod pieces;
+mod policy;
 pub mod presets;
-pub mod published;
-pub mod segments;
 pub mod session;
+mod snapshot;
 pub mod tensors;
-pub mod theory;
+pub mod window;
 
+pub use architecture::{Architecture, Phase, Window};
 pub use checkpoint::Checkpoint;
-pub use config::ModelConfig;
+pub use elmur::Elmur;
 pub use error::{Error, Result};
+pub use init::Init;
+pub use net::{Carried, Loss, Net, Start, position_encodings};
+pub use policy::PolicyConfig;
+pub use snapshot::Snapshot;

@@ -1,580 +1,514 @@
-//! The network as graph code: token track, memory track, encoders and heads, one function per sub-layer.
+//! The builder that architectures write their graphs with: declared parameters, carried state, feeds and taps.
 //!
-//! Training, whole-segment evaluation and step-by-step acting are built from the same functions; they differ in where keys,
-//! values and times come from. Parameters are declared on first use and found again by name, so that a graph may
-//! unroll several segments.
+//! A net is built for one purpose: windows in training or evaluation, a window that is run again when acting, or one phase of
+//! a step. Architectures do not see the difference: [`Net::carried`] is the state of the rows at hand wherever it lies, and
+//! [`Net::feed`] the numbers of the steps at hand wherever they come from.
 
-use elmur_engine::{
-    Activation as Act, Attention, AttentionMask, Blend, Conv2d, DType, Graph, Norm, NormKind, Qkv, Relative,
-    Value,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::config::{
-    Action, Candidates, CategoricalEncoding, Ffn, MemoryInit, ModelConfig, NormType, Observation, Token,
-};
-use crate::error::Result;
+use elmur_base::Field;
+use elmur_engine::{Activation as Act, DType, Graph, Value};
 
-/// Epsilon of every normalisation.
-const EPS: f64 = 1e-8;
+use crate::architecture::Phase;
+use crate::ends::Ends;
+use crate::error::{Error, Result};
+use crate::init::Init;
 
-/// One layer's memory inside a graph.
+/// What training minimises.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct MemoryValue {
-    /// [B, M, d]
-    pub vectors: Value,
-    /// i64 [B, M]
-    pub anchors: Value,
+pub struct Loss {
+    /// Loss of the actions, a scalar.
+    pub action: Value,
+    /// Added to it; a scalar.
+    pub auxiliary: Option<Value>,
+    /// Number of correct discrete answers, a scalar; none for continuous actions.
+    pub correct: Option<Value>,
 }
 
-/// When the tokens of a segment happen.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Times {
-    /// Time of every token as the biases see it, i64 [B or 1, T].
-    pub tokens: Value,
-    /// Time of the newest token, i64 `[B]`.
-    pub newest: Value,
+/// How a carried state begins in a new episode.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Start {
+    /// Zeros.
+    Zeros,
+    /// The state is a time (i64, in tokens since the episode began), -1 for one that has not come.
+    Never,
+    /// Normal numbers with this standard deviation, drawn anew for every episode.
+    Normal(f64),
+    /// The values of the parameter of this name, [1, shape], which starts as given.
+    Learned(String, Init),
+    /// Anything: it is always written before it is read.
+    Unset,
 }
 
-/// What self-attention looks back on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Context {
-    /// The whole segment at once; position encodings [T, d] or [B, T, d].
-    Segment {
-        /// PE(δ), row δ.
-        encodings: Value,
-    },
-    /// Earlier tokens in a cache of keys and values [B, T, 2d]; new ones go to position `at` i32 `[B]`.
-    Cache {
-        /// The cache before this step.
-        cache: Value,
-        /// Projected encodings W_r PE, [T, d].
-        projected: Value,
-        /// Position of the first new token.
-        at: Value,
-    },
-}
-
-/// Restrictions on a write: which tokens it sees and which rows it is for.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct WriteMask {
-    /// bool [B, queries, T]; all tokens if absent.
-    pub visible: Option<Value>,
-    /// bool `[B]`; all rows if absent.
-    pub active: Option<Value>,
-}
-
-/// What a write did, for recording and for key/value caches.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Written {
-    pub memory: MemoryValue,
-    /// i32 [B, W]
-    pub slots: Value,
-    /// Attention of the candidates to the tokens, [B, H, queries, T]; absent if writing is off.
-    pub weights: Option<Value>,
-}
-
-/// Attention maps of one layer, for recording.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct LayerMaps {
-    pub read: Option<Value>,
-    pub write: Option<Value>,
-    pub slots: Option<Value>,
-}
-
-/// Graph under construction.
-pub(crate) struct Net<'a> {
-    pub g: &'a mut Graph,
-    pub config: &'a ModelConfig,
+/// A state that is carried per row from one window or step to the next.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Carried {
+    /// Name of the state.
+    pub name: String,
+    /// Element type.
     pub dtype: DType,
-    /// Generator for dropout: present in training.
-    pub rng: Option<Value>,
-    /// Gates and experts of all layers whose balance counts, in training.
+    /// Axes of one row.
+    pub shape: Vec<usize>,
+    /// How it begins.
+    pub start: Start,
+}
+
+/// What fills an input of a program.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Source {
+    /// A field of the data.
+    Field(Field),
+    /// Times of `count` tokens from token `first` of the window or step on, i64.
+    Times { first: usize, count: usize, newest_first: bool },
+    /// Time of the newest token, i64 per row.
+    Newest,
+    /// Position encodings of distances from the window's start on, [count, width].
+    Encodings { count: usize, width: usize },
+    /// Numbers of the rows at hand, i32.
+    Rows,
+    /// Position in the window of the phase's first token, i32 per row.
+    Position,
+    /// Places of the phase's tokens among all rows' windows: row * tokens + position, i32.
+    Places { count: usize },
+    /// Whether a token of the window has been seen, bool [rows, queries, tokens].
+    Seen,
+    /// Whether a row's window ends with this run, bool per row.
+    Closing,
+}
+
+/// An input of a program and what fills it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Feed {
+    pub name: String,
+    pub source: Source,
+}
+
+/// An output to look at, in recording sessions.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Tap {
+    pub name: String,
+    /// Axis 2 runs over tokens: only the current observation's is kept.
+    pub by_token: bool,
+}
+
+/// Everything that a net declared beside its graph.
+#[derive(Debug, Default)]
+pub(crate) struct Declared {
+    pub params: BTreeMap<String, Init>,
+    pub carried: Vec<Carried>,
+    /// States that follow from the parameters alone, shared by all rows.
+    pub derived: BTreeSet<String>,
+    /// Tables of data on the device.
+    pub tables: Vec<(String, Field)>,
+    pub feeds: Vec<Feed>,
+    pub taps: Vec<Tap>,
+}
+
+/// What a net is built for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Pass {
+    /// `count` windows in a row, the current one being number `at`. `fresh`: carried states begin anew.
+    Windows { count: usize, at: usize, fresh: bool },
+    /// The window of each row once more, up to the step at hand.
+    Rerun,
+    /// One phase of a step.
+    Step(Phase),
+}
+
+/// A graph under construction, and what it declares.
+#[derive(Debug)]
+pub struct Net<'a> {
+    /// The graph. Ops that have no method here are added to it directly.
+    pub g: Graph,
+    /// Float type of parameters and activations.
+    pub dtype: DType,
+    /// Encoders, action and token format of the architecture.
+    pub ends: Ends<'a>,
+    /// Random generator; present in training.
+    pub(crate) rng: Option<Value>,
+    /// Whether dropout drops anything.
+    pub(crate) drops: bool,
+    /// Gates and chosen experts of all mixtures so far whose balance counts; filled in training.
     pub routes: Vec<(Value, Value)>,
-    /// Where the data lies on the device: rows of its tables, and which rows the segments are.
-    pub table: Option<(usize, Value)>,
+    pub(crate) label_smoothing: f64,
+    pub(crate) pass: Pass,
+    pub(crate) rows: usize,
+    /// Environment steps of the pass.
+    pub(crate) steps: usize,
+    /// Tokens of a whole window.
+    pub(crate) window_tokens: usize,
+    /// Where carried state lies in more rows than those at hand: how many, and which are at hand.
+    pub(crate) bank: Option<(usize, Value)>,
+    /// Where the data lies on the device: rows of its tables, and which of them the steps at hand are.
+    pub(crate) table: Option<(usize, Value)>,
+    pub(crate) recording: bool,
+    pub(crate) declared: Declared,
+    /// Inputs by name.
+    fed: BTreeMap<String, Value>,
+    /// Carried states: the stored value, the value that was read, the value to keep.
+    states: BTreeMap<String, State>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct State {
+    stored: Value,
+    read: Value,
+    kept: Value,
+    /// Already updated in its place.
+    done: bool,
 }
 
 impl<'a> Net<'a> {
-    pub(crate) fn new(g: &'a mut Graph, config: &'a ModelConfig, dtype: DType, rng: Option<Value>) -> Self {
-        Self { g, config, dtype, rng, routes: Vec::new(), table: None }
-    }
-
-    /// The parameter `name`, declared if it is new.
-    fn param(&mut self, name: &str, shape: impl Into<Vec<usize>>) -> Result<Value> {
-        match self.g.find(name) {
-            Some(value) => Ok(value),
-            None => Ok(self.g.param(name, self.dtype, shape)?),
+    /// An empty net for `rows` rows of `steps` steps.
+    pub(crate) fn new(ends: Ends<'a>, dtype: DType, pass: Pass, rows: usize, window_steps: usize) -> Self {
+        let steps = if matches!(pass, Pass::Step(_)) { 1 } else { window_steps };
+        Self {
+            g: Graph::new(),
+            dtype,
+            ends,
+            rng: None,
+            drops: true,
+            routes: Vec::new(),
+            label_smoothing: 0.0,
+            pass,
+            rows,
+            steps,
+            window_tokens: window_steps * ends.tokens.per_step(),
+            bank: None,
+            table: None,
+            recording: false,
+            declared: Declared::default(),
+            fed: BTreeMap::new(),
+            states: BTreeMap::new(),
         }
     }
 
-    fn dropout(&mut self, x: Value, p: f64) -> Result<Value> {
-        Ok(match self.rng {
-            Some(rng) => self.g.dropout(x, p, rng)?,
+    /// Rows that are computed side by side.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The parameter `name`, declared with how it starts if it is new.
+    pub fn param(&mut self, name: &str, shape: impl Into<Vec<usize>>, init: Init) -> Result<Value> {
+        if let Some(value) = self.g.find(name) {
+            return Ok(value);
+        }
+        self.declared.params.insert(name.to_owned(), init);
+        Ok(self.g.param(name, self.dtype, shape)?)
+    }
+
+    /// x Wᵀ with W [outputs, inputs] named `{name}.weight`.
+    pub fn linear(&mut self, x: Value, name: &str, outputs: usize, init: Init) -> Result<Value> {
+        self.linear_act(x, name, outputs, init, None, Act::Identity)
+    }
+
+    /// activation(x Wᵀ + b), with `{name}.weight` [outputs, inputs] and, where it has an initialisation, `{name}.bias`.
+    pub fn linear_act(
+        &mut self,
+        x: Value,
+        name: &str,
+        outputs: usize,
+        init: Init,
+        bias: Option<Init>,
+        activation: Act,
+    ) -> Result<Value> {
+        let inputs = self.g.shape(x)?.last().copied().unwrap_or(1);
+        let weight = self.param(&format!("{name}.weight"), [outputs, inputs], init)?;
+        let bias = match bias {
+            Some(init) => Some(self.param(&format!("{name}.bias"), [outputs], init)?),
+            None => None,
+        };
+        Ok(self.g.linear(x, weight, bias, activation)?)
+    }
+
+    /// Whether the graph is for training.
+    pub fn is_training(&self) -> bool {
+        self.rng.is_some()
+    }
+
+    /// Dropout in training; x itself otherwise.
+    pub fn dropout(&mut self, x: Value, p: f64) -> Result<Value> {
+        Ok(match self.drop_with(p) {
+            Some((p, rng)) => self.g.dropout(x, p, rng)?,
             None => x,
         })
     }
 
-    /// x Wᵀ with W [out, in].
-    fn map(&mut self, x: Value, name: &str, out: usize) -> Result<Value> {
-        self.map_with(x, name, out, false, Act::Identity)
+    /// Probability and generator for ops that drop something themselves, in training.
+    pub fn drop_with(&self, p: f64) -> Option<(f64, Value)> {
+        self.rng.filter(|_| self.drops).map(|rng| (p, rng))
     }
 
-    fn map_with(&mut self, x: Value, name: &str, out: usize, bias: bool, activation: Act) -> Result<Value> {
-        let width = self.g.shape(x)?.last().copied().unwrap_or(1);
-        let weight = self.param(&format!("{name}.weight"), [out, width])?;
-        let bias = if bias { Some(self.param(&format!("{name}.bias"), [out])?) } else { None };
-        Ok(self.g.linear(x, weight, bias, activation)?)
+    /// Constant numbers of the net's float type.
+    pub fn float_constant(&mut self, data: &[f64], shape: impl Into<Vec<usize>>) -> Result<Value> {
+        Ok(match self.dtype {
+            DType::F64 => self.g.constant(data, shape)?,
+            _ => self.g.constant(&data.iter().map(|x| *x as f32).collect::<Vec<_>>(), shape)?,
+        })
     }
 
-    fn norm(&mut self, name: &str) -> Result<Norm> {
-        let d = self.config.d_model;
-        let gamma = self.param(&format!("{name}.scale"), [d])?;
-        let kind = match self.config.norm {
-            NormType::Layer => NormKind::Layer { beta: self.param(&format!("{name}.shift"), [d])? },
-            NormType::Rms => NormKind::Rms,
+    // ---- what is carried ----
+
+    /// The state `name` of the rows at hand, [rows, shape], as the last window or step left it. Fresh rows have `start`.
+    pub fn carried(&mut self, name: &str, shape: &[usize], start: Start) -> Result<Value> {
+        if let Some(state) = self.states.get(name) {
+            return Ok(state.kept);
+        }
+        let dtype = if start == Start::Never { DType::I64 } else { self.dtype };
+        let stored = self.declare_carried(name, dtype, shape, &start)?;
+        let read = match (self.pass, self.bank) {
+            (Pass::Windows { fresh: true, .. }, _) => self.fresh(dtype, shape, &start)?,
+            (_, Some((_, rows))) => self.g.take(stored, rows)?,
+            _ => stored,
         };
-        Ok(Norm { kind, gamma, eps: EPS })
+        self.states.insert(name.to_owned(), State { stored, read, kept: read, done: false });
+        Ok(read)
     }
 
-    /// A sub-layer with residual and norm: norm(x + f(x)), or x + f(norm(x)).
-    fn sublayer(
+    fn declare_carried(&mut self, name: &str, dtype: DType, shape: &[usize], start: &Start) -> Result<Value> {
+        let capacity = self.bank.map_or(self.rows, |(capacity, _)| capacity);
+        let stored = self.g.state(name, dtype, [&[capacity], shape].concat())?;
+        let (name, shape, start) = (name.to_owned(), shape.to_vec(), start.clone());
+        self.declared.carried.push(Carried { name, dtype, shape, start });
+        Ok(stored)
+    }
+
+    /// The state of new episodes. Evaluation without a generator starts random states at zero.
+    fn fresh(&mut self, dtype: DType, shape: &[usize], start: &Start) -> Result<Value> {
+        let whole = [&[self.rows], shape].concat();
+        Ok(match (start, self.rng) {
+            (Start::Never, _) => self.g.full(dtype, whole, -1.0)?,
+            (Start::Learned(name, init), _) => {
+                let learned = self.param(name, [&[1], shape].concat(), *init)?;
+                self.g.broadcast_to(learned, whole)?
+            }
+            (Start::Normal(std), Some(rng)) => self.g.random_normal(dtype, whole, *std, rng)?,
+            _ => self.g.full(dtype, whole, 0.0)?,
+        })
+    }
+
+    /// The state `name` goes on as `new`, [rows, shape].
+    pub fn keep(&mut self, name: &str, new: Value) -> Result<()> {
+        match self.states.get_mut(name) {
+            Some(state) => {
+                state.kept = new;
+                Ok(())
+            }
+            None => Err(Error::input("keep", "a state that is carried", format!("`{name}`"))),
+        }
+    }
+
+    /// Appends the tokens `new` [rows, tokens, width] of this phase to the window's tokens kept as `name`, at their positions.
+    /// Returns those of the whole window, [rows, window tokens, width]; positions not yet reached hold anything.
+    pub fn append(&mut self, name: &str, new: Value) -> Result<Value> {
+        let shape = self.g.shape(new)?.to_vec();
+        let (count, width) = (shape[1], shape[2]);
+        let stored = self.declare_carried(name, self.dtype, &[self.window_tokens, width], &Start::Unset)?;
+        let places = self.input("places", DType::I32, &[self.rows * count], Source::Places { count })?;
+        let flat = self.g.reshape(new, [self.rows * count, width])?;
+        let written = self.g.scatter_rows(stored, places, flat)?;
+        self.g.update(stored, written)?;
+        let all = match self.bank {
+            Some((_, rows)) => self.g.take(written, rows)?,
+            None => written,
+        };
+        self.states.insert(name.to_owned(), State { stored, read: all, kept: all, done: true });
+        Ok(all)
+    }
+
+    /// A state that follows from the parameters alone, the same for all rows; [`Net::derive`] computes it in
+    /// [`Phase::Begin`].
+    pub fn derived(&mut self, name: &str, shape: impl Into<Vec<usize>>) -> Result<Value> {
+        if let Some(value) = self.g.find(name) {
+            return Ok(value);
+        }
+        self.declared.derived.insert(name.to_owned());
+        Ok(self.g.state(name, self.dtype, shape)?)
+    }
+
+    /// Computes the derived state `name` as `value`.
+    pub fn derive(&mut self, name: &str, value: Value) -> Result<()> {
+        let shape = self.g.shape(value)?.to_vec();
+        let state = self.derived(name, shape)?;
+        Ok(self.g.update(state, value)?)
+    }
+
+    /// Writes what is kept back to where it lies. Called once, after the architecture is done.
+    pub(crate) fn finish(mut self) -> Result<(Graph, Declared)> {
+        let fresh = matches!(self.pass, Pass::Windows { fresh: true, .. });
+        for (_, state) in std::mem::take(&mut self.states) {
+            let State { stored, read, mut kept, done } = state;
+            if done || (kept == read && !fresh) {
+                continue;
+            }
+            if matches!(self.pass, Pass::Rerun) {
+                let closing = self.input("closing", DType::Bool, &[self.rows], Source::Closing)?;
+                kept = self.g.select(closing, kept, read)?;
+            }
+            let new = match self.bank {
+                Some((_, rows)) => self.g.scatter_rows(stored, rows, kept)?,
+                None => kept,
+            };
+            self.g.update(stored, new)?;
+        }
+        Ok((self.g, self.declared))
+    }
+
+    // ---- what is fed ----
+
+    /// Declares an input, or finds it again.
+    pub(crate) fn input(
         &mut self,
-        x: Value,
-        norm: &str,
-        f: impl FnOnce(&mut Self, Value) -> Result<Value>,
+        name: &str,
+        dtype: DType,
+        shape: &[usize],
+        source: Source,
     ) -> Result<Value> {
-        let norm = self.norm(norm)?;
-        if self.config.pre_norm {
-            let normed = self.g.norm(x, norm)?;
-            let y = f(self, normed)?;
-            Ok(self.g.add(x, y)?)
-        } else {
-            let y = f(self, x)?;
-            Ok(self.g.residual_norm(x, y, norm)?.0)
+        if let Some(value) = self.fed.get(name) {
+            return Ok(*value);
+        }
+        let value = self.g.input(name, dtype, shape)?;
+        self.fed.insert(name.to_owned(), value);
+        self.declared.feeds.push(Feed { name: name.to_owned(), source });
+        Ok(value)
+    }
+
+    /// Leading axes of what is fed: [windows, rows, steps], or [rows, steps].
+    fn lead(&self) -> Vec<usize> {
+        match self.pass {
+            Pass::Windows { count, .. } => vec![count, self.rows, self.steps],
+            _ => vec![self.rows, self.steps],
         }
     }
 
-    /// Dropout of attention weights.
-    fn attention_dropout(&self) -> Option<(f64, Value)> {
-        self.rng.map(|rng| (self.config.attention_dropout, rng))
+    /// A field of the steps at hand, [rows, steps, ...].
+    pub fn feed(&mut self, field: Field) -> Result<Value> {
+        let whole = self.feed_all(field)?;
+        self.of_window(whole)
     }
 
-    // ---- tokens ----
-
-    /// Embeddings of the given tokens of some steps, [B, steps * tokens, d], from inputs that `source` names.
-    pub(crate) fn embed(&mut self, tokens: &[Token], source: &Sources) -> Result<Value> {
-        let d = self.config.d_model;
-        let mut parts = Vec::new();
-        for token in tokens {
-            parts.push(match token {
-                Token::Observation => {
-                    let observation = self.config.observation.clone();
-                    self.encode(&observation, "encoder", &source.observation)?
-                }
-                Token::Action => self.encode_action(source.action)?,
-                Token::Return => self.map_with(source.returns, "return_encoder", d, true, Act::Identity)?,
-            });
-        }
-        let shape = self.g.shape(parts[0])?.to_vec();
-        let (batch, steps) = (shape[0], shape[1]);
-        let x = if parts.len() == 1 {
-            parts[0]
-        } else {
-            let mut split = Vec::new();
-            for part in &parts {
-                split.push(self.g.reshape(*part, [batch, steps, 1, d])?);
-            }
-            let joined = self.g.concat(&split, 2)?;
-            self.g.reshape(joined, [batch, steps * parts.len(), d])?
+    /// A field of all windows, [windows, rows, steps, ...]; [`Net::feed`] is the current window's part of it.
+    pub fn feed_all(&mut self, field: Field) -> Result<Value> {
+        let name = self.field_name(field);
+        let (dtype, each) = self.field_type(field);
+        let Some((rows, steps)) = self.table else {
+            let shape = [self.lead(), each].concat();
+            return self.input(&name, dtype, &shape, Source::Field(field));
         };
-        self.dropout(x, self.config.dropout)
+        if let Some(value) = self.fed.get(&name) {
+            return Ok(*value);
+        }
+        let table = format!("data.{name}");
+        let stored = self.g.state(&table, dtype, [vec![rows], each].concat())?;
+        self.declared.tables.push((table, field));
+        let value = self.g.take(stored, steps)?;
+        self.fed.insert(name, value);
+        Ok(value)
     }
 
-    /// An observation, [B, steps, ...], as [B, steps, d].
-    fn encode(&mut self, observation: &Observation, name: &str, inputs: &[Value]) -> Result<Value> {
-        let d = self.config.d_model;
-        match observation {
-            Observation::Vector { .. } => self.map_with(inputs[0], name, d, true, Act::Identity),
-            Observation::Categorical { sizes, encoding } => {
-                let x = inputs[0];
-                let total: usize = sizes.iter().sum();
-                if *encoding == CategoricalEncoding::Raw {
-                    let x = self.g.cast(x, self.dtype)?;
-                    return self.map_with(x, name, d, true, Act::Identity);
-                }
-                // One table for all components: one-hot times a matrix is a sum of its rows.
-                let table = self.param(&format!("{name}.table"), [total, d])?;
-                let shape = self.g.shape(x)?.to_vec();
-                let mut offset = 0;
-                let offsets: Vec<i32> = sizes
-                    .iter()
-                    .map(|size| {
-                        offset += size;
-                        (offset - size) as i32
-                    })
-                    .collect();
-                let offsets = self.g.constant(&offsets, [sizes.len()])?;
-                let index = self.g.add(x, offsets)?;
-                let each = self.g.embedding(table, index)?;
-                let sum = self.g.sum_to(each, [shape[0], shape[1], 1, d])?;
-                let sum = self.g.reshape(sum, [shape[0], shape[1], d])?;
-                if *encoding == CategoricalEncoding::Embedding {
-                    return Ok(sum);
-                }
-                let bias = self.param(&format!("{name}.bias"), [d])?;
-                Ok(self.g.add(sum, bias)?)
-            }
-            Observation::Image { .. } => {
-                let shape = self.g.shape(inputs[0])?.to_vec();
-                let mut x = self.g.reshape(inputs[0], [shape[0] * shape[1], shape[2], shape[3], shape[4]])?;
-                for (i, (outputs, kernel, stride)) in
-                    [(32, 8, 4), (64, 4, 2), (64, 3, 1)].into_iter().enumerate()
-                {
-                    let channels = self.g.shape(x)?[1];
-                    let weight =
-                        self.param(&format!("{name}.conv{i}.weight"), [outputs, channels, kernel, kernel])?;
-                    let bias = self.param(&format!("{name}.conv{i}.bias"), [outputs])?;
-                    x = self.g.conv2d(x, weight, Some(bias), Conv2d { stride, padding: 0 }, Act::Relu)?;
-                }
-                let features = self.g.ty(x)?.len() / (shape[0] * shape[1]);
-                let x = self.g.reshape(x, [shape[0], shape[1], features])?;
-                self.map_with(x, name, d, true, Act::Tanh)
-            }
-            Observation::Parts(parts) => {
-                let mut encoded = Vec::new();
-                for (i, part) in parts.iter().enumerate() {
-                    encoded.push(self.encode(part, &format!("{name}.{i}"), &inputs[i..])?);
-                }
-                let joined = self.g.concat(&encoded, 2)?;
-                self.map_with(joined, name, d, true, Act::Identity)
-            }
+    /// Name of the input that holds a field.
+    fn field_name(&self, field: Field) -> String {
+        match field {
+            Field::Observation(_) if self.ends.observation.len() == 1 => "observation".to_owned(),
+            Field::Observation(leaf) => format!("observation.{leaf}"),
+            Field::Action => "action".to_owned(),
+            Field::Target => "targets".to_owned(),
+            Field::Imitate => "mask".to_owned(),
+            Field::ReturnToGo => "returns".to_owned(),
         }
     }
 
-    /// Actions as [B, steps, d]: discrete i32 [B, steps, components], where the count itself means "none".
-    fn encode_action(&mut self, action: Value) -> Result<Value> {
-        let d = self.config.d_model;
-        let sizes = match &self.config.action {
-            Action::Categorical { count } => vec![*count],
-            Action::MultiCategorical { sizes } => sizes.clone(),
-            Action::Continuous { .. } => {
-                return self.map_with(action, "action_encoder", d, true, Act::Tanh);
-            }
+    /// The current window's part of a value that leads with windows.
+    fn of_window(&mut self, whole: Value) -> Result<Value> {
+        let Pass::Windows { at, .. } = self.pass else { return Ok(whole) };
+        let shape = self.g.shape(whole)?[1..].to_vec();
+        let part = self.g.slice(whole, 0, at..at + 1)?;
+        Ok(self.g.reshape(part, shape)?)
+    }
+
+    /// Times of all tokens of the pass (a window's, or those of one phase), i64 [rows or 1, tokens]: tokens since the episode
+    /// began. `newest_first` counts a window's tokens from its end.
+    pub fn token_times(&mut self, tokens: usize, newest_first: bool) -> Result<Value> {
+        let source = Source::Times { first: self.first_token(), count: tokens, newest_first };
+        let shape = match self.pass {
+            Pass::Windows { count, .. } => vec![count, 1, tokens],
+            _ => vec![self.rows, tokens],
         };
-        let shape = self.g.shape(action)?.to_vec();
-        let mut sum: Option<Value> = None;
-        for (i, size) in sizes.iter().enumerate() {
-            let table = self.param(&format!("action_encoder.{i}.table"), [size + 1, d])?;
-            let component = self.g.slice(action, 2, i..i + 1)?;
-            let component = self.g.reshape(component, [shape[0], shape[1]])?;
-            let each = self.g.embedding(table, component)?;
-            sum = Some(match sum {
-                Some(sum) => self.g.add(sum, each)?,
-                None => each,
-            });
-        }
-        match sum {
-            Some(sum) => Ok(self.g.tanh(sum)?),
-            None => self.map_with(action, "action_encoder", d, true, Act::Tanh),
-        }
+        let whole = self.input("times", DType::I64, &shape, source)?;
+        self.of_window(whole)
     }
 
-    /// Head outputs [B, steps, outputs] from hidden states [B, steps * stride, d], read at `index` of each step.
-    pub(crate) fn head(&mut self, hidden: Value, stride: usize, index: usize) -> Result<Value> {
-        let d = self.config.d_model;
-        let shape = self.g.shape(hidden)?.to_vec();
-        let x = if stride == 1 {
-            hidden
-        } else {
-            let x = self.g.reshape(hidden, [shape[0] * shape[1] / stride, stride, d])?;
-            let x = self.g.slice(x, 1, index..index + 1)?;
-            self.g.reshape(x, [shape[0], shape[1] / stride, d])?
+    /// Time of the newest token of the pass, i64 `[rows]`.
+    pub fn newest_time(&mut self) -> Result<Value> {
+        let shape = match self.pass {
+            Pass::Windows { count, .. } => vec![count, self.rows],
+            _ => vec![self.rows],
         };
-        let outputs = self.config.action.outputs();
-        match self.config.action {
-            Action::Continuous { tanh: true, .. } => self.map_with(x, "head", outputs, true, Act::Tanh),
-            _ => self.map(x, "head", outputs),
-        }
+        let whole = self.input("newest", DType::I64, &shape, Source::Newest)?;
+        self.of_window(whole)
     }
 
-    // ---- layers ----
-
-    /// Relative self-attention. Returns the new token states and, with a cache, its new contents.
-    pub(crate) fn attend(
-        &mut self,
-        layer: usize,
-        x: Value,
-        context: Context,
-    ) -> Result<(Value, Option<Value>)> {
-        let (d, heads) = (self.config.d_model, self.config.heads);
-        let name = format!("layers.{layer}.attention");
-        let mut new_cache = None;
-        let x = self.sublayer(x, &format!("{name}.norm"), |net, x| {
-            let relative = |net: &mut Self, r: Value| -> Result<Relative> {
-                Ok(Relative {
-                    u: net.param("u", [heads, d / heads])?,
-                    v: net.param("v", [heads, d / heads])?,
-                    r,
-                })
-            };
-            let qkv = net.map(x, &format!("{name}.qkv"), 3 * d)?;
-            let mut options = Attention {
-                heads,
-                mask: AttentionMask::Causal,
-                dropout: net.attention_dropout(),
-                ..Attention::default()
-            };
-            let y = match context {
-                Context::Segment { encodings } => {
-                    let encodings = net.dropout(encodings, net.config.dropout)?;
-                    let r = net.map(encodings, &format!("{name}.r"), d)?;
-                    options.relative = Some(relative(net, r)?);
-                    net.g.attention(Qkv::Packed(qkv), options)?.0
-                }
-                Context::Cache { cache, projected, at } => {
-                    let q = net.g.slice(qkv, 2, 0..d)?;
-                    let rows = net.g.slice(qkv, 2, d..3 * d)?;
-                    let kv = net.g.write_rows(cache, rows, at)?;
-                    new_cache = Some(kv);
-                    options.relative = Some(relative(net, projected)?);
-                    options.start = Some(at);
-                    net.g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0
-                }
-            };
-            let y = net.map(y, &format!("{name}.out"), d)?;
-            net.dropout(y, net.config.dropout)
-        })?;
-        Ok((x, new_cache))
+    /// Sinusoidal encodings of distances from the window's start on, [tokens, width] (or with rows in front, when acting).
+    pub fn absolute_encodings(&mut self, count: usize, width: usize) -> Result<Value> {
+        let shape = match self.pass {
+            Pass::Windows { count: windows, .. } => vec![windows, count, width],
+            _ => vec![self.rows, count, width],
+        };
+        let source = Source::Encodings { count, width };
+        let whole = self.input("encodings", self.dtype, &shape, source)?;
+        self.of_window(whole)
     }
 
-    /// W_r PE of one layer, for caches.
-    pub(crate) fn project_encodings(&mut self, layer: usize, encodings: Value) -> Result<Value> {
-        self.map(encodings, &format!("layers.{layer}.attention.r"), self.config.d_model)
+    /// Position in the window of the phase's first token, i32 `[rows]`.
+    pub fn position(&mut self) -> Result<Value> {
+        self.input("at", DType::I32, &[self.rows], Source::Position)
     }
 
-    /// Keys and values for reading, [B, slots, 2d], from memory vectors.
-    pub(crate) fn read_keys(&mut self, layer: usize, vectors: Value) -> Result<Value> {
-        self.map(vectors, &format!("layers.{layer}.mem2tok.kv"), 2 * self.config.d_model)
-    }
-
-    fn bias(&mut self, layer: usize, q_times: Value, k_times: Value) -> Result<Option<Value>> {
-        if !self.config.memory.relative_bias {
+    /// Where a window is run before it is full: which tokens have been seen, bool [rows, queries, tokens].
+    pub fn seen(&mut self, queries: usize) -> Result<Option<Value>> {
+        if !matches!(self.pass, Pass::Rerun) {
             return Ok(None);
         }
-        let rows = 2 * self.config.memory.max_distance - 1;
-        let table = self.param(&format!("layers.{layer}.relative_bias"), [rows, self.config.heads])?;
-        Ok(Some(self.g.relative_bias(table, q_times, k_times)?))
+        let shape = [self.rows, queries, self.window_tokens];
+        Ok(Some(self.input("visible", DType::Bool, &shape, Source::Seen)?))
     }
 
-    /// `mem2tok`: tokens read the memory. Returns the new token states and the attention map.
-    pub(crate) fn read(
-        &mut self,
-        layer: usize,
-        x: Value,
-        kv: Value,
-        anchors: Value,
-        times: Value,
-    ) -> Result<(Value, Value)> {
-        let d = self.config.d_model;
-        let name = format!("layers.{layer}.mem2tok");
-        let bias = self.bias(layer, times, anchors)?;
-        let mut map = None;
-        let x = self.sublayer(x, &format!("{name}.norm"), |net, x| {
-            let q = net.map(x, &format!("{name}.q"), d)?;
-            let options = Attention {
-                heads: net.config.heads,
-                bias,
-                dropout: net.attention_dropout(),
-                ..Attention::default()
-            };
-            let (y, weights) = net.g.attention(Qkv::QueryAndPacked { q, kv }, options)?;
-            map = Some(weights);
-            let y = net.map_with(y, &format!("{name}.out"), d, true, Act::Identity)?;
-            net.dropout(y, net.config.dropout)
-        })?;
-        Ok((x, map.unwrap_or(x)))
-    }
-
-    /// The feed-forward sub-layer of the `token` or `memory` track.
-    pub(crate) fn feed_forward(&mut self, layer: usize, track: &str, x: Value) -> Result<Value> {
-        let name = format!("layers.{layer}.{track}_ffn");
-        // Tokens one after the other, residual and all: gradients of x then add up inside the products that compute them.
-        let shape = self.g.shape(x)?.to_vec();
-        let tokens = shape.iter().product::<usize>() / self.config.d_model;
-        let flat = self.g.reshape(x, [tokens, self.config.d_model])?;
-        let y = self.sublayer(flat, &format!("{name}.norm"), |net, x| {
-            let y = net.ffn(&name, x)?;
-            match net.config.ffn {
-                // The published dense SwiGLU drops hidden units only.
-                Ffn::SwiGlu { .. } => Ok(y),
-                _ => net.dropout(y, net.config.dropout),
-            }
-        })?;
-        Ok(self.g.reshape(y, shape)?)
-    }
-
-    /// For x [N, d].
-    fn ffn(&mut self, name: &str, x: Value) -> Result<Value> {
-        let d = self.config.d_model;
-        match self.config.ffn.clone() {
-            Ffn::Gelu { d_ff } => {
-                let hidden = self.map_with(x, &format!("{name}.up"), d_ff, true, Act::Gelu)?;
-                let hidden = self.dropout(hidden, self.config.dropout)?;
-                self.map_with(hidden, &format!("{name}.down"), d, true, Act::Identity)
-            }
-            Ffn::SwiGlu { d_ff } => self.swiglu(name, x, d_ff, self.config.dropout),
-            Ffn::Moe { experts, routed_d_ff, shared_experts, shared_d_ff, top_k, balance, dropout } => {
-                let logits = self.map(x, &format!("{name}.router"), experts)?;
-                let (gates, chosen) =
-                    self.g.route_top_k(logits, top_k.saturating_sub(shared_experts).max(1))?;
-                if self.rng.is_some() && balance > 0.0 {
-                    self.routes.push((gates, chosen));
-                }
-                let gate_up = self.param(&format!("{name}.routed.gate_up"), [experts, 2 * routed_d_ff, d])?;
-                let down = self.param(&format!("{name}.routed.down"), [experts, d, routed_d_ff])?;
-                let drop = self.rng.map(|rng| (dropout, rng));
-                let shared = if shared_experts > 0 {
-                    // All shared experts as one wider SwiGLU: their outputs are summed anyway.
-                    let width = shared_experts * shared_d_ff;
-                    Some(self.swiglu(&format!("{name}.shared"), x, width, dropout)?)
-                } else {
-                    None
-                };
-                let routed = self.g.expert_mixture(x, gates, chosen, gate_up, down, drop)?;
-                match shared {
-                    Some(shared) => Ok(self.g.add_to(shared, routed)?),
-                    None => Ok(routed),
-                }
-            }
+    /// Number, within a step, of the first token of this phase.
+    fn first_token(&self) -> usize {
+        match self.pass {
+            Pass::Step(Phase::Act) => self.ends.tokens.observation_index() + 1,
+            _ => 0,
         }
     }
 
-    fn swiglu(&mut self, name: &str, x: Value, width: usize, dropout: f64) -> Result<Value> {
-        let hidden = self.map(x, &format!("{name}.gate_up"), 2 * width)?;
-        let hidden = self.g.swiglu(hidden)?;
-        let hidden = self.dropout(hidden, dropout)?;
-        self.map(hidden, &format!("{name}.down"), self.config.d_model)
+    // ---- what is looked at ----
+
+    /// Something to look at: an output of recording sessions, found by name in their records.
+    pub fn tap(&mut self, name: &str, value: Value) -> Result<()> {
+        self.tap_as(name, value, false)
     }
 
-    /// `tok2mem` and the memory's update: candidates from the layer's final token states, then LRU replacement.
-    pub(crate) fn write(
-        &mut self,
-        layer: usize,
-        x: Value,
-        memory: MemoryValue,
-        times: Times,
-        mask: WriteMask,
-    ) -> Result<Written> {
-        let m = self.config.memory.clone();
-        let count = if m.lru { m.slots_per_write } else { m.slots };
-        let (slots, slot_anchors) = self.g.lru_select(memory.anchors, count)?;
-        let every = m.candidates == Candidates::All && count < m.slots;
-        let (old, anchors) = if every {
-            (memory.vectors, memory.anchors)
-        } else {
-            (self.g.gather_slots(memory.vectors, slots)?, slot_anchors)
-        };
-        let mut weights = None;
-        let mut candidates = old;
-        if m.write {
-            let (d, name) = (self.config.d_model, format!("layers.{layer}.tok2mem"));
-            let kv = self.map(x, &format!("{name}.kv"), 2 * d)?;
-            let bias = self.bias(layer, anchors, times.tokens)?;
-            candidates = self.sublayer(old, &format!("{name}.norm"), |net, old| {
-                let q = net.map(old, &format!("{name}.q"), d)?;
-                let options = Attention {
-                    heads: net.config.heads,
-                    mask: mask.visible.map_or(AttentionMask::Full, AttentionMask::Custom),
-                    bias,
-                    dropout: net.attention_dropout(),
-                    ..Attention::default()
-                };
-                let (y, map) = net.g.attention(Qkv::QueryAndPacked { q, kv }, options)?;
-                weights = Some(map);
-                let y = net.map_with(y, &format!("{name}.out"), d, true, Act::Identity)?;
-                net.dropout(y, net.config.dropout)
-            })?;
-            candidates = self.feed_forward(layer, "memory", candidates)?;
-            candidates = self.dropout(candidates, m.dropout)?;
-        }
-        if every {
-            candidates = self.g.gather_slots(candidates, slots)?;
-        }
-        let blend = Blend {
-            lambda: if m.lru { m.lambda } else { 1.0 },
-            empty_slots_too: self.config.compat.empty_slot_blend || !m.lru,
-            active: mask.active,
-        };
-        let (vectors, anchors) =
-            self.g.lru_blend(memory.vectors, memory.anchors, slots, candidates, times.newest, blend)?;
-        let anchors = if m.lru { anchors } else { memory.anchors };
-        Ok(Written { memory: MemoryValue { vectors, anchors }, slots, weights })
+    /// [`Net::tap`] for a value whose axis 2 runs over tokens, [rows, heads, tokens, ...]: the entry of the current
+    /// observation's token is recorded.
+    pub fn tap_by_token(&mut self, name: &str, value: Value) -> Result<()> {
+        self.tap_as(name, value, true)
     }
 
-    /// All layers over one segment: tokens [B, T, d] in, hidden states out, memories replaced by their successors.
-    pub(crate) fn segment(
-        &mut self,
-        mut x: Value,
-        memories: &mut [MemoryValue],
-        times: Times,
-        encodings: Value,
-        mask: WriteMask,
-    ) -> Result<(Value, Vec<LayerMaps>)> {
-        let mut maps = Vec::new();
-        for layer in 0..self.config.layers {
-            let memory = &mut memories[if self.config.memory.shared { 0 } else { layer }];
-            let mut layer_maps = LayerMaps::default();
-            x = self.attend(layer, x, Context::Segment { encodings })?.0;
-            if self.config.memory.read {
-                let kv = self.read_keys(layer, memory.vectors)?;
-                let (y, map) = self.read(layer, x, kv, memory.anchors, times.tokens)?;
-                x = y;
-                layer_maps.read = Some(map);
-            }
-            x = self.feed_forward(layer, "token", x)?;
-            let written = self.write(layer, x, *memory, times, mask)?;
-            *memory = written.memory;
-            layer_maps.write = written.weights;
-            layer_maps.slots = Some(written.slots);
-            maps.push(layer_maps);
+    fn tap_as(&mut self, name: &str, value: Value, by_token: bool) -> Result<()> {
+        if self.recording {
+            self.declared.taps.push(Tap { name: name.to_owned(), by_token });
+            self.g.output(name, value)?;
         }
-        Ok((x, maps))
-    }
-
-    /// The memory at the start of an episode: random or learned, all slots empty.
-    pub(crate) fn initial_memory(&mut self, index: usize, batch: usize) -> Result<MemoryValue> {
-        let (slots, d) = (self.config.memory.slots, self.config.d_model);
-        let anchors = self.g.full(DType::I64, [batch, slots], -1.0)?;
-        let vectors = match (self.config.memory.init, self.rng) {
-            (MemoryInit::Learned, _) => {
-                let init = self.param(&format!("layers.{index}.memory_init"), [1, slots, d])?;
-                self.g.broadcast_to(init, [batch, slots, d])?
-            }
-            (MemoryInit::Normal { std }, Some(rng)) => {
-                self.g.random_normal(self.dtype, [batch, slots, d], std, rng)?
-            }
-            (MemoryInit::Normal { .. }, None) => self.g.full(self.dtype, [batch, slots, d], 0.0)?,
-        };
-        Ok(MemoryValue { vectors, anchors })
+        Ok(())
     }
 }
 
-/// The graph's inputs that tokens are made of.
-pub(crate) struct Sources {
-    /// One value per part of the observation.
-    pub observation: Vec<Value>,
-    /// Discrete i32 [B, steps, components] or continuous [B, steps, dim].
-    pub action: Value,
-    /// [B, steps, 1]
-    pub returns: Value,
-}
-
-/// PE(delta) for `count` distances from `start` on: sines then cosines, [count, d].
-pub(crate) fn position_encodings(start: u64, count: usize, d: usize) -> Vec<f64> {
-    let half = d / 2;
-    let mut table = Vec::with_capacity(count * d);
+/// PE(delta) for `count` distances from `start` on: sines then cosines, [count, width].
+pub fn position_encodings(start: u64, count: usize, width: usize) -> Vec<f64> {
+    let half = width / 2;
+    let mut table = Vec::with_capacity(count * width);
     for delta in 0..count as u64 {
-        let angle = |c: usize| (start + delta) as f64 / 10_000f64.powf(2.0 * c as f64 / d as f64);
+        let angle = |c: usize| (start + delta) as f64 / 10_000f64.powf(2.0 * c as f64 / width as f64);
         table.extend((0..half).map(|c| angle(c).sin()));
         table.extend((0..half).map(|c| angle(c).cos()));
     }

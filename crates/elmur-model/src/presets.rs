@@ -1,11 +1,13 @@
-//! Models by name: every column of the paper's hyper-parameter table, and a small one for first steps.
+//! Policies by name: every column of the paper's hyper-parameter table, a small one for first steps, and baselines.
 
 use elmur_engine::AdamW;
 
-use crate::config::{
-    Action, Candidates, Compat, Ffn, Memory, MemoryGradient, MemoryInit, ModelConfig, NormType, Observation,
-    TokenFormat,
+use crate::baselines::{BcLstm, Dt, DtCompat};
+use crate::elmur::config::{
+    Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType,
 };
+use crate::ends::{Action, Encoder, TokenFormat};
+use crate::policy::PolicyConfig;
 
 /// The paper's training settings that go with a model preset.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,20 +45,28 @@ impl TrainPreset {
 
 /// A named configuration.
 #[derive(Debug, Clone)]
-pub struct Preset {
+pub struct Preset<M = PolicyConfig> {
     /// Name on the command line.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// The preset in a line.
     pub summary: &'static str,
-    /// The model.
-    pub model: ModelConfig,
-    /// How the paper trains it.
+    /// The policy.
+    pub model: M,
+    /// Training settings.
     pub train: TrainPreset,
+}
+
+impl From<Preset<Elmur>> for Preset {
+    fn from(preset: Preset<Elmur>) -> Self {
+        let Preset { name, summary, model, train } = preset;
+        Self { name, summary, model: model.into(), train }
+    }
 }
 
 /// All presets.
 pub fn all() -> Vec<Preset> {
-    vec![tmaze(), tmaze_quick(), remember_color(), take_it_back(), autoencode_easy(), cartpole()]
+    let elmur = [tmaze(), tmaze_quick(), remember_color(), take_it_back(), autoencode_easy(), cartpole()];
+    elmur.into_iter().map(Preset::from).chain([tmaze_bc_lstm(), tmaze_dt()]).collect()
 }
 
 /// The preset of this name.
@@ -65,12 +75,12 @@ pub fn find(name: &str) -> Option<Preset> {
 }
 
 /// The model of the preset of this name.
-pub fn model(name: &str) -> Option<ModelConfig> {
+pub fn model(name: &str) -> Option<PolicyConfig> {
     find(name).map(|preset| preset.model)
 }
 
-fn memory(slots: usize, std: f64, lambda: f64, dropout: f64) -> Memory {
-    Memory {
+fn memory(slots: usize, std: f64, lambda: f64, dropout: f64) -> MemoryConfig {
+    MemoryConfig {
         slots,
         lambda,
         init: MemoryInit::Normal { std },
@@ -87,12 +97,12 @@ fn memory(slots: usize, std: f64, lambda: f64, dropout: f64) -> Memory {
     }
 }
 
-fn tmaze() -> Preset {
+fn tmaze() -> Preset<Elmur> {
     Preset {
         name: "tmaze",
         summary: "T-Maze as in the paper (but a higher learning rate): 2 layers, 2 slots, segments of 10",
-        model: ModelConfig {
-            observation: Observation::Vector { dim: 4 },
+        model: Elmur {
+            observation: vec![Encoder::Vector { dim: 4, bytes: false }],
             action: Action::Categorical { count: 4 },
             tokens: TokenFormat::Observation,
             d_model: 128,
@@ -132,7 +142,7 @@ fn tmaze() -> Preset {
     }
 }
 
-fn tmaze_quick() -> Preset {
+fn tmaze_quick() -> Preset<Elmur> {
     let mut preset = tmaze();
     preset.name = "tmaze-quick";
     preset.summary = "T-Maze with a small model, for first steps on a laptop (ours)";
@@ -143,12 +153,12 @@ fn tmaze_quick() -> Preset {
     preset
 }
 
-fn remember_color() -> Preset {
+fn remember_color() -> Preset<Elmur> {
     Preset {
         name: "remember-color",
         summary: "MIKASA-Robo RememberColor as in the paper: 256 slots, 16 experts, two cameras",
-        model: ModelConfig {
-            observation: Observation::Image { channels: 6, height: 128, width: 128 },
+        model: Elmur {
+            observation: vec![Encoder::Image { channels: 6, height: 128, width: 128, bytes: false }],
             action: Action::Continuous { dim: 8, tanh: true },
             tokens: TokenFormat::Observation,
             d_model: 128,
@@ -187,7 +197,7 @@ fn remember_color() -> Preset {
     }
 }
 
-fn take_it_back() -> Preset {
+fn take_it_back() -> Preset<Elmur> {
     let mut preset = remember_color();
     preset.name = "take-it-back";
     preset.summary = "MIKASA-Robo TakeItBack as in the paper: 32 slots, segments of 60";
@@ -218,12 +228,12 @@ fn take_it_back() -> Preset {
     preset
 }
 
-fn autoencode_easy() -> Preset {
+fn autoencode_easy() -> Preset<Elmur> {
     let mut preset = tmaze();
     preset.name = "popgym-autoencode-easy";
     preset.summary = "POPGym AutoencodeEasy as in the paper: 12 layers, 8 slots, RMSNorm";
     let model = &mut preset.model;
-    model.observation = Observation::Vector { dim: 2 };
+    model.observation = vec![Encoder::Vector { dim: 2, bytes: false }];
     (model.d_model, model.heads, model.layers, model.segment_length) = (64, 4, 12, 35);
     model.memory = memory(8, 0.0, 0.80, 0.17);
     model.ffn = Ffn::Moe {
@@ -253,11 +263,11 @@ fn autoencode_easy() -> Preset {
 
 /// The paper's POPGym model for other observations, actions and segments; `autoencode-easy` is the only one whose settings
 /// were published.
-pub fn published_puzzle(
-    observation: Observation,
+pub fn popgym_paper(
+    observation: Vec<Encoder>,
     action: Action,
     segment_length: usize,
-) -> (ModelConfig, TrainPreset) {
+) -> (Elmur, TrainPreset) {
     let Preset { mut model, train, .. } = autoencode_easy();
     (model.observation, model.action, model.segment_length) = (observation, action, segment_length);
     (model, train)
@@ -267,9 +277,9 @@ pub fn published_puzzle(
 /// segments as the paper does, long ones into segments of at most 70 steps, and gradients flow through all of them: the paper's cut
 /// leaves the write untrained, and recall needs it. Slots begin with vectors of their own, so that several can be written at once with
 /// different things; there are enough of them for every segment.
-pub fn puzzle(observation: Observation, action: Action, steps: usize) -> (ModelConfig, TrainPreset) {
+pub fn popgym_small(observation: Vec<Encoder>, action: Action, steps: usize) -> (Elmur, TrainPreset) {
     let segments = if steps <= 210 { 3 } else { steps.div_ceil(70) };
-    let model = ModelConfig {
+    let model = Elmur {
         observation,
         action,
         tokens: TokenFormat::Observation,
@@ -277,7 +287,7 @@ pub fn puzzle(observation: Observation, action: Action, steps: usize) -> (ModelC
         heads: 4,
         layers: 2,
         segment_length: steps.div_ceil(segments).max(1),
-        memory: Memory {
+        memory: MemoryConfig {
             init: MemoryInit::Learned,
             gradient: MemoryGradient::Through(segments),
             slots_per_write: (32 / segments).clamp(1, 8),
@@ -308,7 +318,95 @@ pub fn puzzle(observation: Observation, action: Action, steps: usize) -> (ModelC
     (model, train)
 }
 
-fn cartpole() -> Preset {
+/// BC-LSTM with the published sizes for these ends and windows of `steps` steps.
+pub fn bc_lstm(observation: Vec<Encoder>, action: Action, steps: usize) -> (BcLstm, TrainPreset) {
+    let model = BcLstm {
+        observation,
+        action,
+        d_model: 64,
+        hidden: 128,
+        layers: 1,
+        window: steps,
+        dropout: 0.0,
+        unroll: 1,
+    };
+    let train = TrainPreset {
+        segments: 1,
+        batch: 64,
+        epochs: 100,
+        lr: 3e-4,
+        warmup: 100,
+        cosine: false,
+        lr_end_factor: 0.1,
+        label_smoothing: 0.0,
+        clip: 5.0,
+        weight_decay: 0.01,
+        betas: (0.9, 0.999),
+    };
+    (model, train)
+}
+
+/// Decision Transformer with the published T-Maze sizes for these ends and a context of `steps` steps.
+pub fn dt(observation: Vec<Encoder>, action: Action, steps: usize) -> (Dt, TrainPreset) {
+    let model = Dt {
+        observation,
+        action,
+        d_model: 64,
+        heads: 8,
+        d_head: 32,
+        d_ff: 64,
+        layers: 8,
+        window: steps,
+        dropout: 0.2,
+        attention_dropout: 0.1,
+        action_tanh: true,
+        compat: DtCompat::default(),
+    };
+    let train = TrainPreset {
+        segments: 1,
+        batch: 64,
+        epochs: 200,
+        lr: 1e-4,
+        warmup: 1000,
+        cosine: false,
+        lr_end_factor: 0.01,
+        label_smoothing: 0.0,
+        clip: 1.0,
+        weight_decay: 0.001,
+        betas: (0.9, 0.999),
+    };
+    (model, train)
+}
+
+/// Encoders and action of T-Maze.
+fn tmaze_ends() -> (Vec<Encoder>, Action) {
+    let Elmur { observation, action, .. } = tmaze().model;
+    (observation, action)
+}
+
+fn tmaze_bc_lstm() -> Preset {
+    let (observation, action) = tmaze_ends();
+    let (model, train) = bc_lstm(observation, action, 30);
+    Preset {
+        name: "tmaze-bc-lstm",
+        summary: "T-Maze with the recurrent baseline: one LSTM of width 128",
+        model: PolicyConfig::BcLstm(model),
+        train,
+    }
+}
+
+fn tmaze_dt() -> Preset {
+    let (observation, action) = tmaze_ends();
+    let (model, train) = dt(observation, action, 30);
+    Preset {
+        name: "tmaze-dt",
+        summary: "T-Maze with Decision Transformer: 8 layers over the newest 30 steps",
+        model: PolicyConfig::Dt(model),
+        train,
+    }
+}
+
+fn cartpole() -> Preset<Elmur> {
     let mut preset = tmaze();
     preset.name = "cartpole";
     preset.summary = "CartPole-v1 as in the paper's table: 4 layers, 16 slots, pre-norm";
@@ -349,10 +447,10 @@ mod tests {
     #[test]
     fn every_preset_is_valid_and_found_by_name() {
         for preset in all() {
-            preset.model.validate().unwrap();
+            preset.model.architecture().validate().unwrap();
             assert_eq!(find(preset.name).unwrap().model, preset.model);
             let json = serde_json::to_string(&preset.model).unwrap();
-            assert_eq!(serde_json::from_str::<ModelConfig>(&json).unwrap(), preset.model);
+            assert_eq!(serde_json::from_str::<PolicyConfig>(&json).unwrap(), preset.model);
         }
         assert!(find("tmase").is_none());
     }
@@ -361,7 +459,7 @@ mod tests {
     fn puzzles_cover_their_steps_and_their_slots_every_segment() {
         for steps in [1, 14, 51, 103, 210, 211, 415, 831, 1023] {
             let action = Action::Categorical { count: 4 };
-            let (model, train) = puzzle(Observation::Vector { dim: 2 }, action, steps);
+            let (model, train) = popgym_small(vec![Encoder::Vector { dim: 2, bytes: false }], action, steps);
             model.validate().unwrap();
             assert!(model.segment_length * train.segments >= steps);
             assert!(model.segment_length * (train.segments - 1) < steps || steps < 3);

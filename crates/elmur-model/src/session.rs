@@ -1,223 +1,224 @@
-//! Acting: a batch of episodes, each with its own memory and time, one step at a time.
+//! Acting: a bank of rows, each an episode with its own state and time, one step at a time.
 //!
-//! Inside a segment a step costs one token, whatever the time: keys and values of earlier tokens and of the memory are
-//! cached. At a segment's last step the memory is written and the window cleared. Where a cache would not be exact
-//! (`compat.newest_first_times`, `compat.absolute_offset`, shared memory) the window is run again at every step.
+//! A session runs any [`Architecture`]. Where the architecture steps exactly, a step costs one token and what is carried lies
+//! in states [rows, ...] that programs for a few numbers of rows read and write; where it does not, the newest steps of every
+//! row are kept and the window is run again.
 
+mod check;
+mod choose;
+mod history;
+mod moment;
+mod programs;
+mod record;
+
+use std::sync::Arc;
+
+use elmur_base::{Field, Row, Values, ValuesMut, Widths};
 use elmur_engine::rng::Stream;
-use elmur_engine::{DType, Device, Graph, Program, Store, Value};
+use elmur_engine::{DType, Device, Store};
 
-use crate::config::{Action, MemoryInit, ModelConfig, Observation, Token};
+pub use choose::Choose;
+pub use record::{ClosedRecord, StepRecord, Tapped, Taps};
+
+use crate::architecture::{Architecture, Phase, Window};
+use crate::ends::{Action, Encoder, Token, TokenFormat};
 use crate::error::{Error, Result};
-use crate::memory::{self, MemoryState};
-use crate::net::{Context, LayerMaps, MemoryValue, Net, Times, WriteMask, position_encodings};
-use crate::segments::{anchor_state, memory_state, token_times};
+use crate::net::{Carried, Start};
+use crate::snapshot::{Clock, MAX_TIME, Snapshot, time_is_possible};
+use crate::tensors::{HostTensor, TensorData, Tensors};
+use check::{check_actions, check_floats, check_observation, observation_widths};
+use choose::{Draws, choose};
+use history::History;
+use moment::Moment;
+use programs::{Context, Programs, Work, fill_rows, parts};
 
-/// One observation for every row of a session.
-#[derive(Debug, Clone, Copy)]
-pub enum Obs<'a> {
-    /// Vectors [B, dim] or images [B, C, H, W] with pixels in 0..=1.
-    Floats(&'a [f32]),
-    /// Categorical components, [B, components].
-    Ints(&'a [i32]),
-    /// One entry per part of the observation.
-    Parts(&'a [Obs<'a>]),
+/// What a policy is shown in one step.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seen<'a> {
+    /// One observation per row.
+    pub observation: Values<'a>,
+    /// A return-to-go per row, which formats with return tokens read.
+    pub returns: Option<&'a [f32]>,
 }
 
-/// Actions for every row.
-#[derive(Debug, Clone, Copy)]
-pub enum Actions<'a> {
-    /// Discrete, [B, components].
-    Discrete(&'a [i32]),
-    /// Continuous, [B, dim].
-    Continuous(&'a [f32]),
+impl<'a> From<Values<'a>> for Seen<'a> {
+    fn from(observation: Values<'a>) -> Self {
+        Self { observation, returns: None }
+    }
 }
 
-/// What a session did in one step, if asked to record.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StepRecord {
-    /// Environment step of every row.
-    pub times: Vec<u64>,
-    /// Per layer: attention of the observation's token to the memory slots, [B, H, M].
-    pub read: Vec<Vec<f32>>,
-    /// Set when some rows ended a segment.
-    pub write: Option<WriteRecord>,
-}
-
-/// A write, if asked to record.
-#[derive(Debug, Clone, PartialEq)]
-pub struct WriteRecord {
-    /// Rows that wrote.
-    pub rows: Vec<bool>,
-    /// Per memory and write: slots written, [B, W].
-    pub slots: Vec<Vec<i32>>,
-    /// Per layer: attention of the candidates to the segment's tokens, [B, H, candidates, T].
-    pub attention: Vec<Vec<f32>>,
-    /// Per memory: vectors after the write, [B, M, d].
-    pub memory: Vec<Vec<f32>>,
-}
-
-/// A batch of episodes under one policy.
+/// A bank of episodes under one policy.
 ///
 /// ```
-/// use elmur_model::session::{Obs, Session};
-/// use elmur_model::{init, presets};
+/// use elmur_base::{Values, ValuesMut};
 /// use elmur_engine::Pool;
+/// use elmur_model::session::{Choose, Session};
+/// use elmur_model::{init, presets};
 ///
-/// let config = presets::model("tmaze-quick").unwrap();
-/// let params = init::parameters(&config, 0)?;
+/// let policy = presets::model("tmaze-quick").unwrap();
+/// let params = init::parameters(policy.architecture(), 0)?;
 ///
-/// // Two episodes side by side; the second starts anew after 25 steps.
-/// let mut session = Session::new(&config, &params, 2, &Pool::new(1))?;
+/// // Two episodes side by side; the second starts anew after 25 steps, then acts alone.
+/// let mut session = Session::new(&policy, &params, 2, &Pool::new(1))?;
 /// session.reset(&[(0, 1), (1, 2)])?;
+/// let mut actions = [0; 2];
 /// for t in 0..40 {
 ///     if t == 25 {
 ///         session.reset(&[(1, 3)])?;
 ///     }
-///     let logits = session.act(Obs::Floats(&[0.0; 8]), None)?;
-///     assert_eq!(logits.len(), 2 * 4);
+///     let seen = Values::floats(&[0.0; 8]).into();
+///     session.select_action(&[0, 1], seen, Choose::Greedy, ValuesMut::ints(&mut actions))?;
 /// }
-/// assert_eq!(session.times(), [40, 15]);
+/// let seen = Values::floats(&[0.0; 4]).into();
+/// session.select_action(&[1], seen, Choose::Sample, ValuesMut::ints(&mut actions[..1]))?;
+/// assert_eq!(session.times(), [40, 16]);
 /// # Ok::<(), elmur_model::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Session {
-    config: ModelConfig,
-    batch: usize,
-    params: Store,
-    state: Store,
+    context: Context,
+    observation: Vec<Encoder>,
+    widths: Widths,
+    action: Action,
+    tokens: TokenFormat,
+    window: Window,
+    carried: Vec<Carried>,
     mode: Mode,
     /// Environment steps since the episode's start, per row.
     times: Vec<u64>,
-    /// Waiting for `commit` after `forward`.
-    pending: bool,
+    rows: Vec<RowState>,
+    /// Return-to-go of the step at hand, per row.
+    returns: Vec<f32>,
+    /// Head outputs of the rows of the last step.
     outputs: Vec<f32>,
-    actions: Vec<i32>,
-    observation_names: Vec<String>,
     scratch: Scratch,
-    record: Option<Vec<StepRecord>>,
+    records: Option<Vec<StepRecord>>,
+}
+
+/// What a session knows of one row beside its states.
+#[derive(Debug, Clone, Copy, Default)]
+struct RowState {
+    /// Between `forward` and `commit`.
+    open: bool,
+    /// Listed in the call at hand.
+    listed: bool,
+    draws: Draws,
 }
 
 /// Buffers that steps reuse.
 #[derive(Debug, Default)]
 struct Scratch {
-    at: Vec<i32>,
-    times: Vec<i64>,
-    newest: Vec<i64>,
-    active: Vec<bool>,
-    /// Returns of the open step.
-    returns: Vec<f32>,
+    /// All rows in order.
+    all: Vec<usize>,
+    closing: Vec<usize>,
+    actions: Row,
 }
 
 #[derive(Debug)]
 enum Mode {
-    /// Key/value caches.
-    Cached(Box<Cached>),
-    /// The whole window at every step.
-    Window(Box<Program>),
+    Phases(Box<Phases>),
+    Rerun { programs: Box<Programs>, history: History },
 }
 
+/// The programs of the four phases, where the architecture has something to compute in them.
 #[derive(Debug)]
-struct Cached {
-    /// Caches that follow from the memory and the parameters.
-    prepare: Program,
-    /// Tokens up to the observation.
-    before: Program,
-    /// Tokens after it, where the format has any.
-    after: Option<Program>,
-    write: Program,
-}
-
-/// Whether a key/value cache gives the model's exact results.
-fn cache_is_exact(config: &ModelConfig) -> bool {
-    !config.compat.newest_first_times && !config.compat.absolute_offset && !config.memory.shared
+struct Phases {
+    begin: Option<Programs>,
+    observe: Programs,
+    act: Option<Programs>,
+    close: Option<Programs>,
 }
 
 impl Session {
-    /// A session of `batch` rows with the parameters in `params` (shared, not copied). Rows start as after
-    /// `reset` with seeds 0, 1, ...
+    /// A session of `rows` rows with the parameters in `params` (shared, not copied). Rows start as after `reset` with seeds
+    /// 0, 1, ... Programs are compiled when they are first needed.
     pub fn new(
-        config: &ModelConfig,
+        architecture: impl Into<Arc<dyn Architecture>>,
         params: &Store,
-        batch: usize,
+        rows: usize,
         device: impl Into<Device>,
     ) -> Result<Self> {
-        Self::build(config, params, batch, &device.into(), false)
+        Self::build(architecture.into(), params, rows, device.into(), false)
     }
 
     /// [`Session::new`], recording what every step does: see [`Session::take_records`].
     pub fn recording(
-        config: &ModelConfig,
+        architecture: impl Into<Arc<dyn Architecture>>,
         params: &Store,
-        batch: usize,
+        rows: usize,
         device: impl Into<Device>,
     ) -> Result<Self> {
-        Self::build(config, params, batch, &device.into(), true)
+        Self::build(architecture.into(), params, rows, device.into(), true)
     }
 
     fn build(
-        config: &ModelConfig,
+        architecture: Arc<dyn Architecture>,
         params: &Store,
-        batch: usize,
-        device: &Device,
-        record: bool,
+        rows: usize,
+        device: Device,
+        recording: bool,
     ) -> Result<Self> {
-        config.validate()?;
-        if batch == 0 {
+        architecture.validate()?;
+        if rows == 0 {
             return Err(Error::input("session", "at least one row", "0"));
         }
-        let state = Store::on(device);
-        let compile = |graph: &Graph| -> Result<Program> {
-            state.declare_states(graph)?;
-            Ok(Program::new(graph, device, &[&state, params])?)
+        if i32::try_from(rows).is_err() {
+            return Err(Error::input("session", "at most 2^31 - 1 rows", rows.to_string()));
+        }
+        let (carried, derived) = (Store::on(&device), Store::on(&device));
+        let context = Context {
+            architecture: Arc::clone(&architecture),
+            device,
+            params: params.clone(),
+            carried,
+            derived,
+            capacity: rows,
+            recording,
         };
-        let mode = if cache_is_exact(config) {
-            let tokens = config.tokens.tokens();
-            let (before, after) = tokens.split_at(config.tokens.observation_index() + 1);
-            Mode::Cached(Box::new(Cached {
-                prepare: compile(&prepare_graph(config, batch)?)?,
-                before: compile(&step_graph(config, batch, before, true, record)?)?,
-                after: if after.is_empty() {
-                    None
-                } else {
-                    Some(compile(&step_graph(config, batch, after, false, false)?)?)
-                },
-                write: compile(&write_graph(config, batch, record)?)?,
-            }))
+        let (ends, window) = (architecture.ends(), architecture.window());
+        let (carried, mode) = if architecture.steps_exactly() {
+            let mut all = Vec::new();
+            let begin = declare(&context, Work::Phase(Phase::Begin), &mut all)?;
+            let observe = declare(&context, Work::Phase(Phase::Observe), &mut all)?;
+            let act = declare(&context, Work::Phase(Phase::Act), &mut all)?;
+            let close = declare(&context, Work::Phase(Phase::Close), &mut all)?;
+            let observe = observe.unwrap_or(Programs::new(Work::Phase(Phase::Observe)));
+            (all, Mode::Phases(Box::new(Phases { begin, observe, act, close })))
         } else {
-            Mode::Window(Box::new(compile(&window_graph(config, batch, record)?)?))
-        };
-        let observation_names = match &config.observation {
-            Observation::Parts(parts) => (0..parts.len()).map(|i| format!("observation.{i}")).collect(),
-            _ => vec!["observation".to_owned()],
+            let mut all = Vec::new();
+            declare(&context, Work::Rerun, &mut all)?;
+            let history = History::new(ends, rows, window.steps);
+            (all, Mode::Rerun { programs: Box::new(Programs::new(Work::Rerun)), history })
         };
         let mut session = Self {
-            config: config.clone(),
-            batch,
-            params: params.clone(),
-            state,
+            observation: ends.observation.to_vec(),
+            widths: observation_widths(ends.observation),
+            action: ends.action.clone(),
+            tokens: ends.tokens,
+            window,
+            carried,
             mode,
-            times: vec![0; batch],
-            pending: false,
-            outputs: vec![0.0; batch * config.action.outputs()],
-            actions: vec![0; batch * config.action.dim()],
-            observation_names,
-            scratch: Scratch::default(),
-            record: record.then(Vec::new),
+            times: vec![0; rows],
+            rows: vec![RowState::default(); rows],
+            returns: vec![0.0; rows],
+            outputs: Vec::with_capacity(rows * ends.action.outputs()),
+            scratch: Scratch { all: (0..rows).collect(), ..Scratch::default() },
+            records: recording.then(Vec::new),
+            context,
         };
-        let seeds: Vec<(usize, u64)> = (0..batch).map(|row| (row, row as u64)).collect();
+        let seeds: Vec<(usize, u64)> = (0..rows).map(|row| (row, row as u64)).collect();
         session.reset(&seeds)?;
         Ok(session)
     }
 
-    /// Rows of the batch.
-    pub fn batch(&self) -> usize {
-        self.batch
+    /// Rows of the bank.
+    pub fn rows(&self) -> usize {
+        self.times.len()
     }
 
-    /// The model's configuration.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
+    /// The architecture, which is also its configuration.
+    pub fn architecture(&self) -> &dyn Architecture {
+        &*self.context.architecture
     }
 
     /// Environment steps since each row's episode began.
@@ -225,769 +226,446 @@ impl Session {
         &self.times
     }
 
-    /// Starts new episodes in the given (row, seed) pairs; other rows go on undisturbed. The seed decides the random
-    /// initial memory: the same seed gives the same episode.
+    /// The states that the architecture carries from step to step.
+    pub fn states(&self) -> &[Carried] {
+        &self.carried
+    }
+
+    /// The state `name` of the given rows, [rows, ...].
+    pub fn state(&self, name: &str, rows: &[usize]) -> Result<TensorData> {
+        Ok(match self.context.carried.ty(name)?.dtype {
+            DType::I64 => TensorData::I64(self.context.carried.get_rows(name, rows)?),
+            _ => TensorData::F32(self.context.carried.get_rows(name, rows)?),
+        })
+    }
+
+    /// Starts new episodes in the given (row, seed) pairs; other rows go on undisturbed. The seed decides a random initial
+    /// state and the draws of [`Choose::Sample`]: the same seed gives the same episode. The cost is that of the rows listed.
     pub fn reset(&mut self, rows: &[(usize, u64)]) -> Result<()> {
-        if let Some((row, _)) = rows.iter().find(|(row, _)| *row >= self.batch) {
-            return Err(Error::input("reset", format!("rows below {}", self.batch), row.to_string()));
-        }
-        self.refuse_open_step("reset")?;
-        let (slots, d) = (self.config.memory.slots, self.config.d_model);
-        for i in 0..self.config.memories() {
-            let mut vectors = self.state.get::<f32>(&memory_state(i))?;
-            let mut anchors = self.state.get::<i64>(&anchor_state(i))?;
-            for &(row, seed) in rows {
-                anchors[row * slots..(row + 1) * slots].fill(-1);
-                let target = &mut vectors[row * slots * d..(row + 1) * slots * d];
-                match self.config.memory.init {
-                    MemoryInit::Normal { std } => {
-                        let mut noise = vec![0.0; slots * d];
-                        Stream::new(seed, 0, i as u32).fill_normal(&mut noise, std);
-                        target.iter_mut().zip(noise).for_each(|(t, x)| *t = x as f32);
+        let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
+        self.check_rows("reset", &numbers, Some(false))?;
+        let mut streams = 0;
+        for state in &self.carried {
+            let each: usize = state.shape.iter().product();
+            let store = &self.context.carried;
+            match &state.start {
+                Start::Unset => {}
+                Start::Never => store.set_rows(&state.name, &numbers, &vec![-1i64; each * rows.len()])?,
+                Start::Zeros => store.set_rows(&state.name, &numbers, &vec![0f32; each * rows.len()])?,
+                Start::Normal(std) => {
+                    let mut noise = vec![0.0; each];
+                    let mut data = Vec::with_capacity(each * rows.len());
+                    for (_, seed) in rows {
+                        Stream::new(*seed, 0, streams).fill_normal(&mut noise, *std);
+                        data.extend(noise.iter().map(|x| *x as f32));
                     }
-                    MemoryInit::Learned => {
-                        let name = format!("layers.{i}.memory_init");
-                        self.params.with::<f32, _>(&name, |learned| target.copy_from_slice(learned))?;
-                    }
+                    store.set_rows(&state.name, &numbers, &data)?;
+                    streams += 1;
+                }
+                Start::Learned(parameter, _) => {
+                    let learned = self.context.params.get::<f32>(parameter)?;
+                    store.set_rows(&state.name, &numbers, &learned.repeat(rows.len()))?;
                 }
             }
-            self.state.set(&memory_state(i), &vectors)?;
-            self.state.set(&anchor_state(i), &anchors)?;
         }
-        for &(row, _) in rows {
+        for &(row, seed) in rows {
             self.times[row] = 0;
-            self.clear_window(row)?;
-        }
-        self.scratch.active.clear();
-        self.scratch.active.resize(self.batch, false);
-        rows.iter().for_each(|(row, _)| self.scratch.active[*row] = true);
-        self.prepare()
-    }
-
-    /// Forgets the open segment of a row that a window program holds.
-    fn clear_window(&mut self, row: usize) -> Result<()> {
-        let names = self.window_inputs();
-        let Mode::Window(window) = &mut self.mode else { return Ok(()) };
-        for name in names {
-            let each = window.input_type(&name)?.len() / self.batch;
-            match window.input_type(&name)?.dtype {
-                DType::I32 => window.input_mut::<i32>(&name)?[row * each..(row + 1) * each].fill(0),
-                _ => window.input_mut::<f32>(&name)?[row * each..(row + 1) * each].fill(0.0),
+            self.rows[row] = RowState { draws: Draws { seed, next: 0 }, ..RowState::default() };
+            if let Mode::Rerun { history, .. } = &mut self.mode {
+                history.clear(row);
             }
         }
-        Ok(())
+        self.begin(&numbers)
     }
 
-    fn refuse_open_step(&self, what: &'static str) -> Result<()> {
-        if self.pending {
-            Err(Error::input(what, "commit after the previous forward", "an open step"))
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Recomputes what was cached from the parameters; call after they have changed. Open segments keep their tokens.
+    /// Recomputes what was cached from the parameters; call after they have changed. Open windows keep their tokens.
     pub fn refresh(&mut self) -> Result<()> {
-        self.refuse_open_step("refresh")?;
-        self.scratch.active.clear();
-        self.scratch.active.resize(self.batch, true);
-        self.prepare()
+        let all = std::mem::take(&mut self.scratch.all);
+        let refreshed = self.check_rows("refresh", &all, Some(false)).and_then(|()| self.begin(&all));
+        self.scratch.all = all;
+        refreshed
     }
 
-    /// Runs the prepare program for the rows in `scratch.active`; a window needs no caches.
-    fn prepare(&mut self) -> Result<()> {
-        if let Mode::Cached(cached) = &mut self.mode {
-            cached.prepare.set("active", &self.scratch.active)?;
-            cached.prepare.run()?;
+    fn begin(&mut self, rows: &[usize]) -> Result<()> {
+        let Mode::Phases(phases) = &mut self.mode else { return Ok(()) };
+        let Some(programs) = &mut phases.begin else { return Ok(()) };
+        for part in parts(rows, self.context.capacity) {
+            let program = programs.of(&self.context, part)?;
+            fill_rows(program, rows, part)?;
+            program.program.run()?;
         }
         Ok(())
     }
 
-    /// Head outputs [B, outputs] for the next observation of every row (logits, or continuous actions). With action tokens
-    /// the greedy action is taken as the action; use [`Session::forward`] and [`Session::commit`] to choose another.
-    ///
-    /// `returns` `[B]` are needed by formats with return tokens.
-    pub fn act(&mut self, observation: Obs<'_>, returns: Option<&[f32]>) -> Result<&[f32]> {
-        self.forward(observation, returns)?;
-        if self.config.tokens.tokens().contains(&Token::Action) {
-            let (actions, outputs) = (std::mem::take(&mut self.actions), std::mem::take(&mut self.outputs));
-            let chosen = if self.config.action.is_discrete() {
-                Actions::Discrete(&actions)
-            } else {
-                Actions::Continuous(&outputs)
+    /// Checks a list of rows: each below the number of rows, none twice, all inside a step (or none, or either).
+    fn check_rows(&mut self, what: &'static str, rows: &[usize], open: Option<bool>) -> Result<()> {
+        let count = self.rows.len();
+        let mut problem = None;
+        for (i, &row) in rows.iter().enumerate() {
+            problem = match self.rows.get_mut(row) {
+                None => Some((format!("rows below {count}"), row.to_string())),
+                Some(state) if state.listed => {
+                    Some(("every row once".to_owned(), format!("row {row} twice")))
+                }
+                Some(state) if state.open && open == Some(false) => {
+                    Some(("commit after the previous forward".to_owned(), "an open step".to_owned()))
+                }
+                Some(state) if !state.open && open == Some(true) => {
+                    Some(("forward first".to_owned(), "no step begun".to_owned()))
+                }
+                Some(state) => {
+                    state.listed = true;
+                    None
+                }
             };
-            let result = self.commit(Some(chosen));
-            (self.actions, self.outputs) = (actions, outputs);
-            result?;
-        } else {
-            self.commit(None)?;
+            if problem.is_some() {
+                rows[..i].iter().for_each(|row| self.rows[*row].listed = false);
+                break;
+            }
         }
-        Ok(&self.outputs)
+        match problem {
+            Some((expected, got)) => Err(Error::input(what, expected, got)),
+            None => {
+                rows.iter().for_each(|row| self.rows[*row].listed = false);
+                Ok(())
+            }
+        }
     }
 
-    /// Greedy discrete actions [B, components] of the last step; empty meaning for continuous heads.
-    pub fn greedy_actions(&self) -> &[i32] {
-        &self.actions
-    }
-
-    /// Head outputs for the next observation, without ending the step.
-    pub fn forward(&mut self, observation: Obs<'_>, returns: Option<&[f32]>) -> Result<&[f32]> {
-        self.refuse_open_step("forward")?;
-        check_observation(&self.config.observation, observation, self.batch)?;
-        let returns = if self.config.tokens.tokens().contains(&Token::Return) {
-            let expected = "a return-to-go per row, which this token format reads";
-            let returns = returns.ok_or_else(|| Error::input("returns", expected, "none"))?;
-            check_floats("returns", returns, self.batch)?;
-            returns
+    /// Acts in the listed rows: observations in, actions out, in the order of the list. Other rows keep their time and state.
+    ///
+    /// `actions` has room for one action per listed row. With action tokens the chosen action is the one that goes on; use
+    /// [`Session::forward`] and [`Session::commit`] to take another.
+    pub fn select_action(
+        &mut self,
+        rows: &[usize],
+        seen: Seen<'_>,
+        how: Choose,
+        mut actions: ValuesMut<'_>,
+    ) -> Result<()> {
+        let (dim, discrete) = (self.action.dim(), self.action.is_discrete());
+        let room = if discrete { actions.ints.len() } else { actions.floats.len() };
+        if room != dim * rows.len() {
+            let expected = format!("room for {} numbers", dim * rows.len());
+            return Err(Error::input("actions", expected, room.to_string()));
+        }
+        self.forward(rows, seen)?;
+        let widths = if discrete {
+            Widths { ints: dim, ..Widths::default() }
         } else {
-            &[]
+            Widths { floats: dim, ..Widths::default() }
         };
-        let (length, per_step) = (self.config.segment_length as u64, self.config.tokens.per_step());
-        let index = self.config.tokens.observation_index();
-        let scratch = &mut self.scratch;
-        scratch.at.clear();
-        scratch.times.clear();
-        for &time in &self.times {
-            scratch.at.push((time % length) as i32 * per_step as i32);
+        let outputs = self.action.outputs();
+        for (i, row) in rows.iter().enumerate() {
+            let outputs = &self.outputs[i * outputs..(i + 1) * outputs];
+            choose(&self.action, outputs, how, &mut self.rows[*row].draws, actions.row(widths, i));
         }
-        match &mut self.mode {
-            Mode::Cached(cached) => {
-                for &time in &self.times {
-                    let first = time as i64 * per_step as i64;
-                    scratch.times.extend(first..=first + index as i64);
-                }
-                let program = &mut cached.before;
-                set_observation(program, &self.observation_names, observation)?;
-                if !returns.is_empty() {
-                    program.set("returns", returns)?;
-                    scratch.returns.clear();
-                    scratch.returns.extend_from_slice(returns);
-                }
-                program.set("at", &scratch.at)?;
-                if self.config.memory.read && self.config.memory.relative_bias {
-                    program.set("times", &scratch.times)?;
-                }
-                program.run()?;
-                self.outputs.copy_from_slice(program.get("outputs")?);
-            }
-            Mode::Window(window) => {
-                let tokens = self.config.segment_tokens();
-                place_observation(window, &self.observation_names, observation, &self.times, length)?;
-                if !returns.is_empty() {
-                    place(window, "returns", returns, &self.times, length)?;
-                }
-                scratch.active.clear();
-                scratch.active.resize(self.batch, false);
-                let seen = |time: u64| (time % length) as usize * per_step + index + 1;
-                set_window(&self.config, window, &self.times, seen, &scratch.active)?;
-                window.run()?;
-                let outputs = self.config.action.outputs();
-                let all = window.get::<f32>("logits")?;
-                for (row, target) in self.outputs.chunks_exact_mut(outputs).enumerate() {
-                    let position = (self.times[row] % length) as usize;
-                    let start = (row * tokens / per_step + position) * outputs;
-                    target.copy_from_slice(&all[start..start + outputs]);
-                }
-            }
+        let chosen = actions.reborrow();
+        self.commit(rows, Values { floats: chosen.floats, ints: chosen.ints, bytes: &[] })
+    }
+
+    /// Head outputs [rows, outputs] for the next observation of every row (logits, or continuous actions). With action tokens
+    /// the greedy action is the one that goes on.
+    pub fn act<'s, 'a>(&'s mut self, seen: impl Into<Seen<'a>>) -> Result<&'s [f32]> {
+        let all = std::mem::take(&mut self.scratch.all);
+        let mut actions = std::mem::take(&mut self.scratch.actions);
+        let count = self.action.dim() * all.len();
+        actions.clear();
+        if self.action.is_discrete() {
+            actions.ints.resize(count, 0);
+        } else {
+            actions.floats.resize(count, 0.0);
         }
-        greedy(&self.config.action, &self.outputs, &mut self.actions);
-        if let Some(records) = &mut self.record {
-            let layers = if self.config.memory.read { self.config.layers } else { 0 };
-            let mut read = Vec::new();
-            for layer in 0..layers {
-                read.push(read_map(&self.mode, &self.config, layer, &self.times, self.batch)?);
-            }
-            records.push(StepRecord { times: self.times.clone(), read, write: None });
-        }
-        self.pending = true;
+        let acted = self.select_action(&all, seen.into(), Choose::Greedy, actions.as_mut());
+        (self.scratch.all, self.scratch.actions) = (all, actions);
+        acted?;
         Ok(&self.outputs)
     }
 
-    /// Ends the step: appends the tokens that follow the observation, advances time, and writes the memory of rows whose
-    /// segment is complete. `actions` are needed by formats with action tokens.
-    pub fn commit(&mut self, actions: Option<Actions<'_>>) -> Result<()> {
-        if !self.pending {
-            return Err(Error::input("commit", "forward first", "no step begun"));
+    /// Head outputs [listed rows, outputs] for the next observations of the listed rows, without ending their step.
+    pub fn forward(&mut self, rows: &[usize], seen: Seen<'_>) -> Result<&[f32]> {
+        self.check_rows("forward", rows, Some(false))?;
+        check_observation(&self.observation, self.widths, seen.observation, rows.len())?;
+        if let Some(row) = rows.iter().find(|row| self.times[**row] >= MAX_TIME) {
+            return Err(Error::input(
+                "forward",
+                format!("episodes of at most {MAX_TIME} steps"),
+                row.to_string(),
+            ));
         }
-        let (length, per_step) = (self.config.segment_length as u64, self.config.tokens.per_step());
-        let index = self.config.tokens.observation_index();
-        let after = &self.config.tokens.tokens()[index + 1..];
-        let scratch = &mut self.scratch;
-        scratch.active.clear();
-        scratch.active.extend(self.times.iter().map(|time| time % length == length - 1));
-        let ends = scratch.active.contains(&true);
-        scratch.newest.clear();
-        scratch.newest.extend(self.times.iter().map(|t| (*t as i64 + 1) * per_step as i64 - 1));
-        if after.contains(&Token::Action) {
-            match actions {
-                Some(actions) => check_actions(&self.config.action, actions, self.batch)?,
-                None => {
-                    return Err(Error::input("commit", "actions, which this token format appends", "none"));
+        if self.tokens.has(Token::Return) {
+            let expected = "a return-to-go per row, which this token format reads";
+            let returns = seen.returns.ok_or_else(|| Error::input("returns", expected, "none"))?;
+            check_floats("returns", returns, rows.len())?;
+            rows.iter().zip(returns).for_each(|(row, r)| self.returns[*row] = *r);
+        }
+        let outputs = self.action.outputs();
+        self.outputs.clear();
+        self.outputs.resize(rows.len() * outputs, 0.0);
+        let mut record = self.records.is_some().then(|| StepRecord {
+            rows: rows.to_vec(),
+            times: rows.iter().map(|row| self.times[*row]).collect(),
+            ..StepRecord::default()
+        });
+        if let Mode::Rerun { history, .. } = &mut self.mode {
+            for (entry, &row) in rows.iter().enumerate() {
+                let time = self.times[row];
+                history.observe(row, time, seen.observation, self.widths, entry);
+                let returns = Values::floats(&self.returns[row..=row]);
+                history.keep(Field::ReturnToGo, row, time, returns);
+            }
+        }
+        let moment = Moment {
+            phase: Phase::Observe,
+            window: self.window,
+            tokens: self.tokens,
+            times: &self.times,
+            rows,
+            returns: &self.returns,
+            closing: false,
+        };
+        for part in parts(rows, self.context.capacity) {
+            let target = &mut self.outputs[part.first * outputs..(part.first + part.count) * outputs];
+            let observation = self.tokens.observation_index();
+            match &mut self.mode {
+                Mode::Phases(phases) => {
+                    let program = phases.observe.of(&self.context, part)?;
+                    moment.fill(program, part, seen.observation, self.widths)?;
+                    program.program.run()?;
+                    target.copy_from_slice(&program.program.get("outputs")?[..part.count * outputs]);
+                    if let Some(record) = &mut record {
+                        record::collect(&mut record.taps, program, part.count, |_| observation)?;
+                    }
+                }
+                Mode::Rerun { programs, history } => {
+                    let program = programs.of(&self.context, part)?;
+                    moment.fill_window(program, part, history)?;
+                    program.program.run()?;
+                    let all = program.program.get::<f32>("outputs")?;
+                    for (i, target) in target.chunks_exact_mut(outputs).enumerate() {
+                        let shown = moment.shown(rows[part.first + i]);
+                        let start = (i * self.window.steps + shown.count - 1) * outputs;
+                        target.copy_from_slice(&all[start..start + outputs]);
+                    }
+                    if let Some(record) = &mut record {
+                        let token = |i: usize| moment.observation_token(rows[part.first + i]);
+                        record::collect(&mut record.taps, program, part.count, token)?;
+                    }
                 }
             }
         }
-        match &mut self.mode {
-            Mode::Cached(cached) => {
-                if let Some(program) = &mut cached.after {
-                    if let Some(actions) = actions.filter(|_| after.contains(&Token::Action)) {
-                        set_actions(program, actions)?;
-                    }
-                    if after.contains(&Token::Return) {
-                        program.set("returns", &scratch.returns)?;
-                    }
-                    scratch.times.clear();
-                    scratch.at.clear();
-                    for &time in &self.times {
-                        scratch.at.push((time % length) as i32 * per_step as i32 + index as i32 + 1);
-                        let first = time as i64 * per_step as i64 + index as i64 + 1;
-                        scratch.times.extend(first..first + after.len() as i64);
-                    }
-                    program.set("at", &scratch.at)?;
-                    if self.config.memory.read && self.config.memory.relative_bias {
-                        program.set("times", &scratch.times)?;
-                    }
-                    program.run()?;
-                }
-                if ends {
-                    let program = &mut cached.write;
-                    program.set("active", &scratch.active)?;
-                    program.set("newest", &scratch.newest)?;
-                    if self.config.memory.write && self.config.memory.relative_bias {
-                        let tokens = (length as usize * per_step) as i64;
-                        scratch.times.clear();
-                        for newest in &scratch.newest {
-                            scratch.times.extend(newest + 1 - tokens..=*newest);
-                        }
-                        program.set("times", &scratch.times)?;
-                    }
-                    program.run()?;
-                }
-            }
-            Mode::Window(window) => {
-                if let Some(actions) = actions.filter(|_| after.contains(&Token::Action)) {
-                    match actions {
-                        Actions::Discrete(data) => place(window, "action", data, &self.times, length)?,
-                        Actions::Continuous(data) => place(window, "action", data, &self.times, length)?,
-                    }
-                }
-                if ends {
-                    let seen = |time: u64| ((time % length) as usize + 1) * per_step;
-                    set_window(&self.config, window, &self.times, seen, &scratch.active)?;
-                    window.run()?;
-                }
-            }
+        if let (Some(records), Some(record)) = (&mut self.records, record) {
+            records.push(record);
         }
-        if ends && self.record.is_some() {
-            let write = self.write_record()?;
-            if let Some(last) = self.record.as_mut().and_then(|r| r.last_mut()) {
-                last.write = Some(write);
+        rows.iter().for_each(|row| self.rows[*row].open = true);
+        Ok(&self.outputs)
+    }
+
+    /// Ends the step of the listed rows: appends the tokens that follow the observation, advances time, and closes the window
+    /// of rows where it is full. `actions`, one per listed row, are needed by formats with action tokens; others ignore them.
+    pub fn commit(&mut self, rows: &[usize], actions: Values<'_>) -> Result<()> {
+        self.check_rows("commit", rows, Some(true))?;
+        let has_actions = self.tokens.has(Token::Action);
+        if has_actions {
+            if actions.ints.is_empty() && actions.floats.is_empty() {
+                return Err(Error::input("commit", "actions, which this token format appends", "none"));
             }
+            check_actions(&self.action, actions, rows.len())?;
         }
-        self.times.iter_mut().for_each(|t| *t += 1);
-        self.pending = false;
+        let length = self.window.steps as u64;
+        let mut closing = std::mem::take(&mut self.scratch.closing);
+        closing.clear();
+        closing.extend(rows.iter().copied().filter(|row| self.times[*row] % length == length - 1));
+        let done = self.finish(rows, actions, &closing);
+        self.scratch.closing = closing;
+        done?;
+        for &row in rows {
+            self.times[row] += 1;
+            self.rows[row].open = false;
+        }
         Ok(())
     }
 
-    fn write_record(&self) -> Result<WriteRecord> {
-        let program = match &self.mode {
-            Mode::Cached(cached) => &cached.write,
-            Mode::Window(window) => window,
+    /// The programs of the end of a step.
+    fn finish(&mut self, rows: &[usize], actions: Values<'_>, closing: &[usize]) -> Result<()> {
+        let action_widths = Widths {
+            floats: actions.floats.len() / rows.len().max(1),
+            ints: actions.ints.len() / rows.len().max(1),
+            bytes: 0,
         };
-        let mut record = WriteRecord {
-            rows: self.scratch.active.clone(),
-            slots: Vec::new(),
-            attention: Vec::new(),
-            memory: Vec::new(),
+        let mut closed = (self.records.is_some() && !closing.is_empty())
+            .then(|| ClosedRecord { rows: closing.to_vec(), ..ClosedRecord::default() });
+        let moment = |phase: Phase, rows, closing| Moment {
+            phase,
+            window: self.window,
+            tokens: self.tokens,
+            times: &self.times,
+            rows,
+            returns: &self.returns,
+            closing,
         };
-        for layer in 0..self.config.layers {
-            record.slots.push(program.get::<i32>(&format!("slots.{layer}"))?.to_vec());
-            if self.config.memory.write {
-                record.attention.push(program.get::<f32>(&format!("write.{layer}"))?.to_vec());
+        match &mut self.mode {
+            Mode::Phases(phases) => {
+                if let Some(act) = &mut phases.act {
+                    for part in parts(rows, self.context.capacity) {
+                        let program = act.of(&self.context, part)?;
+                        moment(Phase::Act, rows, false).fill(program, part, actions, action_widths)?;
+                        program.program.run()?;
+                    }
+                }
+                let Some(close) = &mut phases.close else { return Ok(()) };
+                for part in parts(closing, self.context.capacity) {
+                    let program = close.of(&self.context, part)?;
+                    moment(Phase::Close, closing, true).fill(
+                        program,
+                        part,
+                        Values::default(),
+                        Widths::default(),
+                    )?;
+                    program.program.run()?;
+                    if let Some(closed) = &mut closed {
+                        record::collect(&mut closed.taps, program, part.count, |_| 0)?;
+                    }
+                }
+            }
+            Mode::Rerun { programs, history } => {
+                if self.tokens.has(Token::Action) {
+                    for (entry, &row) in rows.iter().enumerate() {
+                        let action = actions.rows(action_widths, entry, 1);
+                        history.keep(Field::Action, row, self.times[row], action);
+                    }
+                }
+                if self.carried.is_empty() {
+                    return Ok(());
+                }
+                let moment = moment(Phase::Close, closing, true);
+                for part in parts(closing, self.context.capacity) {
+                    let program = programs.of(&self.context, part)?;
+                    moment.fill_window(program, part, history)?;
+                    program.program.run()?;
+                    if let Some(closed) = &mut closed {
+                        let token = |i: usize| moment.observation_token(closing[part.first + i]);
+                        record::collect(&mut closed.taps, program, part.count, token)?;
+                    }
+                }
             }
         }
-        for i in 0..self.config.memories() {
-            record.memory.push(self.state.get::<f32>(&memory_state(i))?);
+        if let (Some(closed), Some(last)) = (closed, self.records.as_mut().and_then(|r| r.last_mut())) {
+            last.closed = Some(closed);
         }
-        Ok(record)
+        Ok(())
     }
 
     /// What was recorded since the last call; empty unless the session records.
     pub fn take_records(&mut self) -> Vec<StepRecord> {
-        self.record.as_mut().map(std::mem::take).unwrap_or_default()
+        self.records.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Memory vectors [B, M, d] and anchors [B, M] of layer `i`.
-    pub fn memory(&self, i: usize) -> Result<(Vec<f32>, Vec<i64>)> {
-        Ok((self.state.get(&memory_state(i))?, self.state.get(&anchor_state(i))?))
+    /// Everything that the listed rows remember, as a value: carried states, open windows, times, random streams. The cost is
+    /// that of the rows listed.
+    pub fn snapshot(&mut self, rows: &[usize]) -> Result<Snapshot> {
+        self.check_rows("snapshot", rows, Some(false))?;
+        let mut tensors = Tensors::new();
+        for state in &self.carried {
+            let shape = [&[rows.len()], &state.shape[..]].concat();
+            tensors.insert(state.name.clone(), HostTensor { shape, data: self.state(&state.name, rows)? });
+        }
+        if let Mode::Rerun { history, .. } = &self.mode {
+            for column in &history.columns {
+                let shape = [&[rows.len(), self.window.steps], &column.shape[..]].concat();
+                let data = column.rows(rows, self.window.steps);
+                tensors.insert(format!("window.{}", column.name), HostTensor { shape, data });
+            }
+        }
+        let times = rows.iter().map(|row| self.times[*row]).collect();
+        let draws = rows.iter().map(|row| (self.rows[*row].draws.seed, self.rows[*row].draws.next)).collect();
+        let in_time = self.carried.iter().filter(|state| state.start == Start::Never);
+        let time_states = in_time.map(|state| state.name.clone()).collect();
+        Ok(Snapshot { clock: self.clock(), times, draws, time_states, tensors })
     }
 
-    /// Everything that the session remembers, as a value: memory, anchors, the open segment and the times.
-    pub fn snapshot(&self) -> Result<MemoryState> {
-        self.refuse_open_step("snapshot")?;
-        let mut tensors = memory::from_store(&self.state, |name| !name.starts_with("projected."))?;
-        if let Mode::Window(window) = &self.mode {
-            memory::from_window(window, &self.window_inputs(), &mut tensors)?;
+    /// Puts the rows of a snapshot into the listed rows, which go on from there bit for bit. The snapshot must come from the
+    /// same architecture and parameters. (With other parameters, call [`Session::refresh`] afterwards.) A snapshot that does
+    /// not fit changes nothing.
+    pub fn restore(&mut self, rows: &[usize], snapshot: &Snapshot) -> Result<()> {
+        self.check_rows("restore", rows, None)?;
+        if snapshot.times.len() != rows.len() {
+            let got = snapshot.times.len().to_string();
+            return Err(Error::input("restore", format!("{} rows", rows.len()), got));
         }
-        let (per_step, segment_length) =
-            (self.config.tokens.per_step() as u64, self.config.segment_length as u64);
-        Ok(MemoryState { per_step, segment_length, times: self.times.clone(), tensors })
-    }
-
-    /// Goes on from a snapshot of a session of the same model, parameters and batch, bit for bit. (With other parameters,
-    /// call [`Session::refresh`] afterwards.) A snapshot that does not fit changes nothing.
-    pub fn restore(&mut self, snapshot: &MemoryState) -> Result<()> {
-        if snapshot.times.len() != self.batch {
-            return Err(Error::input(
-                "restore",
-                format!("{} rows", self.batch),
-                snapshot.times.len().to_string(),
-            ));
+        if snapshot.clock != self.clock() {
+            return Err(Error::input("restore", self.clock().to_string(), snapshot.clock.to_string()));
         }
-        let (per_step, segment_length) =
-            (self.config.tokens.per_step() as u64, self.config.segment_length as u64);
-        if (snapshot.per_step, snapshot.segment_length) != (per_step, segment_length) {
-            let form = |a: u64, b: u64| format!("segments of {b} steps of {a} tokens");
-            let got = form(snapshot.per_step, snapshot.segment_length);
-            return Err(Error::input("restore", form(per_step, segment_length), got));
+        for state in &self.carried {
+            let shape = [&[rows.len()], &state.shape[..]].concat();
+            let data = snapshot.tensor(&state.name, &shape)?;
+            let fits = match (data, state.dtype) {
+                (TensorData::I64(x), DType::I64) => {
+                    let each = state.shape.iter().product::<usize>().max(1);
+                    x.chunks(each).zip(&snapshot.times).all(|(x, time)| {
+                        let possible = |x: &i64| time_is_possible(*x, *time, self.tokens.per_step());
+                        state.start != Start::Never || x.iter().all(possible)
+                    })
+                }
+                (TensorData::F32(x), DType::F32) => x.iter().all(|x| x.is_finite()),
+                _ => false,
+            };
+            if !fits {
+                let expected = format!("finite {} of possible times in `{}`", state.dtype, state.name);
+                return Err(Error::input("restore", expected, "others"));
+            }
         }
-        let inputs = self.window_inputs();
-        let window = match &mut self.mode {
-            Mode::Window(window) => Some((&mut **window, inputs.as_slice())),
-            Mode::Cached(_) => None,
-        };
-        memory::restore(&snapshot.tensors, &self.state, |name| !name.starts_with("projected."), window)?;
-        self.times.copy_from_slice(&snapshot.times);
-        self.pending = false;
+        if let Mode::Rerun { history, .. } = &mut self.mode {
+            for column in &history.columns {
+                let shape = [&[rows.len(), self.window.steps], &column.shape[..]].concat();
+                let name = format!("window.{}", column.name);
+                if !column.takes(snapshot.tensor(&name, &shape)?) {
+                    return Err(Error::input("restore", format!("finite numbers in `{name}`"), "others"));
+                }
+            }
+            for column in &mut history.columns {
+                let shape = [&[rows.len(), self.window.steps], &column.shape[..]].concat();
+                let data = snapshot.tensor(&format!("window.{}", column.name), &shape)?;
+                column.set_rows(rows, self.window.steps, data);
+            }
+        }
+        for state in &self.carried {
+            match snapshot.tensors.get(&state.name).map(|tensor| &tensor.data) {
+                Some(TensorData::I64(x)) => self.context.carried.set_rows(&state.name, rows, x)?,
+                Some(TensorData::F32(x)) => self.context.carried.set_rows(&state.name, rows, x)?,
+                _ => {}
+            }
+        }
+        for (i, &row) in rows.iter().enumerate() {
+            self.times[row] = snapshot.times[i];
+            let (seed, next) = snapshot.draws[i];
+            self.rows[row] = RowState { draws: Draws { seed, next }, ..RowState::default() };
+        }
         Ok(())
     }
 
-    /// Inputs of a window program that hold the open segment.
-    fn window_inputs(&self) -> Vec<String> {
-        let mut names = self.observation_names.clone();
-        let tokens = self.config.tokens.tokens();
-        for (token, name) in [(Token::Action, "action"), (Token::Return, "returns")] {
-            if tokens.contains(&token) {
-                names.push(name.to_owned());
-            }
-        }
-        names
+    fn clock(&self) -> Clock {
+        Clock { per_step: self.tokens.per_step() as u64, steps: self.window.steps as u64 }
     }
 }
 
-fn set_observation(program: &mut Program, names: &[String], observation: Obs<'_>) -> Result<()> {
-    match observation {
-        Obs::Floats(data) => program.set(&names[0], data)?,
-        Obs::Ints(data) => program.set(&names[0], data)?,
-        Obs::Parts(parts) => {
-            for (i, part) in parts.iter().enumerate() {
-                set_observation(program, &names[i..=i], *part)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// `count` finite numbers.
-fn check_floats(what: &'static str, data: &[f32], count: usize) -> Result<()> {
-    if data.len() != count {
-        return Err(Error::input(what, format!("{count} numbers"), data.len().to_string()));
-    }
-    match data.iter().position(|x| !x.is_finite()) {
-        Some(bad) => Err(Error::input(what, "finite numbers", format!("{} at {bad}", data[bad]))),
-        None => Ok(()),
-    }
-}
-
-/// Integers of `sizes.len()` components for every row, component i in 0..sizes[i] + `more`.
-fn check_integers(
-    what: &'static str,
-    data: &[i32],
-    sizes: &[usize],
-    batch: usize,
-    more: usize,
-) -> Result<()> {
-    if data.len() != sizes.len() * batch {
-        return Err(Error::input(what, format!("{} integers", sizes.len() * batch), data.len().to_string()));
-    }
-    for (i, &x) in data.iter().enumerate() {
-        let limit = sizes[i % sizes.len()] + more;
-        if usize::try_from(x).is_ok_and(|x| x < limit) {
-            continue;
-        }
-        return Err(Error::input(
-            what,
-            format!("0 to {} in component {}", limit - 1, i % sizes.len()),
-            x.to_string(),
-        ));
-    }
-    Ok(())
-}
-
-/// Everything about an observation that could be wrong, before anything is changed.
-fn check_observation(expected: &Observation, observation: Obs<'_>, batch: usize) -> Result<()> {
-    const WHAT: &str = "observation";
-    match (expected, observation) {
-        (Observation::Vector { dim }, Obs::Floats(data)) => check_floats(WHAT, data, batch * dim),
-        (Observation::Image { channels, height, width }, Obs::Floats(data)) => {
-            check_floats(WHAT, data, batch * channels * height * width)
-        }
-        (Observation::Categorical { sizes, .. }, Obs::Ints(data)) => {
-            check_integers(WHAT, data, sizes, batch, 0)
-        }
-        (Observation::Parts(expected), Obs::Parts(parts)) if expected.len() == parts.len() => expected
-            .iter()
-            .zip(parts)
-            .try_for_each(|(expected, part)| check_observation(expected, *part, batch)),
-        (expected, observation) => {
-            let expected = match expected {
-                Observation::Vector { .. } | Observation::Image { .. } => "floats".to_owned(),
-                Observation::Categorical { .. } => "integers".to_owned(),
-                Observation::Parts(parts) => format!("{} parts", parts.len()),
-            };
-            let got = match observation {
-                Obs::Floats(_) => "floats".to_owned(),
-                Obs::Ints(_) => "integers".to_owned(),
-                Obs::Parts(parts) => format!("{} parts", parts.len()),
-            };
-            Err(Error::input(WHAT, expected, got))
-        }
-    }
-}
-
-/// Everything about actions that could be wrong. A discrete action equal to its size means none.
-fn check_actions(expected: &Action, actions: Actions<'_>, batch: usize) -> Result<()> {
-    const WHAT: &str = "action";
-    match (expected, actions) {
-        (Action::Categorical { count }, Actions::Discrete(data)) => {
-            check_integers(WHAT, data, &[*count], batch, 1)
-        }
-        (Action::MultiCategorical { sizes }, Actions::Discrete(data)) => {
-            check_integers(WHAT, data, sizes, batch, 1)
-        }
-        (Action::Continuous { dim, .. }, Actions::Continuous(data)) => check_floats(WHAT, data, batch * dim),
-        (Action::Continuous { .. }, _) => Err(Error::input(WHAT, "continuous actions", "discrete ones")),
-        _ => Err(Error::input(WHAT, "discrete actions", "continuous ones")),
-    }
-}
-
-fn place_observation(
-    program: &mut Program,
-    names: &[String],
-    observation: Obs<'_>,
-    times: &[u64],
-    length: u64,
-) -> Result<()> {
-    match observation {
-        Obs::Floats(data) => place(program, &names[0], data, times, length),
-        Obs::Ints(data) => place(program, &names[0], data, times, length),
-        Obs::Parts(parts) => {
-            let mut each = parts.iter().enumerate();
-            each.try_for_each(|(i, part)| place_observation(program, &names[i..=i], *part, times, length))
-        }
-    }
-}
-
-/// Puts one step's data [B, ...] into a window input [B, L, ...] at each row's position.
-fn place<T: elmur_engine::Element>(
-    program: &mut Program,
-    name: &str,
-    data: &[T],
-    times: &[u64],
-    length: u64,
-) -> Result<()> {
-    let target = program.input_mut::<T>(name)?;
-    let row = target.len() / (times.len() * length as usize);
-    if data.len() != row * times.len() {
-        let expected = format!("{} elements", row * times.len());
-        return Err(Error::input("observation, action or return", expected, data.len().to_string()));
-    }
-    for (b, source) in data.chunks_exact(row).enumerate() {
-        let start = (b * length as usize + (times[b] % length) as usize) * row;
-        target[start..start + row].copy_from_slice(source);
-    }
-    Ok(())
-}
-
-/// Fills the inputs of a window program that follow from time: `seen(time)` tokens of each row's segment exist.
-fn set_window(
-    config: &ModelConfig,
-    program: &mut Program,
-    times: &[u64],
-    seen: impl Fn(u64) -> usize,
-    active: &[bool],
-) -> Result<()> {
-    let (tokens, d) = (config.segment_tokens(), config.d_model);
-    let start = |time: u64| time / config.segment_length as u64 * tokens as u64;
-    for (b, &time) in times.iter().enumerate() {
-        let row = token_times(config, start(time), seen(time));
-        let target = &mut program.input_mut::<i64>("times")?[b * tokens..(b + 1) * tokens];
-        target.fill(start(time) as i64);
-        target[..row.len()].copy_from_slice(&row);
-        program.input_mut::<i64>("newest")?[b] = (start(time) + seen(time) as u64) as i64 - 1;
-        if config.compat.absolute_offset {
-            let table = position_encodings(start(time), tokens, d);
-            let target = &mut program.input_mut::<f32>("encodings")?[b * tokens * d..(b + 1) * tokens * d];
-            target.iter_mut().zip(table).for_each(|(t, x)| *t = x as f32);
-        }
-    }
-    if config.memory.write {
-        let visible = program.input_mut::<bool>("visible")?;
-        let per_row = visible.len() / times.len();
-        for (row, &time) in visible.chunks_exact_mut(per_row).zip(times) {
-            for query in row.chunks_exact_mut(tokens) {
-                query.iter_mut().enumerate().for_each(|(i, v)| *v = i < seen(time));
-            }
-        }
-    }
-    program.set("active", active)?;
-    Ok(())
-}
-
-fn set_actions(program: &mut Program, actions: Actions<'_>) -> Result<()> {
-    match actions {
-        Actions::Discrete(data) => program.set("action", data)?,
-        Actions::Continuous(data) => program.set("action", data)?,
-    }
-    Ok(())
-}
-
-/// The largest logit of every component.
-fn greedy(action: &Action, outputs: &[f32], actions: &mut [i32]) {
-    let one = |logits: &[f32]| -> i32 {
-        let mut best = 0;
-        for (i, x) in logits.iter().enumerate() {
-            if *x > logits[best] {
-                best = i;
-            }
-        }
-        best as i32
+/// Declares the states of some work, and adds those that are carried to the list; nothing if there is no such work.
+fn declare(context: &Context, work: Work, all: &mut Vec<Carried>) -> Result<Option<Programs>> {
+    let (graph, declared) = context.graph(work, context.capacity, false)?;
+    let insert = |store: &Store, name: &str| -> Result<()> {
+        Ok(store.insert(name, graph.ty(graph.value(name)?)?.clone())?)
     };
-    match action {
-        Action::Categorical { count } => {
-            outputs.chunks_exact(*count).zip(actions).for_each(|(logits, action)| *action = one(logits));
-        }
-        Action::MultiCategorical { sizes } => {
-            let total: usize = sizes.iter().sum();
-            for (row, actions) in outputs.chunks_exact(total).zip(actions.chunks_exact_mut(sizes.len())) {
-                let mut first = 0;
-                for (size, action) in sizes.iter().zip(actions) {
-                    *action = one(&row[first..first + size]);
-                    first += size;
-                }
-            }
-        }
-        Action::Continuous { .. } => {}
-    }
-}
-
-/// Read attention of each row's current observation token, [B, H, M].
-fn read_map(
-    mode: &Mode,
-    config: &ModelConfig,
-    layer: usize,
-    times: &[u64],
-    batch: usize,
-) -> Result<Vec<f32>> {
-    let (program, per_step) = match mode {
-        Mode::Cached(cached) => (&cached.before, config.tokens.observation_index() + 1),
-        Mode::Window(window) => (&**window, config.tokens.per_step()),
-    };
-    let map = program.get::<f32>(&format!("read.{layer}"))?;
-    let (heads, slots) = (config.heads, config.memory.slots);
-    let tokens = map.len() / (batch * heads * slots);
-    let mut rows = Vec::with_capacity(batch * heads * slots);
-    for (b, time) in times.iter().enumerate() {
-        let step = if tokens == per_step { 0 } else { (time % config.segment_length as u64) as usize };
-        let token = step * per_step + config.tokens.observation_index();
-        for h in 0..heads {
-            rows.extend_from_slice(&map[((b * heads + h) * tokens + token) * slots..][..slots]);
+    for state in declared.carried {
+        insert(&context.carried, &state.name)?;
+        match all.iter_mut().find(|known| known.name == state.name) {
+            // One phase may know how a state begins where another only reads it.
+            Some(known) if known.start == Start::Unset => known.start = state.start,
+            Some(_) => {}
+            None => all.push(state),
         }
     }
-    Ok(rows)
-}
-
-// ---- graphs ----
-
-fn cache_state(layer: usize) -> String {
-    format!("cache.{layer}")
-}
-
-fn hidden_state(layer: usize) -> String {
-    format!("hidden.{layer}")
-}
-
-fn read_keys_state(layer: usize) -> String {
-    format!("read_keys.{layer}")
-}
-
-fn projected_state(layer: usize) -> String {
-    format!("projected.{layer}")
-}
-
-impl Net<'_> {
-    fn memory_states(&mut self, layer: usize, batch: usize) -> Result<MemoryValue> {
-        let (slots, d) = (self.config.memory.slots, self.config.d_model);
-        Ok(MemoryValue {
-            vectors: self.g.state(&memory_state(layer), self.dtype, [batch, slots, d])?,
-            anchors: self.g.state(&anchor_state(layer), DType::I64, [batch, slots])?,
-        })
+    for name in &declared.derived {
+        insert(&context.derived, name)?;
     }
-}
-
-/// Caches that follow from memory and parameters, for the rows in `active`.
-fn prepare_graph(config: &ModelConfig, batch: usize) -> Result<Graph> {
-    let mut g = Graph::new();
-    let active = g.input("active", DType::Bool, [batch])?;
-    let (tokens, d, slots) = (config.segment_tokens(), config.d_model, config.memory.slots);
-    let mut net = Net::new(&mut g, config, DType::F32, None);
-    let encodings = net.float_constant(&position_encodings(0, tokens, d), [tokens, d])?;
-    for layer in 0..config.layers {
-        let projected = net.g.state(&projected_state(layer), DType::F32, [tokens, d])?;
-        let r = net.project_encodings(layer, encodings)?;
-        net.g.update(projected, r)?;
-        let memory = net.memory_states(layer, batch)?;
-        if config.memory.read {
-            let keys = net.g.state(&read_keys_state(layer), DType::F32, [batch, slots, 2 * d])?;
-            let new = net.read_keys(layer, memory.vectors)?;
-            let new = net.g.select(active, new, keys)?;
-            net.g.update(keys, new)?;
-        }
-    }
-    Ok(g)
-}
-
-/// Some tokens of one step through all layers; `outputs` reads the head at the last of them.
-fn step_graph(
-    config: &ModelConfig,
-    batch: usize,
-    tokens: &[Token],
-    outputs: bool,
-    record: bool,
-) -> Result<Graph> {
-    let mut g = Graph::new();
-    let mut net = Net::new(&mut g, config, DType::F32, None);
-    let (all, d, slots) = (config.segment_tokens(), config.d_model, config.memory.slots);
-    let at = net.g.input("at", DType::I32, [batch])?;
-    let times = net.g.input("times", DType::I64, [batch, tokens.len()])?;
-    let sources = net.declare_sources(&[batch, 1])?;
-    let mut x = net.embed(tokens, &sources)?;
-    for layer in 0..config.layers {
-        let cache = net.g.state(&cache_state(layer), DType::F32, [batch, all, 2 * d])?;
-        let projected = net.g.state(&projected_state(layer), DType::F32, [all, d])?;
-        let (attended, new_cache) = net.attend(layer, x, Context::Cache { cache, projected, at })?;
-        x = attended;
-        if let Some(new_cache) = new_cache {
-            net.g.update(cache, new_cache)?;
-        }
-        if config.memory.read {
-            let keys = net.g.state(&read_keys_state(layer), DType::F32, [batch, slots, 2 * d])?;
-            let anchors = net.g.state(&anchor_state(layer), DType::I64, [batch, slots])?;
-            let (y, map) = net.read(layer, x, keys, anchors, times)?;
-            x = y;
-            if record {
-                net.g.output(&format!("read.{layer}"), map)?;
-            }
-        }
-        x = net.feed_forward(layer, "token", x)?;
-        let hidden = net.g.state(&hidden_state(layer), DType::F32, [batch, all, d])?;
-        let filled = net.g.write_rows(hidden, x, at)?;
-        net.g.update(hidden, filled)?;
-    }
-    if outputs {
-        let y = net.head(x, tokens.len(), tokens.len() - 1)?;
-        net.g.output("outputs", y)?;
-    }
-    Ok(g)
-}
-
-/// The write at the end of a segment, for the rows in `active`.
-fn write_graph(config: &ModelConfig, batch: usize, record: bool) -> Result<Graph> {
-    let mut g = Graph::new();
-    let mut net = Net::new(&mut g, config, DType::F32, None);
-    let (all, d, slots) = (config.segment_tokens(), config.d_model, config.memory.slots);
-    let active = net.g.input("active", DType::Bool, [batch])?;
-    let times = Times {
-        tokens: net.g.input("times", DType::I64, [batch, all])?,
-        newest: net.g.input("newest", DType::I64, [batch])?,
-    };
-    for layer in 0..config.layers {
-        let memory = net.memory_states(layer, batch)?;
-        let hidden = net.g.state(&hidden_state(layer), DType::F32, [batch, all, d])?;
-        let mask = WriteMask { visible: None, active: Some(active) };
-        let written = net.write(layer, hidden, memory, times, mask)?;
-        net.g.update(memory.vectors, written.memory.vectors)?;
-        if written.memory.anchors != memory.anchors {
-            net.g.update(memory.anchors, written.memory.anchors)?;
-        }
-        if config.memory.read {
-            // Only the written slots have new keys.
-            let keys = net.g.state(&read_keys_state(layer), DType::F32, [batch, slots, 2 * d])?;
-            let vectors = net.g.gather_slots(written.memory.vectors, written.slots)?;
-            let new = net.read_keys(layer, vectors)?;
-            let replace = elmur_engine::Blend { lambda: 1.0, empty_slots_too: true, active: Some(active) };
-            let (new_keys, _) =
-                net.g.lru_blend(keys, memory.anchors, written.slots, new, times.newest, replace)?;
-            net.g.update(keys, new_keys)?;
-        }
-        if record {
-            net.g.output(&format!("slots.{layer}"), written.slots)?;
-            if let Some(map) = written.weights {
-                net.g.output(&format!("write.{layer}"), map)?;
-            }
-        }
-    }
-    Ok(g)
-}
-
-/// The whole open segment through all layers; memory is kept only for the rows in `active`.
-fn window_graph(config: &ModelConfig, batch: usize, record: bool) -> Result<Graph> {
-    let mut g = Graph::new();
-    let mut net = Net::new(&mut g, config, DType::F32, None);
-    let (all, d, m) = (config.segment_tokens(), config.d_model, &config.memory);
-    let active = net.g.input("active", DType::Bool, [batch])?;
-    let times = Times {
-        tokens: net.g.input("times", DType::I64, [batch, all])?,
-        newest: net.g.input("newest", DType::I64, [batch])?,
-    };
-    let encodings = if config.compat.absolute_offset {
-        net.g.input("encodings", DType::F32, [batch, all, d])?
-    } else {
-        net.float_constant(&position_encodings(0, all, d), [all, d])?
-    };
-    let visible = if m.write {
-        let queries = if m.candidates == crate::config::Candidates::All || !m.lru {
-            m.slots
-        } else {
-            m.slots_per_write
-        };
-        Some(net.g.input("visible", DType::Bool, [batch, queries, all])?)
-    } else {
-        None
-    };
-    let sources = net.declare_sources(&[batch, config.segment_length])?;
-    let mut states = Vec::new();
-    for i in 0..config.memories() {
-        states.push(net.memory_states(i, batch)?);
-    }
-    let mut memories = states.clone();
-    let x = net.embed(config.tokens.tokens(), &sources)?;
-    let mask = WriteMask { visible, active: None };
-    let (hidden, maps): (Value, Vec<LayerMaps>) = net.segment(x, &mut memories, times, encodings, mask)?;
-    let logits = net.head(hidden, config.tokens.per_step(), config.tokens.observation_index())?;
-    net.g.output("logits", logits)?;
-    for (state, memory) in states.iter().zip(&memories) {
-        let vectors = net.g.select(active, memory.vectors, state.vectors)?;
-        let anchors = net.g.select(active, memory.anchors, state.anchors)?;
-        net.g.update(state.vectors, vectors)?;
-        net.g.update(state.anchors, anchors)?;
-    }
-    if record {
-        for (layer, map) in maps.iter().enumerate() {
-            let named = [("read", map.read), ("write", map.write), ("slots", map.slots)];
-            for (name, value) in named.into_iter().filter_map(|(name, value)| Some((name, value?))) {
-                net.g.output(&format!("{name}.{layer}"), value)?;
-            }
-        }
-    }
-    Ok(g)
+    Ok((!graph.is_empty()).then(|| Programs::new(work)))
 }

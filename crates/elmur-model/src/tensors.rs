@@ -1,10 +1,8 @@
-//! Tensor files (safetensors): reading with full validation, writing aside and renaming.
+//! Tensor files (safetensors), read with full validation.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
@@ -13,15 +11,40 @@ use crate::error::{Error, Result};
 /// Largest file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 36;
 
-/// Numbers of a tensor in memory.
+/// Numbers of a tensor in memory, row-major.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Numbers {
+pub enum TensorData {
     /// 32-bit floats.
     F32(Vec<f32>),
     /// 64-bit floats.
     F64(Vec<f64>),
     /// 64-bit integers.
     I64(Vec<i64>),
+    /// Bytes.
+    U8(Vec<u8>),
+}
+
+impl TensorData {
+    /// Appends numbers of the same type; others leave these alone.
+    pub fn extend(&mut self, more: TensorData) {
+        match (self, more) {
+            (TensorData::F32(all), TensorData::F32(more)) => all.extend(more),
+            (TensorData::F64(all), TensorData::F64(more)) => all.extend(more),
+            (TensorData::I64(all), TensorData::I64(more)) => all.extend(more),
+            (TensorData::U8(all), TensorData::U8(more)) => all.extend(more),
+            _ => {}
+        }
+    }
+
+    /// The numbers as f64.
+    pub fn to_f64(&self) -> Vec<f64> {
+        match self {
+            TensorData::F32(x) => x.iter().map(|x| f64::from(*x)).collect(),
+            TensorData::F64(x) => x.clone(),
+            TensorData::I64(x) => x.iter().map(|x| *x as f64).collect(),
+            TensorData::U8(x) => x.iter().map(|x| f64::from(*x)).collect(),
+        }
+    }
 }
 
 /// A tensor in memory.
@@ -30,24 +53,21 @@ pub struct HostTensor {
     /// Extent of each axis.
     pub shape: Vec<usize>,
     /// Row-major elements.
-    pub numbers: Numbers,
+    pub data: TensorData,
 }
 
 impl HostTensor {
     /// Elements as f64.
     pub fn to_f64(&self) -> Vec<f64> {
-        match &self.numbers {
-            Numbers::F32(x) => x.iter().map(|x| f64::from(*x)).collect(),
-            Numbers::F64(x) => x.clone(),
-            Numbers::I64(x) => x.iter().map(|x| *x as f64).collect(),
-        }
+        self.data.to_f64()
     }
 
     fn bytes(&self) -> (Dtype, Vec<u8>) {
-        match &self.numbers {
-            Numbers::F32(x) => (Dtype::F32, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
-            Numbers::F64(x) => (Dtype::F64, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
-            Numbers::I64(x) => (Dtype::I64, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
+        match &self.data {
+            TensorData::F32(x) => (Dtype::F32, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
+            TensorData::F64(x) => (Dtype::F64, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
+            TensorData::I64(x) => (Dtype::I64, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
+            TensorData::U8(x) => (Dtype::U8, x.clone()),
         }
     }
 }
@@ -62,16 +82,26 @@ pub fn read(path: &Path) -> Result<Tensors> {
 
 /// [`read`], and the note of this name that [`serialise_with`] left for the reader.
 pub(crate) fn read_with_note(path: &Path, name: &str) -> Result<(Tensors, Option<String>)> {
+    parse_with_note(&read_bytes(path)?, name).map_err(|problem| Error::file(path, problem))
+}
+
+/// The bytes of a file that is not larger than any tensor file.
+pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let size = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
     if size > MAX_FILE {
-        return Err(Error::file(
-            path,
-            format!("{size} bytes is more than a checkpoint can have ({MAX_FILE})"),
-        ));
+        let problem = format!("{size} bytes is more than a checkpoint can have ({MAX_FILE})");
+        return Err(Error::file(path, problem));
     }
-    let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
-    let tensors = parse(&bytes).map_err(|problem| Error::file(path, problem))?;
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| Error::file(path, e.to_string()))?;
+    fs::read(path).map_err(|e| Error::io(path, e))
+}
+
+/// [`parse`], and the note of this name.
+pub(crate) fn parse_with_note(
+    bytes: &[u8],
+    name: &str,
+) -> std::result::Result<(Tensors, Option<String>), String> {
+    let tensors = parse(bytes)?;
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| e.to_string())?;
     Ok((tensors, metadata.metadata().as_ref().and_then(|m| m.get(name).cloned())))
 }
 
@@ -81,29 +111,30 @@ pub fn parse(bytes: &[u8]) -> std::result::Result<Tensors, String> {
         .map_err(|e| format!("not a valid safetensors file ({e}); is it truncated or of another format?"))?;
     let mut tensors = Tensors::new();
     for (name, view) in file.tensors() {
-        let numbers = numbers(&view).ok_or_else(|| {
+        let data = data_of(&view).ok_or_else(|| {
             format!(
-                "tensor `{name}` has element type {:?}; expected F64, F32, F16, BF16, I64 or I32",
+                "tensor `{name}` has element type {:?}; expected F64, F32, F16, BF16, I64, I32 or U8",
                 view.dtype()
             )
         })?;
-        tensors.insert(name, HostTensor { shape: view.shape().to_vec(), numbers });
+        tensors.insert(name, HostTensor { shape: view.shape().to_vec(), data });
     }
     Ok(tensors)
 }
 
-fn numbers(view: &TensorView<'_>) -> Option<Numbers> {
+fn data_of(view: &TensorView<'_>) -> Option<TensorData> {
     fn all<const N: usize, T>(data: &[u8], f: impl Fn([u8; N]) -> T) -> Vec<T> {
         data.as_chunks::<N>().0.iter().map(|b| f(*b)).collect()
     }
     let data = view.data();
     Some(match view.dtype() {
-        Dtype::F64 => Numbers::F64(all(data, f64::from_le_bytes)),
-        Dtype::F32 => Numbers::F32(all(data, f32::from_le_bytes)),
-        Dtype::BF16 => Numbers::F32(all(data, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16))),
-        Dtype::F16 => Numbers::F32(all(data, |b| half_to_f32(u16::from_le_bytes(b)))),
-        Dtype::I64 => Numbers::I64(all(data, i64::from_le_bytes)),
-        Dtype::I32 => Numbers::I64(all(data, |b| i64::from(i32::from_le_bytes(b)))),
+        Dtype::F64 => TensorData::F64(all(data, f64::from_le_bytes)),
+        Dtype::F32 => TensorData::F32(all(data, f32::from_le_bytes)),
+        Dtype::BF16 => TensorData::F32(all(data, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16))),
+        Dtype::F16 => TensorData::F32(all(data, |b| half_to_f32(u16::from_le_bytes(b)))),
+        Dtype::I64 => TensorData::I64(all(data, i64::from_le_bytes)),
+        Dtype::U8 => TensorData::U8(data.to_vec()),
+        Dtype::I32 => TensorData::I64(all(data, |b| i64::from(i32::from_le_bytes(b)))),
         _ => return None,
     })
 }
@@ -140,37 +171,14 @@ pub(crate) fn serialise_with(
     safetensors::serialize(views, metadata).map_err(|e| e.to_string())
 }
 
-/// Writes a file aside, makes it durable and renames it into place: readers see the old file or the new one, whole.
-pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("file");
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let aside = path.with_file_name(format!(".{name}.{}.{number}.tmp", std::process::id()));
-    let write = || -> std::io::Result<()> {
-        let mut file = fs::File::create(&aside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&aside, path)?;
-        // The rename itself must survive a crash too, where the system lets a folder be synced.
-        if let Some(folder) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-            let _ = fs::File::open(folder).and_then(|folder| folder.sync_all());
-        }
-        Ok(())
-    };
-    write().map_err(|cause| {
-        let _ = fs::remove_file(&aside);
-        Error::io(path, cause)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn sample() -> Tensors {
         let a =
-            HostTensor { shape: vec![2, 3], numbers: Numbers::F32(vec![1.0, -2.0, 3.5, 0.0, 1e-30, 1e30]) };
-        let b = HostTensor { shape: vec![2], numbers: Numbers::I64(vec![-1, 1 << 40]) };
+            HostTensor { shape: vec![2, 3], data: TensorData::F32(vec![1.0, -2.0, 3.5, 0.0, 1e-30, 1e30]) };
+        let b = HostTensor { shape: vec![2], data: TensorData::I64(vec![-1, 1 << 40]) };
         Tensors::from([("a".to_owned(), a), ("b".to_owned(), b)])
     }
 

@@ -5,9 +5,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use elmur_base::{Values, ValuesMut};
 use elmur_engine::Pool;
-use elmur_model::config::TokenFormat;
-use elmur_model::session::{Obs, Session};
+use elmur_model::ends::TokenFormat;
+use elmur_model::session::{Choose, Seen, Session};
 use elmur_model::{init, presets};
 
 struct Counting;
@@ -36,21 +37,31 @@ fn acting_allocates_nothing_after_warm_up() {
     for tokens in
         [TokenFormat::Observation, TokenFormat::ReturnObservationAction, TokenFormat::ObservationReturn]
     {
-        let mut config = presets::model("tmaze").unwrap();
+        let mut config = presets::model("tmaze").unwrap().elmur("test").unwrap().clone();
         config.tokens = tokens;
         let params = init::parameters(&config, 0).unwrap();
         for (batch, threads) in [(1, 1), (20, 2)] {
             let mut session = Session::new(&config, &params, batch, &Pool::new(threads)).unwrap();
             let observation = vec![0.25f32; 4 * batch];
             let returns = vec![1.0f32; batch];
+            // All rows, and in every other step some of them besides.
+            let some: Vec<usize> = (0..batch).rev().take(7).collect();
+            let mut actions = vec![0; some.len()];
             let mut act = |steps: usize| {
-                for _ in 0..steps {
-                    session.act(Obs::Floats(&observation), Some(&returns)).unwrap();
+                for t in 0..steps {
+                    let observation = Values::floats(&observation);
+                    session.act(Seen { observation, returns: Some(&returns) }).unwrap();
+                    if t % 2 == 0 {
+                        let observation = Values::floats(&observation.floats[..4 * some.len()]);
+                        let seen = Seen { observation, returns: Some(&returns[..some.len()]) };
+                        let actions = ValuesMut::ints(&mut actions);
+                        session.select_action(&some, seen, Choose::Sample, actions).unwrap();
+                    }
                 }
             };
-            act(11); // a whole segment, its write and a step
+            act(31); // whole segments, their writes and a step
             let before = ALLOCATIONS.load(Ordering::SeqCst);
-            act(35);
+            act(45);
             let count = ALLOCATIONS.load(Ordering::SeqCst) - before;
             assert_eq!(count, 0, "{tokens:?}, batch {batch}, {threads} threads");
         }

@@ -4,11 +4,14 @@
 
 use std::path::{Path, PathBuf};
 
+use elmur_base::Values;
 use elmur_engine::{DType, Pool};
-use elmur_model::config::*;
-use elmur_model::session::{Obs, Session};
-use elmur_model::tensors::{self, Numbers};
-use elmur_model::{Checkpoint, init, presets, published};
+use elmur_model::elmur::config::*;
+use elmur_model::elmur::published;
+use elmur_model::session::Session;
+use elmur_model::tensors::{self, TensorData};
+use elmur_model::window::{Begin, WindowProgram, evaluation_graph};
+use elmur_model::{Checkpoint, Elmur, PolicyConfig, init, presets};
 
 /// A folder that is removed when the test ends.
 struct Folder(PathBuf);
@@ -29,15 +32,13 @@ impl Drop for Folder {
 
 fn quick() -> Checkpoint {
     let config = presets::model("tmaze-quick").unwrap();
-    let params = init::parameters(&config, 5).unwrap();
+    let params = init::parameters(config.architecture(), 5).unwrap();
     Checkpoint { config, params }
 }
 
 fn outputs(checkpoint: &Checkpoint) -> Vec<f32> {
     let mut session = Session::new(&checkpoint.config, &checkpoint.params, 1, &Pool::new(1)).unwrap();
-    (0..25)
-        .flat_map(|t| session.act(Obs::Floats(&[0.1, t as f32, -1.0, 0.5]), None).unwrap().to_vec())
-        .collect()
+    (0..25).flat_map(|t| session.act(Values::floats(&[0.1, t as f32, -1.0, 0.5])).unwrap().to_vec()).collect()
 }
 
 #[test]
@@ -79,10 +80,10 @@ fn damage_is_named() {
     assert!(error.ends_with("tensor `w` is not part of the model in its config.json"), "{error}");
     let error = change(&|all| all.get_mut("u").unwrap().shape = vec![16, 2]);
     assert!(error.ends_with("`u` has shape [16, 2], its config.json asks for [2, 16]"), "{error}");
-    let error = change(&|all| all.get_mut("u").unwrap().numbers = Numbers::F64(vec![0.0; 32]));
+    let error = change(&|all| all.get_mut("u").unwrap().data = TensorData::F64(vec![0.0; 32]));
     assert!(error.ends_with("`u` does not hold 32-bit floats"), "{error}");
     let error = change(&|all| {
-        if let Numbers::F32(x) = &mut all.get_mut("u").unwrap().numbers {
+        if let TensorData::F32(x) = &mut all.get_mut("u").unwrap().data {
             x[3] = f32::NAN;
         }
     });
@@ -117,10 +118,14 @@ fn damage_is_named() {
     assert!(error.contains("its config.json asks for"), "{error}");
 }
 
+fn elmur(name: &str) -> Elmur {
+    presets::model(name).unwrap().elmur("test").unwrap().clone()
+}
+
 /// Parameter counts of the published code (its own count for the paper's models).
 #[test]
 fn published_parameter_counts() {
-    let count = |name: &str| published::parameter_count(&presets::model(name).unwrap());
+    let count = |name: &str| published::parameter_count(&elmur(name));
     assert_eq!(count("tmaze"), 2_111_740);
     assert_eq!(count("remember-color"), 8_954_728);
     assert_eq!(count("take-it-back"), 581_320);
@@ -136,7 +141,7 @@ fn published_parameter_counts() {
 #[test]
 fn published_weights_are_imported() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tmaze-small.safetensors");
-    let mut config = presets::model("tmaze").unwrap();
+    let mut config = elmur("tmaze");
     (config.d_model, config.heads, config.layers, config.segment_length) = (16, 2, 2, 4);
     config.memory.max_distance = 32;
     config.memory.lambda = 0.05;
@@ -150,32 +155,31 @@ fn published_weights_are_imported() {
         balance: 0.1,
         dropout: 0.0,
     };
-    let checkpoint = Checkpoint::import(&config, &path).unwrap();
+    let checkpoint = Checkpoint::import(&PolicyConfig::from(config.clone()), &path).unwrap();
     let golden = tensors::read(&path).unwrap();
-    let graph = elmur_model::segments::evaluation_graph(&config, 3, DType::F32).unwrap();
+    let built = evaluation_graph(&config, 3, DType::F32, Begin::Continue).unwrap();
     let state = elmur_engine::Store::new();
-    state.declare_states(&graph).unwrap();
+    state.declare_states(&built.graph).unwrap();
     let narrow = |name: &str| golden[name].to_f64().iter().map(|x| *x as f32).collect::<Vec<_>>();
     for i in 0..2 {
         state.set(&format!("memory.{i}"), &narrow(&format!("init/memory.{i}"))).unwrap();
         state.set(&format!("anchors.{i}"), &[-1i64; 6]).unwrap();
     }
-    let mut program =
-        elmur_engine::Program::new(&graph, &Pool::new(1), &[&state, &checkpoint.params]).unwrap();
-    program.set("observation", &narrow("input/observations")[..48]).unwrap();
-    elmur_model::segments::SegmentClock::set(&config, &mut program, 0).unwrap();
-    program.run().unwrap();
-    for (got, want) in program.get::<f32>("logits").unwrap().iter().zip(narrow("eval/logits.0")) {
+    let stores = [&state, &checkpoint.params];
+    let mut program = WindowProgram::new(&built, &config, &Pool::new(1), &stores).unwrap();
+    program.program.set("observation", &narrow("input/observations")[..48]).unwrap();
+    program.run(0).unwrap();
+    for (got, want) in program.program.get::<f32>("logits").unwrap().iter().zip(narrow("eval/logits.0")) {
         assert!((got - want).abs() < 1e-4, "{got} {want}");
     }
 
     config.layers = 3;
-    let error = Checkpoint::import(&config, &path).unwrap_err().to_string();
+    let error = Checkpoint::import(&PolicyConfig::from(config.clone()), &path).unwrap_err().to_string();
     assert!(
         error.contains("expected a tensor `layers.2.self_attention.qkv_net.weight`, got none"),
         "{error}"
     );
     config.layers = 1;
-    let error = Checkpoint::import(&config, &path).unwrap_err().to_string();
+    let error = Checkpoint::import(&PolicyConfig::from(config.clone()), &path).unwrap_err().to_string();
     assert!(error.contains("expected only tensors that this config has, got `param/layers.1."), "{error}");
 }

@@ -2,28 +2,26 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use elmur_base::Values;
 use elmur_engine::rng::Stream;
-use elmur_engine::{DType, Pool, Program, Store};
-use elmur_model::config::*;
-use elmur_model::memory::MemoryState;
-use elmur_model::segments::{SegmentClock, anchor_state, evaluation_graph, memory_state};
-use elmur_model::session::{Actions, Obs, Session};
-use elmur_model::{ModelConfig, init};
-
-/// What makes one variant of a model.
-type Change = Box<dyn Fn(&mut ModelConfig)>;
+use elmur_engine::{Pool, Store};
+use elmur_model::elmur::config::*;
+use elmur_model::ends::*;
+use elmur_model::session::{Seen, Session};
+use elmur_model::tensors::TensorData;
+use elmur_model::{Elmur, Snapshot, init};
 
 /// A small model; tests change what they are about.
-fn small() -> ModelConfig {
-    ModelConfig {
-        observation: Observation::Vector { dim: 3 },
+fn small() -> Elmur {
+    Elmur {
+        observation: vec![Encoder::Vector { dim: 3, bytes: false }],
         action: Action::Categorical { count: 5 },
         tokens: TokenFormat::Observation,
         d_model: 24,
         heads: 2,
         layers: 2,
         segment_length: 4,
-        memory: Memory {
+        memory: MemoryConfig {
             slots: 3,
             lambda: 0.3,
             init: MemoryInit::Normal { std: 0.5 },
@@ -55,7 +53,7 @@ fn small() -> ModelConfig {
     }
 }
 
-fn params(config: &ModelConfig, seed: u64) -> Store {
+fn params(config: &Elmur, seed: u64) -> Store {
     init::parameters(config, seed).unwrap()
 }
 
@@ -65,146 +63,12 @@ fn random(n: usize, seed: u64) -> Vec<f32> {
     data.into_iter().map(|x| x as f32).collect()
 }
 
-fn close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
-    let scale = want.iter().fold(1.0f32, |m, x| m.max(x.abs()));
-    for (i, (g, w)) in got.iter().zip(want).enumerate() {
-        assert!((g - w).abs() <= tolerance * scale, "{what}, element {i}: {g}, want {w}");
-    }
-}
-
-/// Data of an episode batch: [steps, B, ...].
-struct Episode {
-    observations: Vec<f32>,
-    actions: Vec<i32>,
-    returns: Vec<f32>,
-}
-
 const B: usize = 3;
 
-fn episode(config: &ModelConfig, steps: usize) -> Episode {
-    let Observation::Vector { dim } = config.observation else { panic!("vector observations here") };
-    Episode {
-        observations: random(steps * B * dim, 1),
-        actions: (0..steps * B).map(|i| (i * 7 % 5) as i32).collect(),
-        returns: random(steps * B, 2),
-    }
-}
+const ALL: [usize; B] = [0, 1, 2];
 
-/// Steps a session through `steps` steps; compares outputs and memories with whole-segment programs.
-fn stepping_equals_segments(name: &str, config: &ModelConfig, whole_windows_only: bool) {
-    let params = params(config, 3);
-    let length = config.segment_length;
-    let segments = 5;
-    let Observation::Vector { dim } = config.observation else { panic!("vector observations here") };
-    let data = episode(config, segments * length);
-    let mut session = Session::new(config, &params, B, &Pool::new(1)).unwrap();
-    session.reset(&[(0, 10), (1, 11), (2, 12)]).unwrap();
-
-    let graph = evaluation_graph(config, B, DType::F32).unwrap();
-    let state = Store::new();
-    state.declare_states(&graph).unwrap();
-    let mut program = Program::new(&graph, &Pool::new(1), &[&state, &params]).unwrap();
-    for i in 0..config.memories() {
-        let (vectors, anchors) = session.memory(i).unwrap();
-        state.set(&memory_state(i), &vectors).unwrap();
-        state.set(&anchor_state(i), &anchors).unwrap();
-    }
-    for segment in 0..segments {
-        // [steps, B, ...] to [B, steps, ...].
-        let at = |b: usize, t: usize| (segment * length + t) * B + b;
-        let order: Vec<usize> = (0..B).flat_map(|b| (0..length).map(move |t| at(b, t))).collect();
-        let pick = |data: &[f32], row: usize| -> Vec<f32> {
-            order.iter().flat_map(|i| data[i * row..(i + 1) * row].to_vec()).collect()
-        };
-        program.set("observation", &pick(&data.observations, dim)).unwrap();
-        let tokens = config.tokens.tokens();
-        if tokens.contains(&Token::Return) {
-            program.set("returns", &pick(&data.returns, 1)).unwrap();
-        }
-        if tokens.contains(&Token::Action) {
-            let actions: Vec<i32> = order.iter().map(|i| data.actions[*i]).collect();
-            program.set("action", &actions).unwrap();
-        }
-        SegmentClock::set(config, &mut program, segment as u64).unwrap();
-        program.run().unwrap();
-        let logits = program.get::<f32>("logits").unwrap();
-        let outputs = config.action.outputs();
-        for t in 0..length {
-            let step = segment * length + t;
-            let got = session
-                .forward(
-                    Obs::Floats(&data.observations[step * B * dim..(step + 1) * B * dim]),
-                    Some(&data.returns[step * B..(step + 1) * B]),
-                )
-                .unwrap()
-                .to_vec();
-            session.commit(Some(Actions::Discrete(&data.actions[step * B..(step + 1) * B]))).unwrap();
-            if whole_windows_only && t + 1 < length {
-                continue;
-            }
-            for b in 0..B {
-                let want = &logits[(b * length + t) * outputs..][..outputs];
-                close(&got[b * outputs..][..outputs], want, 1e-5, &format!("{name}, step {step}, row {b}"));
-            }
-        }
-        for i in 0..config.memories() {
-            let (vectors, anchors) = session.memory(i).unwrap();
-            assert_eq!(anchors, state.get::<i64>(&anchor_state(i)).unwrap(), "{name}, segment {segment}");
-            close(&vectors, &state.get::<f32>(&memory_state(i)).unwrap(), 1e-5, name);
-        }
-    }
-}
-
-#[test]
-fn stepping_equals_whole_segments_in_every_variant() {
-    let variants: Vec<(&str, Change)> = vec![
-        ("paper", Box::new(|_| {})),
-        (
-            "pre-norm GELU",
-            Box::new(|c| {
-                c.pre_norm = true;
-                c.ffn = Ffn::Gelu { d_ff: 20 };
-            }),
-        ),
-        (
-            "RMSNorm SwiGLU",
-            Box::new(|c| {
-                c.norm = NormType::Rms;
-                c.ffn = Ffn::SwiGlu { d_ff: 20 };
-            }),
-        ),
-        ("two slots per write", Box::new(|c| c.memory.slots_per_write = 2)),
-        ("all candidates", Box::new(|c| c.memory.candidates = Candidates::All)),
-        ("no bias", Box::new(|c| c.memory.relative_bias = false)),
-        ("no read", Box::new(|c| c.memory.read = false)),
-        ("no write", Box::new(|c| c.memory.write = false)),
-        ("no LRU", Box::new(|c| c.memory.lru = false)),
-        ("learned memory", Box::new(|c| c.memory.init = MemoryInit::Learned)),
-        ("empty slots blended", Box::new(|c| c.compat.empty_slot_blend = true)),
-        ("absolute offset", Box::new(|c| c.compat.absolute_offset = true)),
-        ("observation, action", Box::new(|c| c.tokens = TokenFormat::ObservationAction)),
-        ("observation, return", Box::new(|c| c.tokens = TokenFormat::ObservationReturn)),
-        ("return, observation, action", Box::new(|c| c.tokens = TokenFormat::ReturnObservationAction)),
-        (
-            "absolute offset with actions",
-            Box::new(|c| {
-                c.compat.absolute_offset = true;
-                c.tokens = TokenFormat::ReturnObservationAction;
-            }),
-        ),
-    ];
-    for (name, change) in variants {
-        let mut config = small();
-        change(&mut config);
-        stepping_equals_segments(name, &config, false);
-    }
-    // Here a partial window is another computation; only complete ones agree.
-    let mut config = small();
-    config.compat = Compat { empty_slot_blend: true, newest_first_times: true, absolute_offset: true };
-    stepping_equals_segments("published", &config, true);
-    let mut config = small();
-    config.memory.shared = true;
-    stepping_equals_segments("shared memory", &config, true);
+fn floats(data: &[f32]) -> Values<'_> {
+    Values::floats(data)
 }
 
 /// Outputs of `steps` steps of one row, alone in row `row` of a session, from a given seed.
@@ -214,7 +78,7 @@ fn outputs_of(session: &mut Session, steps: std::ops::Range<usize>, rows: &[usiz
         .map(|t| {
             let observation: Vec<f32> =
                 rows.iter().flat_map(|offset| random(3, (t + offset) as u64)).collect();
-            session.act(Obs::Floats(&observation), None).unwrap().to_vec()
+            session.act(floats(&observation)).unwrap().to_vec()
         })
         .collect()
 }
@@ -268,25 +132,28 @@ fn a_snapshot_continues_bit_for_bit() {
         outputs_of(&mut session, 0..6, &[0, 1, 2]);
         session.reset(&[(2, 9)]).unwrap();
         outputs_of(&mut session, 6..13, &[0, 1, 2]);
-        let snapshot = session.snapshot().unwrap();
+        let snapshot = session.snapshot(&ALL).unwrap();
         let on = outputs_of(&mut session, 13..30, &[0, 1, 2]);
 
         let folder = std::env::temp_dir().join(format!("elmur-snapshot-{}-{:?}", std::process::id(), compat));
         snapshot.save(&folder).unwrap();
-        let loaded = MemoryState::load(&folder).unwrap();
+        let loaded = Snapshot::load(&folder).unwrap();
         std::fs::remove_file(&folder).unwrap();
         assert_eq!(loaded, snapshot);
         let mut other = Session::new(&config, &params, B, &Pool::new(2)).unwrap();
-        other.restore(&loaded).unwrap();
+        other.restore(&ALL, &loaded).unwrap();
         assert_eq!(other.times(), [13, 13, 7]);
         assert_eq!(outputs_of(&mut other, 13..30, &[0, 1, 2]), on);
 
         let bytes = snapshot.to_bytes().unwrap();
         for len in (0..bytes.len()).step_by(97) {
-            assert!(MemoryState::from_bytes(&bytes[..len]).is_err());
+            assert!(Snapshot::from_bytes(&bytes[..len]).is_err());
         }
         let mut smaller = Session::new(&config, &params, 2, &Pool::new(1)).unwrap();
-        assert_eq!(smaller.restore(&loaded).unwrap_err().to_string(), "restore: expected 2 rows, got 3");
+        assert_eq!(
+            smaller.restore(&[0, 1], &loaded).unwrap_err().to_string(),
+            "restore: expected 2 rows, got 3"
+        );
     }
 }
 
@@ -299,21 +166,123 @@ fn a_recording_session_acts_the_same_and_tells_what_it_did() {
     assert_eq!(outputs_of(&mut silent, 0..9, &[0, 1, 2]), outputs_of(&mut telling, 0..9, &[0, 1, 2]));
     let records = telling.take_records();
     assert_eq!(records.len(), 9);
+    let sums_to_one =
+        |data: &[f32], each: usize| data.chunks(each).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-5);
     for (t, record) in records.iter().enumerate() {
-        assert_eq!(record.times, [t as u64; B]);
-        assert_eq!(record.read.len(), 2);
-        for map in &record.read {
-            assert_eq!(map.len(), B * 2 * 3);
-            assert!(map.chunks(3).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-5));
+        assert_eq!((&record.times[..], &record.rows[..]), (&[t as u64; B][..], &ALL[..]));
+        assert_eq!(record.taps.keys().collect::<Vec<_>>(), ["read.0", "read.1"]);
+        for tap in record.taps.values() {
+            assert_eq!(tap.shape, [2, 3], "heads, slots");
+            let TensorData::F32(map) = &tap.data else { panic!("floats") };
+            assert!(map.len() == B * 2 * 3 && sums_to_one(map, 3));
         }
-        assert_eq!(record.write.is_some(), t % 4 == 3);
+        assert_eq!(record.closed.is_some(), t % 4 == 3);
     }
-    let write = records[7].write.clone().unwrap();
-    assert_eq!(write.slots, vec![vec![1; B]; 2]); // the second segment takes the second slot
-    assert_eq!(write.rows, [true; B]);
-    assert_eq!(write.memory[0], telling.memory(0).unwrap().0);
-    assert!(write.attention[1].chunks(4).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-5));
+    let closed = records[7].closed.clone().unwrap();
+    assert_eq!(closed.rows, ALL);
+    for layer in 0..2 {
+        // The second segment takes the second slot.
+        assert_eq!(closed.taps[&format!("slots.{layer}")].data, TensorData::I64(vec![1; B]));
+    }
+    assert_eq!(closed.taps["memory.0"].data, telling.state("memory.0", &ALL).unwrap());
+    let TensorData::F32(map) = &closed.taps["write.1"].data else { panic!("floats") };
+    assert!(sums_to_one(map, 4));
     assert!(silent.take_records().is_empty());
+}
+
+/// The values of a state of all rows.
+fn state(session: &Session, name: &str) -> Vec<f64> {
+    let rows: Vec<usize> = (0..session.rows()).collect();
+    session.state(name, &rows).unwrap().to_f64()
+}
+
+/// Rows that act, are reset, saved and restored in any subset and order act as they would alone: to the bit in a small
+/// session, to rounding in a large one.
+#[test]
+fn any_subset_of_rows_acts_as_each_row_would_alone() {
+    let published = Compat { newest_first_times: true, ..Compat::default() };
+    for (compat, rows) in [(Compat::default(), 23), (Compat::default(), 3), (published, 23)] {
+        let mut config = small();
+        config.tokens = TokenFormat::ObservationAction;
+        config.compat = compat;
+        let params = params(&config, 4);
+        let mut bank = Session::new(&config, &params, rows, &Pool::new(2)).unwrap();
+        let mut alone: Vec<Session> =
+            (0..rows).map(|_| Session::new(&config, &params, rows.min(4), &Pool::new(1)).unwrap()).collect();
+        let mut draws = elmur_engine::rng::Rng::new(5, 0);
+        for (row, one) in alone.iter_mut().enumerate() {
+            one.reset(&[(0, row as u64)]).unwrap();
+        }
+        for round in 0..60u64 {
+            let mut order: Vec<usize> = (0..rows).collect();
+            draws.shuffle(&mut order);
+            // Mostly a few rows, sometimes all of them in order.
+            let list = if round % 9 == 8 {
+                (0..rows).collect()
+            } else {
+                order[..1 + (round as usize * 7) % 12 % rows].to_vec()
+            };
+            if round % 4 == 3 {
+                bank.reset(&[(list[0], 100 + round)]).unwrap();
+                alone[list[0]].reset(&[(0, 100 + round)]).unwrap();
+            }
+            if round % 5 == 4 {
+                let kept = bank.snapshot(&list[..1]).unwrap();
+                bank.reset(&[(list[0], 7)]).unwrap();
+                bank.restore(&list[..1], &Snapshot::from_bytes(&kept.to_bytes().unwrap()).unwrap()).unwrap();
+            }
+            let seen: Vec<f32> = list.iter().flat_map(|row| random(3, 1000 * round + *row as u64)).collect();
+            let got = bank.forward(&list, floats(&seen).into()).unwrap().to_vec();
+            let actions: Vec<i32> = list.iter().map(|row| (*row as i32 + round as i32) % 5).collect();
+            bank.commit(&list, Values::ints(&actions)).unwrap();
+            for (i, row) in list.iter().enumerate() {
+                let one = &mut alone[*row];
+                let want = one.forward(&[0], floats(&seen[3 * i..3 * i + 3]).into()).unwrap();
+                let same = |(a, b): (&f32, &f32)| if rows < 4 { a == b } else { (a - b).abs() < 1e-4 };
+                let got = &got[5 * i..5 * i + 5];
+                assert!(got.iter().zip(want).all(same), "row {row}, round {round}: {got:?}, {want:?}");
+                one.commit(&[0], Values::ints(&actions[i..i + 1])).unwrap();
+            }
+        }
+        for (row, one) in alone.iter().enumerate() {
+            assert_eq!(bank.times()[row], one.times()[0]);
+            let state = |s: &Session, row: usize| s.state("memory.1", &[row]).unwrap().to_f64();
+            let (a, b) = (state(&bank, row), state(one, 0));
+            assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-3), "{a:?} {b:?}");
+        }
+    }
+}
+
+#[test]
+fn sampled_actions_depend_on_the_rows_seed_and_survive_snapshots() {
+    use elmur_base::ValuesMut;
+    use elmur_model::session::Choose;
+    let config = small();
+    let params = params(&config, 4);
+    let mut session = Session::new(&config, &params, 2, &Pool::new(1)).unwrap();
+    let play = |session: &mut Session, rows: &[usize], steps: std::ops::Range<u64>| -> Vec<i32> {
+        let mut all = Vec::new();
+        for t in steps {
+            let seen = random(3, t).repeat(rows.len());
+            let mut actions = vec![0; rows.len()];
+            let seen = floats(&seen).into();
+            session.select_action(rows, seen, Choose::Sample, ValuesMut::ints(&mut actions)).unwrap();
+            all.extend(actions);
+        }
+        all
+    };
+    session.reset(&[(0, 8), (1, 8)]).unwrap();
+    let both = play(&mut session, &[0, 1], 0..40);
+    assert!(both.chunks(2).all(|pair| pair[0] == pair[1]), "equal seeds draw equally");
+    session.reset(&[(0, 9), (1, 8)]).unwrap();
+    let other = play(&mut session, &[0], 0..40);
+    assert!(other.iter().zip(both.chunks(2)).any(|(a, b)| *a != b[0]), "other seeds draw otherwise");
+    let first = play(&mut session, &[1], 0..15);
+    let kept = session.snapshot(&[1]).unwrap();
+    let on = play(&mut session, &[1], 15..40);
+    assert!([first, on.clone()].concat().iter().zip(both.chunks(2)).all(|(a, b)| *a == b[0]));
+    session.restore(&[0], &kept).unwrap();
+    assert_eq!(play(&mut session, &[0], 15..40), on);
 }
 
 /// The state of a session does not grow with time, and anchors stay exact beyond what a float could count.
@@ -326,21 +295,21 @@ fn a_million_steps_cost_what_a_thousand_cost() {
     let params = params(&config, 4);
     let mut session = Session::new(&config, &params, 1, &Pool::new(1)).unwrap();
     let observation = [0.5, -1.0, 2.0];
-    let size = |session: &Session| session.snapshot().unwrap().to_bytes().unwrap().len();
-    let before = size(&session);
+    let size = |session: &mut Session| session.snapshot(&[0]).unwrap().to_bytes().unwrap().len();
+    let before = size(&mut session);
     for _ in 0..1_000_000 {
-        session.act(Obs::Floats(&observation), None).unwrap();
+        session.act(floats(&observation)).unwrap();
     }
     assert_eq!(session.times(), [1_000_000]);
-    assert_eq!(size(&session), before);
-    assert_eq!(session.memory(0).unwrap().1.iter().max(), Some(&999_999));
+    assert_eq!(size(&mut session), before);
+    assert_eq!(state(&session, "anchors.0").into_iter().fold(0.0, f64::max), 999_999.0);
     // Only differences of times reach the model: far in the future nothing changes.
-    let snapshot = session.snapshot().unwrap();
-    let near: Vec<f32> = session.act(Obs::Floats(&observation), None).unwrap().to_vec();
+    let snapshot = session.snapshot(&[0]).unwrap();
+    let near: Vec<f32> = session.act(floats(&observation)).unwrap().to_vec();
     let mut far = session;
-    far.restore(&snapshot.shifted(1_000_000_000_000).unwrap()).unwrap();
+    far.restore(&[0], &snapshot.shifted(1_000_000_000_000).unwrap()).unwrap();
     assert!(snapshot.shifted(3).is_err() && snapshot.shifted(u64::MAX).is_err());
-    assert_eq!(far.act(Obs::Floats(&observation), None).unwrap(), near);
+    assert_eq!(far.act(floats(&observation)).unwrap(), near);
 }
 
 #[test]
@@ -349,18 +318,27 @@ fn mistakes_are_explained() {
     let store = params(&config, 4);
     let mut session = Session::new(&config, &store, 2, &Pool::new(1)).unwrap();
     let message = |r: Result<&[f32], elmur_model::Error>| r.unwrap_err().to_string();
-    assert_eq!(message(session.act(Obs::Floats(&[0.0; 5]), None)), "observation: expected 6 numbers, got 5");
+    assert_eq!(message(session.act(floats(&[0.0; 5]))), "observation: expected 6 numbers, got 5");
     assert_eq!(
-        message(session.act(Obs::Floats(&[0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0]), None)),
+        message(session.act(floats(&[0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0]))),
         "observation: expected finite numbers, got NaN at 2"
     );
-    assert_eq!(message(session.act(Obs::Ints(&[0; 6]), None)), "observation: expected floats, got integers");
+    assert_eq!(message(session.act(Values::ints(&[0; 6]))), "observation: expected floats, got integers");
     assert_eq!(session.reset(&[(2, 0)]).unwrap_err().to_string(), "reset: expected rows below 2, got 2");
     assert_eq!(
-        session.commit(None).unwrap_err().to_string(),
+        session.commit(&[0, 1], Values::default()).unwrap_err().to_string(),
         "commit: expected forward first, got no step begun"
     );
-    session.act(Obs::Floats(&[0.0; 6]), None).unwrap();
+    let seen = [0.0; 6];
+    let error = session.forward(&[1, 1], floats(&seen).into()).unwrap_err().to_string();
+    assert_eq!(error, "forward: expected every row once, got row 1 twice");
+    session.forward(&[1], floats(&seen[..3]).into()).unwrap();
+    let error = session.forward(&[0, 1], floats(&seen).into()).unwrap_err().to_string();
+    assert_eq!(error, "forward: expected commit after the previous forward, got an open step");
+    session.reset(&[(0, 3)]).unwrap();
+    session.commit(&[1], Values::default()).unwrap();
+    assert_eq!(session.times(), [0, 1]);
+    session.act(floats(&[0.0; 6])).unwrap();
     config.heads = 5;
     let error = Session::new(&config, &store, 2, &Pool::new(1)).unwrap_err().to_string();
     assert_eq!(error, "config `heads`: expected a divisor of d_model = 24, got 5");
@@ -373,13 +351,14 @@ fn mistakes_are_explained() {
 #[test]
 fn every_encoder_and_head_acts() {
     let mut config = small();
-    config.observation = Observation::Parts(vec![
-        Observation::Vector { dim: 2 },
-        Observation::Categorical { sizes: vec![3, 4], encoding: CategoricalEncoding::Embedding },
-        Observation::Categorical { sizes: vec![5], encoding: CategoricalEncoding::OneHot },
-        Observation::Categorical { sizes: vec![5], encoding: CategoricalEncoding::Raw },
-        Observation::Image { channels: 3, height: 40, width: 44 },
-    ]);
+    config.observation = vec![
+        Encoder::Vector { dim: 2, bytes: false },
+        Encoder::Categorical { sizes: vec![3, 4], encoding: CategoricalEncoding::Embedding },
+        Encoder::Categorical { sizes: vec![5], encoding: CategoricalEncoding::OneHot },
+        Encoder::Categorical { sizes: vec![5], encoding: CategoricalEncoding::Raw },
+        Encoder::Image { channels: 3, height: 40, width: 44, bytes: false },
+        Encoder::Image { channels: 1, height: 8, width: 9, bytes: true },
+    ];
     for action in [
         Action::Categorical { count: 4 },
         Action::MultiCategorical { sizes: vec![3, 2] },
@@ -391,16 +370,23 @@ fn every_encoder_and_head_acts() {
             config.tokens = tokens;
             let params = params(&config, 1);
             let mut session = Session::new(&config, &params, 2, &Pool::new(1)).unwrap();
-            let image = vec![0.5f32; 2 * 3 * 40 * 44];
-            let parts = [
-                Obs::Floats(&[0.1, 0.2, 0.3, 0.4]),
-                Obs::Ints(&[0, 3, 2, 1]),
-                Obs::Ints(&[4, 0]),
-                Obs::Ints(&[1, 2]),
-                Obs::Floats(&image),
-            ];
+            // Each row: two numbers and an image; four integers; a small image of bytes.
+            let row = |x: f32| [vec![x, -x], vec![0.5f32; 3 * 40 * 44]].concat();
+            let seen_floats = [row(0.1), row(0.3)].concat();
+            let ints = [0, 3, 4, 1, 2, 1, 0, 2];
+            let bytes: Vec<u8> = (0..2 * 72).collect();
+            let seen = Values { floats: &seen_floats, ints: &ints, bytes: &bytes };
+            fn with<'a>(observation: Values<'a>, returns: Option<&'a [f32]>) -> Seen<'a> {
+                Seen { observation, returns }
+            }
+            let returns = Some(&[1.0, 0.5][..]);
+            let outputs_of = |bytes: &[u8]| {
+                let mut session = Session::new(&config, &params, 2, &Pool::new(1)).unwrap();
+                session.act(with(Values { bytes, ..seen }, returns)).unwrap().to_vec()
+            };
+            assert_ne!(outputs_of(&bytes), outputs_of(&[0; 2 * 72]), "pixels are seen");
             for _ in 0..9 {
-                let outputs = session.act(Obs::Parts(&parts), Some(&[1.0, 0.5])).unwrap();
+                let outputs = session.act(with(seen, returns)).unwrap();
                 assert_eq!(outputs.len(), 2 * action.outputs());
                 assert!(outputs.iter().all(|x| x.is_finite()));
                 if let Action::Continuous { tanh: true, .. } = action {
@@ -408,18 +394,21 @@ fn every_encoder_and_head_acts() {
                 }
             }
             // One component's values are never taken for another's; what is refused changes nothing.
-            let before = session.snapshot().unwrap();
-            for bad in [[0, 4, 2, 1], [3, 0, 0, 0], [0, -1, 0, 0]] {
-                let parts = [parts[0], Obs::Ints(&bad), parts[2], parts[3], parts[4]];
-                assert!(session.act(Obs::Parts(&parts), Some(&[1.0, 0.5])).is_err(), "{bad:?}");
+            let before = session.snapshot(&[0, 1]).unwrap();
+            for (place, bad) in [(1, 4), (0, 3), (5, -1), (2, 5)] {
+                let mut ints = ints;
+                ints[place] = bad;
+                let seen = Values { ints: &ints, ..seen };
+                assert!(session.act(with(seen, returns)).is_err(), "{bad} at {place}");
             }
-            assert!(session.act(parts[0], Some(&[1.0, 0.5])).is_err(), "one part of five");
+            assert!(session.act(with(Values { bytes: &[], ..seen }, returns)).is_err(), "no bytes");
+            assert!(session.act(with(Values::floats(&[0.1, 0.2]), returns)).is_err(), "one leaf of six");
             if tokens != TokenFormat::Observation {
-                assert!(session.act(Obs::Parts(&parts), Some(&[1.0, f32::NAN])).is_err());
-                assert!(session.act(Obs::Parts(&parts), None).is_err());
+                assert!(session.act(with(seen, Some(&[1.0, f32::NAN]))).is_err());
+                assert!(session.act(with(seen, None)).is_err());
             }
-            assert_eq!(session.snapshot().unwrap(), before);
-            session.act(Obs::Parts(&parts), Some(&[1.0, 0.5])).unwrap();
+            assert_eq!(session.snapshot(&[0, 1]).unwrap(), before);
+            session.act(with(seen, returns)).unwrap();
         }
     }
 }
@@ -436,13 +425,15 @@ fn a_refused_action_changes_nothing() {
             let mut session = Session::new(&config, &params, B, &Pool::new(1)).unwrap();
             let mut outputs = Vec::new();
             for t in 0..10 {
-                outputs.extend_from_slice(session.forward(Obs::Floats(&random(3 * B, t)), None).unwrap());
+                outputs.extend_from_slice(session.forward(&ALL, floats(&random(3 * B, t)).into()).unwrap());
                 if mistakes {
-                    let error = session.commit(Some(Actions::Discrete(&[0, 99, 0]))).unwrap_err().to_string();
+                    let error = session.commit(&ALL, Values::ints(&[0, 99, 0])).unwrap_err().to_string();
                     assert_eq!(error, "action: expected 0 to 5 in component 0, got 99");
-                    assert!(session.commit(None).is_err() && session.reset(&[(1, 1)]).is_err());
+                    assert!(
+                        session.commit(&ALL, Values::default()).is_err() && session.reset(&[(1, 1)]).is_err()
+                    );
                 }
-                session.commit(Some(Actions::Discrete(&[0, 2, 5]))).unwrap();
+                session.commit(&ALL, Values::ints(&[0, 2, 5])).unwrap();
             }
             outputs
         };
@@ -459,46 +450,50 @@ fn a_learned_memory_is_kept_by_snapshots_in_both_modes() {
         let params = params(&config, 4);
         let mut session = Session::new(&config, &params, B, &Pool::new(1)).unwrap();
         let learned = params.get::<f32>("layers.0.memory_init").unwrap();
-        assert_eq!(session.memory(0).unwrap().0, learned.repeat(B));
-        let fresh = session.snapshot().unwrap();
+        let learned: Vec<f64> = learned.repeat(B).into_iter().map(f64::from).collect();
+        assert_eq!(state(&session, "memory.0"), learned);
+        let fresh = session.snapshot(&ALL).unwrap();
         let first = outputs_of(&mut session, 0..9, &[0, 1, 2]);
-        let later = session.snapshot().unwrap();
+        let later = session.snapshot(&ALL).unwrap();
         let on = outputs_of(&mut session, 9..14, &[0, 1, 2]);
         let mut other = Session::new(&config, &params, B, &Pool::new(1)).unwrap();
-        other.restore(&later).unwrap();
+        other.restore(&ALL, &later).unwrap();
         assert_eq!(outputs_of(&mut other, 9..14, &[0, 1, 2]), on);
-        other.restore(&fresh).unwrap();
+        other.restore(&ALL, &fresh).unwrap();
         assert_eq!(outputs_of(&mut other, 0..9, &[0, 1, 2]), first);
     }
 }
 
 #[test]
 fn impossible_snapshots_are_refused() {
-    use elmur_model::tensors::{Numbers, parse, serialise};
+    use elmur_model::tensors::{parse, serialise};
     let config = small();
     let store = params(&config, 4);
     let mut session = Session::new(&config, &store, B, &Pool::new(1)).unwrap();
     outputs_of(&mut session, 0..9, &[0, 1, 2]);
-    let bytes = session.snapshot().unwrap().to_bytes().unwrap();
-    let changed = |name: &str, to: i64| {
+    let bytes = session.snapshot(&ALL).unwrap().to_bytes().unwrap();
+    let mut changed = |name: &str, to: i64| {
         let mut tensors = parse(&bytes).unwrap();
-        if let Numbers::I64(x) = &mut tensors.get_mut(name).unwrap().numbers {
+        if let TensorData::I64(x) = &mut tensors.get_mut(name).unwrap().data {
             x[0] = to;
         }
-        MemoryState::from_bytes(&serialise(&tensors).unwrap())
+        Snapshot::from_bytes(&serialise(&tensors).unwrap()).and_then(|s| session.restore(&ALL, &s))
     };
     assert!(changed("times", 9).is_ok() && changed("anchors.0", 3).is_ok());
-    for (name, to) in [("times", i64::MAX), ("times", -1), ("anchors.0", 11), ("anchors.1", -2), ("clock", 0)]
-    {
+    for (name, to) in [
+        ("times", i64::MAX),
+        ("times", -1),
+        ("anchors.0", 11),
+        ("anchors.1", -2),
+        ("clock", 0),
+        ("draws", -1),
+    ] {
         assert!(changed(name, to).is_err(), "{name} = {to}");
     }
     let mut other = config.clone();
     other.segment_length = 5;
     let params = params(&other, 4);
     let mut other = Session::new(&other, &params, B, &Pool::new(1)).unwrap();
-    let error = other.restore(&MemoryState::from_bytes(&bytes).unwrap()).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "restore: expected segments of 5 steps of 1 tokens, got segments of 4 steps of 1 tokens"
-    );
+    let error = other.restore(&ALL, &Snapshot::from_bytes(&bytes).unwrap()).unwrap_err().to_string();
+    assert_eq!(error, "restore: expected windows of 5 steps of 1 tokens, got windows of 4 steps of 1 tokens");
 }

@@ -2,29 +2,30 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use elmur_base::Field;
 use elmur_engine::rng::Stream;
 use elmur_engine::{AdamW, DType, Pool, Program, Store};
-use elmur_model::config::*;
-use elmur_model::segments::{
-    IGNORED, SegmentClock, Start, TrainSettings, anchor_state, memory_state, training_graph,
-};
-use elmur_model::{ModelConfig, init, theory};
+use elmur_model::elmur::config::*;
+use elmur_model::elmur::{anchor_state, memory_state, theory};
+use elmur_model::ends::*;
+use elmur_model::window::{Begin, TrainSettings, WindowProgram, training_graph};
+use elmur_model::{Elmur, init};
 
 const B: usize = 2;
 
 /// What makes one variant of a model.
-type Change = Box<dyn Fn(&mut ModelConfig)>;
+type Change = Box<dyn Fn(&mut Elmur)>;
 
-fn tiny() -> ModelConfig {
-    ModelConfig {
-        observation: Observation::Vector { dim: 3 },
+fn tiny() -> Elmur {
+    Elmur {
+        observation: vec![Encoder::Vector { dim: 3, bytes: false }],
         action: Action::Categorical { count: 4 },
         tokens: TokenFormat::Observation,
         d_model: 8,
         heads: 2,
         layers: 2,
         segment_length: 3,
-        memory: Memory {
+        memory: MemoryConfig {
             slots: 2,
             lambda: 0.4,
             init: MemoryInit::Normal { std: 0.5 },
@@ -64,6 +65,7 @@ fn settings(dtype: DType) -> TrainSettings {
         clip: 1e9,
         dtype,
         export_gradients: true,
+        dropout: true,
         table: None,
     }
 }
@@ -77,16 +79,17 @@ fn normal(n: usize, stream: u32) -> Vec<f64> {
 /// A training program in f64 with learning rate 0, so that runs leave parameters alone, fed with random data.
 struct Case {
     store: Store,
-    program: Program,
+    window: WindowProgram,
 }
 
 impl Case {
-    fn new(config: &ModelConfig, start: Start) -> Self {
-        let graph = training_graph(config, &settings(DType::F64), start).unwrap();
+    fn new(config: &Elmur, start: Begin) -> Self {
+        let built = training_graph(config, &settings(DType::F64), start).unwrap();
         let store = Store::new();
-        store.declare(&graph).unwrap();
-        init::initialise(config, &graph, &store, 3).unwrap();
-        let mut program = Program::new(&graph, &Pool::new(1), &[&store]).unwrap();
+        store.declare(&built.graph).unwrap();
+        init::initialise(&built, &store, 3).unwrap();
+        let mut window = WindowProgram::new(&built, config, &Pool::new(1), &[&store]).unwrap();
+        let program = &mut window.program;
         let k = config.memory.gradient.segments();
         let steps = k * B * config.segment_length;
         program.set("observation", &normal(steps * 3, 0)).unwrap();
@@ -108,19 +111,18 @@ impl Case {
                 program.set("mask", &mask).unwrap();
             }
             action => {
-                let target = |i: usize| if i.is_multiple_of(7) { IGNORED } else { (i % 2) as i64 };
+                let target = |i: usize| if i.is_multiple_of(7) { Field::IGNORED } else { (i % 2) as i64 };
                 let targets: Vec<i64> = (0..steps * action.dim()).map(target).collect();
                 program.set("targets", &targets).unwrap();
             }
         }
-        SegmentClock::set(config, &mut program, 0).unwrap();
-        let mut case = Self { store, program };
+        let mut case = Self { store, window };
         case.start_over(config);
         case
     }
 
     /// Memory and generator as at the start.
-    fn start_over(&mut self, config: &ModelConfig) {
+    fn start_over(&mut self, config: &Elmur) {
         for i in 0..config.memories() {
             let len = B * config.memory.slots * config.d_model;
             self.store.set(&memory_state(i), &normal(len, 20 + i as u32)).unwrap();
@@ -129,25 +131,26 @@ impl Case {
         self.store.set("rng", &[5i64, 0]).unwrap();
     }
 
-    fn loss(&mut self, config: &ModelConfig) -> f64 {
+    fn loss(&mut self, config: &Elmur) -> f64 {
         self.start_over(config);
-        self.program.run().unwrap();
-        self.program.get::<f64>("loss").unwrap()[0]
+        self.window.run(0).unwrap();
+        self.window.program.get::<f64>("loss").unwrap()[0]
     }
 }
 
 /// Gradients through all segments of the program, for every parameter, against central differences.
-fn check(name: &str, config: &ModelConfig, start: Start) {
+fn check(name: &str, config: &Elmur, start: Begin) {
     let mut case = Case::new(config, start);
     case.loss(config);
     let params: Vec<String> = case
         .store
         .names()
         .into_iter()
-        .filter(|n| case.program.output_type(&format!("grad.{n}")).is_ok())
+        .filter(|n| case.window.program.output_type(&format!("grad.{n}")).is_ok())
         .collect();
     assert!(params.len() > 20, "{name}: {} parameters have gradients", params.len());
-    let gradient = |param: &String| case.program.get::<f64>(&format!("grad.{param}")).unwrap().to_vec();
+    let gradient =
+        |param: &String| case.window.program.get::<f64>(&format!("grad.{param}")).unwrap().to_vec();
     let gradients: Vec<Vec<f64>> = params.iter().map(gradient).collect();
     for (param, analytic) in params.into_iter().zip(gradients) {
         let mut data = case.store.get::<f64>(&param).unwrap();
@@ -172,20 +175,20 @@ fn check(name: &str, config: &ModelConfig, start: Start) {
 
 #[test]
 fn gradients_flow_through_segments_and_blends() {
-    let variants: Vec<(&str, Start, Change)> = vec![
-        ("through 4, slots overwritten", Start::Continue, Box::new(|_| {})),
+    let variants: Vec<(&str, Begin, Change)> = vec![
+        ("through 4, slots overwritten", Begin::Continue, Box::new(|_| {})),
         (
             "two slots per write",
-            Start::Continue,
+            Begin::Continue,
             Box::new(|c| {
                 c.memory.slots = 3;
                 c.memory.slots_per_write = 2;
             }),
         ),
-        ("learned memory", Start::Fresh, Box::new(|c| c.memory.init = MemoryInit::Learned)),
+        ("learned memory", Begin::Fresh, Box::new(|c| c.memory.init = MemoryInit::Learned)),
         (
             "shared memory, pre-norm",
-            Start::Continue,
+            Begin::Continue,
             Box::new(|c| {
                 c.memory.shared = true;
                 c.pre_norm = true;
@@ -193,7 +196,7 @@ fn gradients_flow_through_segments_and_blends() {
         ),
         (
             "no LRU, RMSNorm, GELU",
-            Start::Continue,
+            Begin::Continue,
             Box::new(|c| {
                 c.memory.lru = false;
                 c.norm = NormType::Rms;
@@ -202,7 +205,7 @@ fn gradients_flow_through_segments_and_blends() {
         ),
         (
             "all candidates, published quirks",
-            Start::Continue,
+            Begin::Continue,
             Box::new(|c| {
                 c.memory.candidates = Candidates::All;
                 c.compat = Compat { empty_slot_blend: true, newest_first_times: true, absolute_offset: true };
@@ -210,7 +213,7 @@ fn gradients_flow_through_segments_and_blends() {
         ),
         (
             "returns and multi-categorical actions",
-            Start::Continue,
+            Begin::Continue,
             Box::new(|c| {
                 c.tokens = TokenFormat::ReturnObservationAction;
                 c.action = Action::MultiCategorical { sizes: vec![2, 3] };
@@ -218,7 +221,7 @@ fn gradients_flow_through_segments_and_blends() {
         ),
         (
             "continuous actions",
-            Start::Continue,
+            Begin::Continue,
             Box::new(|c| {
                 c.tokens = TokenFormat::ObservationAction;
                 c.action = Action::Continuous { dim: 2, tanh: true };
@@ -226,12 +229,12 @@ fn gradients_flow_through_segments_and_blends() {
         ),
         (
             "dropout everywhere",
-            Start::Fresh,
+            Begin::Fresh,
             Box::new(|c| {
                 (c.dropout, c.attention_dropout, c.memory.dropout) = (0.2, 0.2, 0.2);
             }),
         ),
-        ("detached", Start::Continue, Box::new(|c| c.memory.gradient = MemoryGradient::Detached)),
+        ("detached", Begin::Continue, Box::new(|c| c.memory.gradient = MemoryGradient::Detached)),
     ];
     for (name, start, change) in variants {
         let mut config = tiny();
@@ -246,9 +249,9 @@ fn only_gradients_through_segments_train_the_write_path() {
         let mut config = tiny();
         config.ffn = Ffn::SwiGlu { d_ff: 8 };
         config.memory.gradient = gradient;
-        let mut case = Case::new(&config, Start::Continue);
+        let mut case = Case::new(&config, Begin::Continue);
         case.loss(&config);
-        let grad = case.program.get::<f64>("grad.layers.0.tok2mem.q.weight");
+        let grad = case.window.program.get::<f64>("grad.layers.0.tok2mem.q.weight");
         grad.is_ok_and(|g| g.iter().any(|x| *x != 0.0))
     };
     assert!(!trained(MemoryGradient::Detached));
@@ -265,24 +268,24 @@ fn padding_changes_nothing() {
     if let Ffn::Moe { balance, .. } = &mut config.ffn {
         *balance = 0.0;
     }
-    let mut case = Case::new(&config, Start::Continue);
+    let mut case = Case::new(&config, Begin::Continue);
     // The last two steps of the second segment are padding.
     let mut targets: Vec<i64> = vec![1; 2 * B * 3];
     for b in 0..B {
-        targets[(B + b) * 3 + 1] = IGNORED;
-        targets[(B + b) * 3 + 2] = IGNORED;
+        targets[(B + b) * 3 + 1] = Field::IGNORED;
+        targets[(B + b) * 3 + 2] = Field::IGNORED;
     }
-    case.program.set("targets", &targets).unwrap();
+    case.window.program.set("targets", &targets).unwrap();
     let loss = case.loss(&config);
-    let grad = case.program.get::<f64>("grad.encoder.weight").unwrap().to_vec();
-    let logits = case.program.get::<f64>("logits").unwrap().to_vec();
-    let observations = case.program.input_mut::<f64>("observation").unwrap();
+    let grad = case.window.program.get::<f64>("grad.encoder.weight").unwrap().to_vec();
+    let logits = case.window.program.get::<f64>("logits").unwrap().to_vec();
+    let observations = case.window.program.input_mut::<f64>("observation").unwrap();
     for b in 0..B {
         observations[((B + b) * 3 + 1) * 3..][..6].fill(7.0);
     }
     assert_eq!(case.loss(&config), loss);
-    assert_eq!(case.program.get::<f64>("grad.encoder.weight").unwrap(), grad);
-    let changed = case.program.get::<f64>("logits").unwrap();
+    assert_eq!(case.window.program.get::<f64>("grad.encoder.weight").unwrap(), grad);
+    let changed = case.window.program.get::<f64>("logits").unwrap();
     for b in 0..B {
         let real = (B + b) * 3 * 4..(B + b) * 3 * 4 + 4;
         assert_eq!(changed[real.clone()], logits[real]);

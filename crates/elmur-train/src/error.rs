@@ -1,7 +1,5 @@
 //! The training crate's error type.
 
-use std::path::PathBuf;
-
 /// Result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -17,7 +15,7 @@ pub enum Error {
     Env(#[from] elmur_envs::Error),
     /// The dataset.
     #[error(transparent)]
-    Data(#[from] elmur_data::Error),
+    Data(elmur_data::Error),
     /// A setting that makes no run.
     #[error("config `{key}`: expected {expected}, got {got}")]
     Config {
@@ -59,13 +57,8 @@ pub enum Error {
         remedy: &'static str,
     },
     /// A file or folder of a run.
-    #[error("{path}: {problem}", path = path.display())]
-    File {
-        /// Where.
-        path: PathBuf,
-        /// What is wrong and what to do.
-        problem: String,
-    },
+    #[error(transparent)]
+    Base(#[from] elmur_base::Error),
     /// The loss is no longer a number, or out of all proportion.
     #[error(
         "training diverged at batch {batch}: loss {loss}, gradient norm {gradient_norm}; last good checkpoint: {checkpoint}; \
@@ -81,7 +74,7 @@ pub enum Error {
         /// Folder, or "none".
         checkpoint: String,
     },
-    /// Asked to stop in the middle of something that is not kept.
+    /// Stopped on request, in the middle of something that is not kept.
     #[error("stopped")]
     Stopped,
 }
@@ -91,8 +84,18 @@ impl Error {
         Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
     }
 
-    pub(crate) fn file(path: &std::path::Path, problem: impl ToString) -> Self {
-        Error::File { path: path.to_owned(), problem: problem.to_string() }
+    /// A file or folder of a run that is not what it should be.
+    pub fn file(path: &std::path::Path, problem: impl ToString) -> Self {
+        elmur_base::Error::file(path, problem).into()
+    }
+}
+
+impl From<elmur_data::Error> for Error {
+    fn from(error: elmur_data::Error) -> Self {
+        match error {
+            elmur_data::Error::Stopped => Error::Stopped,
+            error => Error::Data(error),
+        }
     }
 }
 

@@ -9,8 +9,11 @@
 mod config;
 mod error;
 mod evaluate;
+mod feed;
 pub mod overrides;
 mod popgym;
+mod prepare;
+mod presets;
 mod resident;
 mod run;
 mod schedule;
@@ -19,10 +22,11 @@ pub mod tensorboard;
 mod timeline;
 mod trainer;
 
-pub use config::{DataConfig, Devices, EvalConfig, PrecisionName, RunConfig, TrainConfig, check_spaces};
+pub use config::{DataConfig, EvalConfig, PrecisionName, RunConfig, TrainConfig};
 pub use error::{Error, Result};
-pub use evaluate::{EpisodeResult, Evaluation, Outcome, Seeds, Statistic, evaluate};
-pub use run::{Ended, Event, RunFolder, Stop, train, train_on};
+pub use evaluate::{EpisodeResult, Evaluation, Outcome, Seeds, evaluate};
+pub use prepare::Devices;
+pub use run::{Ended, Event, RunFolder, train, train_on};
 pub use schedule::{Decay, Schedule, Unit};
 pub use timeline::{SlotHistory, SlotTimeline, timeline};
 pub use trainer::{BatchReport, Trainer};

@@ -3,13 +3,21 @@
 //! A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is answered with the
 //! nearest.
 
-pub use elmur_base::nearest;
+use elmur_base::did_you_mean;
+use elmur_data::collect;
 use serde_json::Value;
 
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
 
-/// The config with every `key=value` applied in order, checked.
+/// Whether overrides say what the policy sees or does, which then does not follow from the data.
+pub fn names_ends(overrides: &[String]) -> bool {
+    let ends = ["model=", "model.observation", "model.action=", "model.action."];
+    overrides.iter().any(|text| ends.iter().any(|end| text.starts_with(end)))
+}
+
+/// The config with every `key=value` applied in order, checked. Encoders and head follow from the environment's spaces, so that
+/// changed wrappers need no other change; unless an override names them ([`names_ends`]).
 pub fn apply(config: &RunConfig, overrides: &[String]) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
     for text in overrides {
@@ -27,8 +35,11 @@ pub fn apply(config: &RunConfig, overrides: &[String]) -> Result<RunConfig> {
             });
         }
     }
-    let config: RunConfig =
+    let mut config: RunConfig =
         serde_json::from_value(tree).map_err(|e| Error::config("config", "a run's config", e))?;
+    if let (Some(env), false) = (&config.env, names_ends(overrides)) {
+        config.model.fit_to(&collect::spaces(env)?)?;
+    }
     config.validate()?;
     Ok(config)
 }
@@ -59,8 +70,7 @@ fn entry<'a>(tree: &'a mut Value, key: &str) -> Result<&'a mut Value> {
             _ => None,
         };
         place = next.ok_or_else(|| {
-            let hint = nearest(key, all.iter().map(String::as_str));
-            let hint = hint.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            let hint = did_you_mean(key, all.iter().map(String::as_str));
             Error::UnknownKey { key: key.to_owned(), hint }
         })?;
     }
@@ -92,7 +102,8 @@ fn paths(tree: &Value, prefix: &str, all: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elmur_model::config::MemoryGradient;
+    use elmur_model::elmur::config::MemoryGradient;
+    use elmur_model::ends::Encoder;
 
     fn change(overrides: &[&str]) -> Result<RunConfig> {
         let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
@@ -110,9 +121,22 @@ mod tests {
             "train.betas.1=0.9",
         ])
         .unwrap();
-        assert_eq!((config.train.lr, config.model.layers, config.env.unwrap().length), (0.5, 3, 90));
-        assert_eq!(config.model.memory.gradient, MemoryGradient::Through(3));
+        let model = config.model.elmur("test").unwrap();
+        assert_eq!((config.train.lr, model.layers, config.env.unwrap().length), (0.5, 3, 90));
+        assert_eq!(model.memory.gradient, MemoryGradient::Through(3));
         assert_eq!(config.train.betas.1, 0.9);
+    }
+
+    #[test]
+    fn changed_wrappers_change_the_encoders() {
+        let config = change(&["env.wrappers.first_step=true", "env.wrappers.previous_action=true"]).unwrap();
+        let encoders = config.model.architecture().ends().observation;
+        assert_eq!(encoders.len(), 3, "{encoders:?}");
+        assert_eq!(encoders[0], Encoder::Vector { dim: 4, bytes: false });
+        assert!(matches!(&encoders[2], Encoder::Categorical { sizes, .. } if sizes == &[2]));
+        // Who names an encoder means it.
+        let error = change(&["model.observation.0.vector.dim=3"]).unwrap_err().to_string();
+        assert!(error.contains("observations for the policy's"), "{error}");
     }
 
     #[test]

@@ -1,62 +1,73 @@
-//! Runs for POPGym's tasks: one rule for all 48, and one with the published choices.
+//! Runs for POPGym's tasks: one rule for all 48 per policy, and one with the published choices.
 
-use elmur_base::{Leaf, Space, Spaces};
 use elmur_data::collect;
 use elmur_envs::popgym::{Family, Task, Version};
 use elmur_envs::{EnvConfig, Wrappers};
-use elmur_model::ModelConfig;
-use elmur_model::config::{Action, CategoricalEncoding, Observation};
+use elmur_model::PolicyConfig;
+use elmur_model::ends::{Action, Encoder};
 use elmur_model::presets::{self, TrainPreset};
 
 use crate::config::{DataConfig, EvalConfig, RunConfig, TrainConfig};
-use crate::error::{Error, Result};
-use crate::schedule::{Decay, Schedule, Unit};
+use crate::error::Result;
+use crate::schedule::{Decay, Unit};
 
 /// Episodes of demonstrations, as in the published datasets.
 const EPISODES: usize = 3000;
 
-/// Which of a task's presets.
+/// One of a task's presets: a policy and how it is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
-    /// Ours.
-    Ours,
-    /// The published choices.
-    Compat,
+    /// Our small ELMUR.
+    Small,
+    /// The published choices for ELMUR.
+    Paper,
+    /// The recurrent baseline.
+    BcLstm,
+    /// Decision Transformer.
+    Dt,
 }
 
-/// The end of the names of presets with the published choices.
-const COMPAT: &str = "-compat";
+/// How the names of presets end, beside our own.
+const ENDINGS: [(&str, Variant); 3] =
+    [("-compat", Variant::Paper), ("-bc-lstm", Variant::BcLstm), ("-dt", Variant::Dt)];
 
 /// The name of the paper's own preset, and the one of ours that makes it a run.
 const PAPER: (&str, &str) = ("popgym-autoencode-easy", "popgym-AutoencodeEasy-compat");
 
 fn parse(name: &str) -> Option<(Task, Variant)> {
     let name = if name == PAPER.0 { PAPER.1 } else { name };
-    match name.strip_suffix(COMPAT) {
-        Some(id) => Some((Task::find(id)?, Variant::Compat)),
-        None => Some((Task::find(name)?, Variant::Ours)),
+    for (ending, variant) in ENDINGS {
+        if let Some(id) = name.strip_suffix(ending) {
+            return Some((Task::find(id)?, variant));
+        }
     }
+    Some((Task::find(name)?, Variant::Small))
 }
 
 /// The names of all presets here, without the `-v0` that ids may end with.
 pub(crate) fn names() -> impl Iterator<Item = String> {
-    Task::all().flat_map(|task| [task.name().to_owned(), format!("{}{COMPAT}", task.name())])
+    let endings = || [""].into_iter().chain(ENDINGS.map(|(ending, _)| ending));
+    Task::all().flat_map(move |task| endings().map(move |ending| format!("{}{ending}", task.name())))
 }
 
 /// The run of this name, if it is one of these.
 pub(crate) fn preset(name: &str) -> Option<Result<RunConfig>> {
     let (task, variant) = parse(name)?;
     Some(match variant {
-        Variant::Ours => ours(task),
-        Variant::Compat => compat(task),
+        Variant::Small => small(task),
+        Variant::Paper => paper(task),
+        Variant::BcLstm => bc_lstm(task),
+        Variant::Dt => dt(task),
     })
 }
 
-/// Our choices: integers are embedded, numbers standardized, the previous action is shown where nothing else tells it, a board is one choice.
-fn ours(task: Task) -> Result<RunConfig> {
-    // Boards and bandits do not say where the answer belongs, the cart's positions not which way the last push went. (The pendulum's torque changes its
-    // speed little, and those who see it learn to repeat it.)
-    let needs_action = matches!(
+/// Our environment of a task: a board is one choice, and the previous action is shown where nothing else tells it and the
+/// policy's tokens do not either.
+fn env_of(task: Task, has_action_tokens: bool) -> EnvConfig {
+    // These tasks do not show the previous action, and without it the observation is ambiguous: which cell or arm the feedback
+    // is about, which way the cart was pushed. (The pendulum's torque changes its speed little, and policies that see it learn
+    // to repeat it.)
+    let ambiguous = matches!(
         task.family,
         Family::Battleship
             | Family::Concentration
@@ -65,55 +76,76 @@ fn ours(task: Task) -> Result<RunConfig> {
             | Family::NoisyPositionOnlyCartPole
             | Family::PositionOnlyCartPole
     );
-    let wrappers =
-        Wrappers { previous_action: needs_action, flat_action: is_board(task), ..Wrappers::default() };
-    let env = EnvConfig { wrappers, ..EnvConfig::popgym(task) };
-    let spaces = collect::spaces(&env)?;
-    let (observation, action) = model_ends(&spaces)?;
-    let (model, train) = presets::puzzle(observation, action, crop(task));
-    let schedule = Schedule {
-        unit: Unit::Steps,
-        warmup: train.warmup,
-        decay: Decay::Cosine,
-        total: 0,
-        end_factor: train.lr_end_factor,
-    };
-    let mut run = run(env, model, &train, schedule);
-    run.train.batches = 3000;
+    let previous_action = ambiguous && !has_action_tokens;
+    let wrappers = Wrappers { previous_action, flat_action: is_board(task), ..Wrappers::default() };
+    EnvConfig { wrappers, ..EnvConfig::popgym(task) }
+}
+
+/// Encoders and head for an environment's spaces.
+fn ends_of(env: &EnvConfig) -> Result<(Vec<Encoder>, Action)> {
+    let spaces = collect::spaces(env)?;
+    let encoders = spaces.observation.leaves().iter().map(Encoder::of).collect();
+    Ok((encoders, Action::of(&spaces.action)?))
+}
+
+/// A run of 3,000 batches on standardized numbers, judged every 100.
+fn run_of(task: Task, env: EnvConfig, model: PolicyConfig, train: &TrainPreset, decay: Decay) -> RunConfig {
+    let mut run = run(env, model, train, decay);
+    (run.train.epochs, run.train.batches) = (0, 3000);
     // Positions of a pole that is held upright differ in the third decimal.
     run.train.standardize = true;
     run.eval.every = 100;
     // Where the best return is certain there is something to reach.
     run.eval.target = (task.good_return() == 1.0).then_some(0.995);
-    Ok(run)
+    run
+}
+
+/// Our choices: integers are embedded, numbers standardized, gradients flow through all segments of a crop.
+fn small(task: Task) -> Result<RunConfig> {
+    let env = env_of(task, false);
+    let (observation, action) = ends_of(&env)?;
+    let (model, train) = presets::popgym_small(observation, action, crop(task));
+    Ok(run_of(task, env, model.into(), &train, Decay::Cosine))
+}
+
+/// BC-LSTM with the published sizes on our environment and data, over whole crops.
+fn bc_lstm(task: Task) -> Result<RunConfig> {
+    let env = env_of(task, false);
+    let (observation, action) = ends_of(&env)?;
+    let (model, train) = presets::bc_lstm(observation, action, crop(task));
+    let train = TrainPreset { batch: 128, lr: 1e-3, ..train };
+    Ok(run_of(task, env, PolicyConfig::BcLstm(model), &train, Decay::Linear))
+}
+
+/// Decision Transformer on our environment and data, its context the whole crop.
+fn dt(task: Task) -> Result<RunConfig> {
+    let env = env_of(task, true);
+    let (observation, action) = ends_of(&env)?;
+    let (mut model, train) = presets::dt(observation, action, crop(task));
+    // The published sizes of RepeatFirst, with half its layers; others follow with the other baselines.
+    (model.d_head, model.d_ff, model.layers, model.action_tanh) = (64, 32, 4, !model.action.is_discrete());
+    let train = TrainPreset { batch: 64, lr: 1e-3, warmup: 100, ..train };
+    Ok(run_of(task, env, PolicyConfig::Dt(model), &train, Decay::Linear))
 }
 
 /// The published choices: numbers as they are through a linear map, no previous action, the older rules, actions drawn from the policy's
 /// probabilities unless they are cells of a board.
-fn compat(task: Task) -> Result<RunConfig> {
+fn paper(task: Task) -> Result<RunConfig> {
     let wrappers = Wrappers { as_floats: true, flat_action: is_board(task), ..Wrappers::default() };
     let env = EnvConfig { wrappers, version: Version::V106, ..EnvConfig::popgym(task) };
-    let spaces = collect::spaces(&env)?;
-    let (observation, action) = model_ends(&spaces)?;
-    let (model, train) = presets::published_puzzle(observation, action, published_segment(task));
-    let schedule = Schedule {
-        unit: Unit::Steps,
-        warmup: train.warmup,
-        decay: Decay::Linear,
-        total: 0,
-        end_factor: train.lr_end_factor,
-    };
+    let (observation, action) = ends_of(&env)?;
+    let (model, train) = presets::popgym_paper(observation, action, published_segment(task));
     let sample = model.action.is_discrete() && !is_board(task);
-    let mut run = run(env, model, &train, schedule);
+    let mut run = run(env, model.into(), &train, Decay::Linear);
     run.eval.sample = sample;
     Ok(run)
 }
 
-fn run(env: EnvConfig, model: ModelConfig, train: &TrainPreset, schedule: Schedule) -> RunConfig {
+fn run(env: EnvConfig, model: PolicyConfig, train: &TrainPreset, decay: Decay) -> RunConfig {
     RunConfig {
         env: Some(env),
         data: DataConfig { file: None, episodes: EPISODES, seed: 0, noise: 0.0 },
-        train: TrainConfig::of(train, schedule),
+        train: TrainConfig::of(train, Unit::Steps, decay),
         eval: EvalConfig { every: 50, episodes: 100, length: 0, target: None, sample: false, device: None },
         model,
     }
@@ -151,32 +183,13 @@ fn published_segment(task: Task) -> usize {
     by_difficulty[task.difficulty as usize]
 }
 
-/// The two ends of a model for these spaces: integers embedded, floats through a linear map; one head per choice, or numbers.
-fn model_ends(spaces: &Spaces) -> Result<(Observation, Action)> {
-    let part = |leaf: &Leaf<'_>| match leaf {
-        Leaf::Ints(sizes) => {
-            Observation::Categorical { sizes: sizes.to_vec(), encoding: CategoricalEncoding::Embedding }
-        }
-        Leaf::Floats { .. } | Leaf::Bytes { .. } => Observation::Vector { dim: leaf.len() },
-    };
-    let mut parts: Vec<Observation> = spaces.observation.leaves().iter().map(part).collect();
-    let observation = if parts.len() == 1 { parts.remove(0) } else { Observation::Parts(parts) };
-    let action = match &spaces.action {
-        Space::Discrete { n } => Action::Categorical { count: *n },
-        Space::MultiDiscrete { sizes } => Action::MultiCategorical { sizes: sizes.clone() },
-        Space::Box { shape, .. } => Action::Continuous { dim: shape.iter().product(), tanh: false },
-        other => return Err(Error::config("env", "an action that is not a tuple", format!("{other:?}"))),
-    };
-    Ok((observation, action))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn all_tasks_have_whole_runs_of_both_kinds() {
-        assert_eq!(names().count(), 96);
+    fn all_tasks_have_whole_runs_of_every_kind() {
+        assert_eq!(names().count(), 4 * 48);
         for name in names() {
             let config = RunConfig::preset(&name).unwrap();
             config.validate().unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -184,7 +197,7 @@ mod tests {
         }
         let short = RunConfig::preset("popgym-RepeatFirstEasy").unwrap();
         assert_eq!(short, RunConfig::preset("popgym-RepeatFirstEasy-v0").unwrap());
-        assert_eq!((short.model.segment_length, short.train.segments), (17, 3));
+        assert_eq!((short.model.architecture().window().steps, short.train.segments), (17, 3));
     }
 
     #[test]

@@ -1,18 +1,17 @@
 //! A dataset in a device's memory: one row per step, so that a batch is only a list of rows.
 
+use elmur_base::Field;
 use elmur_data::{Crop, Dataset, Window};
-use elmur_engine::{DType, Device, Graph, Store};
-use elmur_model::ModelConfig;
-use elmur_model::config::Observation;
-use elmur_model::segments::IGNORED;
+use elmur_engine::{DType, Device, Element, Store};
+use elmur_model::Architecture;
+use elmur_model::ends::Token;
+use elmur_model::window::{Built, WindowProgram};
 
 use crate::error::Result;
-
-/// What the names of its tensors begin with.
-pub(crate) const PREFIX: &str = "data.";
+use crate::feed::{FieldMut, fill};
 
 /// The data's tables, and where each episode begins in them. An episode of T steps has T + 1 rows; the last, for what lies
-/// beyond its end, shows its last observation and does not count.
+/// beyond its end, shows its last observation and is not imitated.
 #[derive(Debug)]
 pub(crate) struct Resident {
     store: Store,
@@ -20,26 +19,22 @@ pub(crate) struct Resident {
 }
 
 impl Resident {
-    /// Rows of the tables, if the data is to lie on the device: a GPU with room, and a model that takes one token per step.
-    pub fn rows(model: &ModelConfig, dataset: &Dataset, device: &Device) -> Option<usize> {
+    /// Rows of the tables, if the data is to lie on the device: on a GPU with room.
+    pub fn rows(architecture: &dyn Architecture, dataset: &Dataset, device: &Device) -> Option<usize> {
         let rows: usize = (0..dataset.len()).map(|i| dataset.episode(i).steps() + 1).sum();
-        let numbers = |observation: &Observation| match observation {
-            Observation::Vector { dim } => *dim,
-            Observation::Categorical { sizes, .. } => sizes.len(),
-            Observation::Image { channels, height, width } => channels * height * width,
-            Observation::Parts(_) => 0,
-        };
-        let observed = match &model.observation {
-            Observation::Parts(parts) => parts.iter().map(numbers).sum(),
-            one => numbers(one),
-        };
-        let bytes = rows.checked_mul(4 * observed + 8 * model.action.dim() + 1)?;
+        let ends = architecture.ends();
+        let size = |kind| if kind == elmur_base::Kind::Bytes { 1 } else { 4 };
+        let observed: usize = ends.observation.iter().map(|e| size(e.kind()) * e.len()).sum();
+        let mut each = observed + 8 * ends.action.dim() + 1;
+        each += if ends.tokens.has(Token::Action) { 4 * ends.action.dim() } else { 0 };
+        each += if ends.tokens.has(Token::Return) { 4 } else { 0 };
+        let bytes = rows.checked_mul(each)?;
         let fits = bytes < device.free_memory()? / 4 && i32::try_from(rows).is_ok();
-        (fits && model.tokens.per_step() == 1).then_some(rows)
+        fits.then_some(rows)
     }
 
-    /// The tables that `graph` declares, filled.
-    pub fn new(graph: &Graph, dataset: &Dataset, device: &Device) -> Result<Self> {
+    /// The tables that a graph declares, filled.
+    pub fn new(built: &Built, dataset: &Dataset, device: &Device) -> Result<Self> {
         let store = Store::on(device);
         let mut starts = Vec::with_capacity(dataset.len());
         let mut rows = 0;
@@ -47,62 +42,50 @@ impl Resident {
             starts.push(rows);
             rows += dataset.episode(i).steps() + 1;
         }
-        for (name, value) in graph.states() {
-            let Some(what) = name.strip_prefix(PREFIX) else { continue };
-            let ty = graph.ty(value)?.clone();
-            let each = ty.len() / ty.shape[0];
-            store.insert(name, ty.clone())?;
-            // Calls `f` with each episode as a window, and the part of the table it fills.
-            fn fill<T: Clone + Default>(
-                dataset: &Dataset,
-                starts: &[usize],
-                len: usize,
-                each: usize,
-                f: impl Fn(Window<'_>, &mut [T]),
-            ) -> Vec<T> {
-                let mut data = vec![T::default(); len];
-                for (episode, start) in starts.iter().enumerate() {
-                    let length = dataset.episode(episode).steps() + 1;
-                    let crops = [Crop { episode, start: 0 }];
-                    let window = Window { dataset, crops: &crops, offset: 0, length };
-                    f(window, &mut data[start * each..(start + length) * each]);
-                }
-                data
-            }
-            // Part 0 of an observation that has no others is just `observation`.
-            let leaf = what.strip_prefix("observation.").and_then(|n| n.parse().ok()).unwrap_or(0);
-            match (what, ty.dtype) {
-                ("targets", DType::I64) => {
-                    let get = |w: Window<'_>, out: &mut [i64]| w.action_ints(true, out, |_| IGNORED);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
-                }
-                ("targets", _) => {
-                    let get = |w: Window<'_>, out: &mut [f32]| w.action_floats(out);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
-                }
-                ("mask", _) => {
-                    let get = |w: Window<'_>, out: &mut [bool]| w.counted(out);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
-                }
-                (_, DType::I32) => {
-                    let get = |w: Window<'_>, out: &mut [i32]| w.observation_ints(leaf, out);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
-                }
-                _ => {
-                    let get = |w: Window<'_>, out: &mut [f32]| w.observation_floats(leaf, out);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
-                }
+        let resident = Self { store, starts };
+        built.declare(&resident.store, built.tables.iter().map(|(name, _)| name.as_str()))?;
+        for (name, field) in &built.tables {
+            match resident.store.ty(name)?.dtype {
+                DType::I32 => resident.fill_table(name, *field, dataset, |part| FieldMut::I32(part))?,
+                DType::I64 => resident.fill_table(name, *field, dataset, |part| FieldMut::I64(part))?,
+                DType::U8 => resident.fill_table(name, *field, dataset, |part| FieldMut::U8(part))?,
+                DType::Bool => resident.fill_table(name, *field, dataset, |part| FieldMut::Bool(part))?,
+                _ => resident.fill_table(name, *field, dataset, |part| FieldMut::F32(part))?,
             }
         }
-        Ok(Self { store, starts })
+        Ok(resident)
+    }
+
+    /// Fills the table of a field, episode by episode.
+    fn fill_table<T: Element + Default>(
+        &self,
+        name: &str,
+        field: Field,
+        dataset: &Dataset,
+        part_of: impl Fn(&mut [T]) -> FieldMut<'_>,
+    ) -> Result<()> {
+        let ty = self.store.ty(name)?;
+        let each = ty.len() / ty.shape[0];
+        let mut data = vec![T::default(); ty.len()];
+        for (episode, start) in self.starts.iter().enumerate() {
+            let length = dataset.episode(episode).steps() + 1;
+            let crops = [Crop { episode, start: 0 }];
+            let window = Window { dataset, crops: &crops, offset: 0, length };
+            fill(window, field, part_of(&mut data[start * each..(start + length) * each]))?;
+        }
+        Ok(self.store.set(name, &data)?)
     }
 
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// The rows of a window's steps, [rows, length].
-    pub fn fill(&self, out: &mut [i32], window: Window<'_>) {
+    /// Tells a program the rows of a window's steps, as window `k` of its run.
+    pub fn fill(&self, program: &mut WindowProgram, k: usize, window: Window<'_>) -> Result<()> {
+        let count = program.windows();
+        let steps = program.program.input_mut::<i32>("steps")?;
+        let each = steps.len() / count;
+        let out = &mut steps[k * each..(k + 1) * each];
         for (crop, out) in window.crops.iter().zip(out.chunks_exact_mut(window.length)) {
             let start = self.starts[crop.episode];
             let end = start + window.dataset.episode(crop.episode).steps();
@@ -110,5 +93,6 @@ impl Resident {
                 *row = (start + crop.start + window.offset + i).min(end) as i32;
             }
         }
+        Ok(())
     }
 }

@@ -10,47 +10,26 @@
 //! checkpoints/last, best   links to two of them
 //! ```
 //!
-//! A checkpoint is written into a folder of another name, made durable and renamed; only then `last` is turned to it. A crash or a
+//! A checkpoint is written into a folder of another name, made durable and renamed; only then `last` points to it. A crash or a
 //! full disk leaves the checkpoints that were there.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
 
+use elmur_base::files::{read_small, write_atomic};
+use elmur_base::{Statistics, Stop};
 use elmur_data::Dataset;
-use elmur_model::tensors::write_atomic;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::config::{Devices, RunConfig};
+use crate::config::RunConfig;
 use crate::error::{Error, Result};
-use crate::evaluate::{Evaluation, Seeds, Statistic, evaluate};
+use crate::evaluate::{Evaluation, Seeds, evaluate};
+use crate::prepare::Devices;
 use crate::tensorboard::EventWriter;
 use crate::trainer::{BatchReport, STATE_FILE, Trainer};
-
-/// A request to stop, shared with signal handlers: the number of the signal, 0 for none.
-#[derive(Debug, Clone, Default)]
-pub struct Stop(Arc<AtomicUsize>);
-
-impl Stop {
-    /// Asks to stop because of this signal.
-    pub fn request(&self, signal: usize) {
-        self.0.store(signal, Ordering::Relaxed);
-    }
-
-    /// Whether someone asked.
-    pub fn requested(&self) -> bool {
-        self.signal() != 0
-    }
-
-    /// The signal, or 0.
-    pub fn signal(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// What happens in a run, for whoever watches it.
 #[derive(Debug)]
@@ -74,7 +53,7 @@ pub enum Event<'a> {
         /// After this many batches.
         batch: u64,
         /// Its score.
-        score: Statistic,
+        score: Statistics,
     },
 }
 
@@ -203,7 +182,7 @@ impl RunFolder {
         if !path.exists() {
             return Err(Error::file(&path, "no such file; not the folder of a run"));
         }
-        let text = read_small(&path)?;
+        let text = read_small(&path, MAX_SMALL)?;
         serde_json::from_str(&text).map_err(|e| Error::file(&path, format!("not a run's config: {e}")))
     }
 
@@ -234,7 +213,8 @@ impl RunFolder {
             let text = serde_json::to_vec_pretty(&now).map_err(|e| Error::file(&path, e))?;
             return Ok(write_atomic(&path, &text)?);
         }
-        let then: DataNote = serde_json::from_str(&read_small(&path)?).map_err(|e| Error::file(&path, e))?;
+        let then: DataNote =
+            serde_json::from_str(&read_small(&path, MAX_SMALL)?).map_err(|e| Error::file(&path, e))?;
         if then == now {
             return Ok(());
         }
@@ -246,7 +226,7 @@ impl RunFolder {
         })
     }
 
-    /// Saves a checkpoint and turns `last` to it.
+    /// Saves a checkpoint and points `last` to it.
     fn save(&self, trainer: &Trainer<'_>, progress: &Progress) -> Result<()> {
         let name = format!("{:08}", trainer.batches());
         let (aside, target) =
@@ -272,23 +252,23 @@ impl RunFolder {
         })
     }
 
-    /// Turns a link to a checkpoint, in one step.
+    /// Points a link to a checkpoint, in one step.
     #[cfg(unix)]
     fn link(&self, name: &str, target: &str) -> Result<()> {
         let (aside, link) = (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(name));
         let _ = fs::remove_file(&aside);
-        let turn = || {
+        let point = || {
             std::os::unix::fs::symlink(target, &aside)?;
             fs::rename(&aside, &link)
         };
-        turn().map_err(|e| Error::file(&link, e))
+        point().map_err(|e| Error::file(&link, e))
     }
 
     /// Without symbolic links: a copy.
     #[cfg(not(unix))]
     fn link(&self, name: &str, target: &str) -> Result<()> {
         let (aside, link) = (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(name));
-        let turn = || {
+        let point = || {
             let _ = fs::remove_dir_all(&aside);
             fs::create_dir_all(&aside)?;
             for file in fs::read_dir(self.checkpoints().join(target))? {
@@ -298,7 +278,7 @@ impl RunFolder {
             let _ = fs::remove_dir_all(&link);
             fs::rename(&aside, &link)
         };
-        turn().map_err(|e| Error::file(&link, e))
+        point().map_err(|e| Error::file(&link, e))
     }
 
     /// Removes checkpoints that are neither the best nor among the two newest.
@@ -332,14 +312,14 @@ impl RunFolder {
             self.forget_metrics_after(0)?;
             return Ok(Progress::default());
         };
-        // A process that died before it could turn `last` has left a whole checkpoint all the same.
+        // A process that died before it could move `last` has left a whole checkpoint all the same.
         let name = format!("{newest:08}");
         self.link("last", &name)?;
         let last = folder.join(&name);
         trainer.load(&last)?;
         let path = last.join("progress.json");
         let progress: Progress =
-            serde_json::from_str(&read_small(&path)?).map_err(|e| Error::file(&path, e))?;
+            serde_json::from_str(&read_small(&path, MAX_SMALL)?).map_err(|e| Error::file(&path, e))?;
         if let Some((_, batch)) = progress.best {
             let best = format!("{batch:08}");
             if folder.join(&best).exists() {
@@ -363,14 +343,8 @@ impl RunFolder {
     }
 }
 
-/// The text of a run's small files.
-fn read_small(path: &Path) -> Result<String> {
-    let size = fs::metadata(path).map_err(|e| Error::file(path, e))?.len();
-    if size > 1 << 20 {
-        return Err(Error::file(path, "larger than any file of its kind"));
-    }
-    fs::read_to_string(path).map_err(|e| Error::file(path, e))
-}
+/// Largest size of a run's small files, in bytes.
+const MAX_SMALL: u64 = 1 << 20;
 
 /// Numbers of the checkpoints among a folder's entries, in order.
 fn numbered(entries: fs::ReadDir) -> Vec<u64> {
@@ -450,7 +424,7 @@ pub fn train_on(
     let mut trainer = Trainer::new(config, dataset, &devices.train)?;
     let mut progress = Progress::default();
     if resume {
-        same_course(&folder.config()?, config)?;
+        check_resumable(&folder.config()?, config)?;
     }
     folder.same_data(dataset, resume)?;
     if resume {
@@ -460,9 +434,9 @@ pub fn train_on(
     let metrics = Metrics::open(folder)?;
     let planned = trainer.planned_batches();
     observe(Event::Started { done: trainer.batches(), planned });
-    let good = (trainer.batches() > 0).then_some(trainer.batches());
-    let saved = good.map(|batch| (batch, progress.clone()));
-    let mut run = Run { folder, config, devices, stop, saved, good, progress, metrics };
+    let last_good = (trainer.batches() > 0).then_some(trainer.batches());
+    let saved = last_good.map(|batch| (batch, progress.clone()));
+    let mut run = Run { folder, config, devices, stop, saved, last_good, progress, metrics };
     // On a GPU the next batch is begun before this one's losses are looked at.
     let ahead = usize::from(!trainer.device().is_cpu());
     let mut clock = Instant::now();
@@ -501,7 +475,7 @@ pub fn train_on(
             let (sum, count) = std::mem::take(&mut run.progress.losses);
             let best = config.env.is_none() && run.progress.improves(-sum / count as f64, batch);
             run.save(&trainer)?;
-            run.settle(batch, best)?;
+            run.update_best_and_prune(batch, best)?;
         }
     }
 }
@@ -515,24 +489,25 @@ struct Run<'a> {
     /// The batch and the progress of the last checkpoint.
     saved: Option<(u64, Progress)>,
     /// The batch of the last checkpoint from which a batch has succeeded.
-    good: Option<u64>,
+    last_good: Option<u64>,
     progress: Progress,
     metrics: Metrics,
 }
 
 impl Run<'_> {
-    /// Takes and writes down the reports of all batches begun but the last `but`.
+    /// Collects and logs reports until at most `in_flight` batches are unreported.
     fn take_reports(
         &mut self,
         trainer: &mut Trainer<'_>,
-        but: usize,
+        in_flight: usize,
         clock: &mut Instant,
         observe: &mut dyn FnMut(Event<'_>),
     ) -> Result<()> {
-        while trainer.waiting() > but {
-            let report = trainer.report().map_err(|error| diverged_with(error, self.folder, self.good))?;
+        while trainer.waiting() > in_flight {
+            let report =
+                trainer.report().map_err(|error| diverged_with(error, self.folder, self.last_good))?;
             // What was saved before has now proved able to go on.
-            self.good = self.saved.as_ref().map(|(batch, _)| *batch);
+            self.last_good = self.saved.as_ref().map(|(batch, _)| *batch);
             let seconds = clock.elapsed().as_secs_f64();
             *clock = Instant::now();
             self.metrics.row("train", report.batch, &batch_row(&report, seconds))?;
@@ -553,8 +528,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// After a checkpoint: turns `best` to it if it is, and removes what is no longer needed.
-    fn settle(&self, batch: u64, best: bool) -> Result<()> {
+    /// After a checkpoint: points `best` to it if it is, and removes checkpoints that are no longer needed.
+    fn update_best_and_prune(&self, batch: u64, best: bool) -> Result<()> {
         if best {
             self.folder.link("best", &format!("{batch:08}"))?;
         }
@@ -566,12 +541,12 @@ impl Run<'_> {
         let (config, batch) = (self.config, trainer.batches());
         if let Some(env) = config.validation_env() {
             let elsewhere = match &self.devices.eval {
-                Some(device) => Some(trainer.store().to(device)?),
+                Some(device) => Some(trainer.params().to(device)?),
                 None => None,
             };
-            let params = elsewhere.as_ref().unwrap_or(trainer.store());
+            let params = elsewhere.as_ref().unwrap_or(trainer.params());
             let evaluation = Evaluation {
-                model: &config.model,
+                policy: &config.model,
                 params,
                 env,
                 episodes: config.eval.episodes,
@@ -597,21 +572,21 @@ impl Run<'_> {
             self.progress.evaluation_due = false;
             let best = self.progress.improves(score.mean, batch);
             self.save(trainer)?;
-            self.settle(batch, best)?;
+            self.update_best_and_prune(batch, best)?;
         }
         Ok(true)
     }
 }
 
 /// Refuses to go on with what would make the rest of a run another run.
-fn same_course(old: &RunConfig, new: &RunConfig) -> Result<()> {
+fn check_resumable(old: &RunConfig, new: &RunConfig) -> Result<()> {
     let (t, u) = (&old.train, &new.train);
     let fixed = [
         ("train.seed", t.seed == u.seed),
         ("train.batch", t.batch == u.batch),
         ("train.segments", t.segments == u.segments),
         ("data", old.data == new.data),
-        ("env.length", old.env == new.env),
+        ("env", old.env == new.env),
     ];
     match fixed.iter().find(|(_, same)| !same) {
         Some((key, _)) => Err(Error::config(
@@ -634,8 +609,8 @@ fn batch_row(report: &BatchReport, seconds: f64) -> Value {
     })
 }
 
-fn diverged_with(error: Error, folder: &RunFolder, good: Option<u64>) -> Error {
-    match (error, good) {
+fn diverged_with(error: Error, folder: &RunFolder, last_good: Option<u64>) -> Error {
+    match (error, last_good) {
         (Error::Diverged { batch, loss, gradient_norm, .. }, Some(number)) => {
             let checkpoint = folder.checkpoints().join(format!("{number:08}")).display().to_string();
             Error::Diverged { batch, loss, gradient_norm, checkpoint }

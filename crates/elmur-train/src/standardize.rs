@@ -1,26 +1,21 @@
-//! An encoder that begins fitted to its data: positions that differ in the third decimal tell as much as numbers around one.
+//! Encoders that begin fitted to their data, so that positions that differ in the third decimal tell as much as numbers around
+//! one.
 
 use elmur_data::{ColumnRef, Dataset};
 use elmur_engine::Store;
-use elmur_model::ModelConfig;
-use elmur_model::config::Observation;
+use elmur_model::ends::{Encoder, Ends};
 
 use crate::error::Result;
 
 /// Spread below which a number counts as constant.
 const LEAST: f64 = 1e-6;
 
-/// Changes the fresh encoders W x + b of vector observations to W ((x - mean) / spread) + b, with the data's mean and spread of every number. They
-/// remain linear maps, so that nothing else need know.
-pub(crate) fn standardize(model: &ModelConfig, dataset: &Dataset, params: &Store) -> Result<()> {
-    let parts: Vec<(String, &Observation)> = match &model.observation {
-        Observation::Parts(parts) => {
-            parts.iter().enumerate().map(|(i, part)| (format!("encoder.{i}"), part)).collect()
-        }
-        one => vec![("encoder".to_owned(), one)],
-    };
-    for (leaf, (name, part)) in parts.into_iter().enumerate() {
-        let Observation::Vector { dim } = part else { continue };
+/// Changes the fresh encoders W x + b of vector observations to W ((x - mean) / spread) + b, with the data's mean and spread
+/// of every number. They remain linear maps, so that nothing else need know.
+pub(crate) fn standardize(ends: Ends<'_>, dataset: &Dataset, params: &Store) -> Result<()> {
+    for (leaf, encoder) in ends.observation.iter().enumerate() {
+        let Encoder::Vector { dim, bytes: false } = encoder else { continue };
+        let name = ends.encoder_name(leaf);
         let spread = moments(dataset, leaf, *dim);
         let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
         let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
@@ -85,8 +80,11 @@ mod tests {
         };
         let spaces = elmur_data::collect::spaces(&EnvConfig::tmaze(9)).unwrap();
         let dataset = Dataset::from_episodes(spaces, Default::default(), vec![episode]).unwrap();
-        let (plain, fitted) = (init::parameters(&model, 1).unwrap(), init::parameters(&model, 1).unwrap());
-        standardize(&model, &dataset, &fitted).unwrap();
+        let (plain, fitted) = (
+            init::parameters(model.architecture(), 1).unwrap(),
+            init::parameters(model.architecture(), 1).unwrap(),
+        );
+        standardize(model.architecture().ends(), &dataset, &fitted).unwrap();
         let map = |store: &Store, x: [f32; 4]| -> Vec<f32> {
             let (w, b) =
                 (store.get::<f32>("encoder.weight").unwrap(), store.get::<f32>("encoder.bias").unwrap());

@@ -1,14 +1,12 @@
 //! What the memory did in one episode: which slot was written when, and how much each was read.
 
-use elmur_base::Values;
 use elmur_engine::{Pool, Store};
 use elmur_envs::{EnvConfig, VecEnv};
-use elmur_model::ModelConfig;
-use elmur_model::config::Observation;
-use elmur_model::session::{Obs, Session};
+use elmur_model::PolicyConfig;
+use elmur_model::session::{Choose, Seen, Session};
+use elmur_model::tensors::TensorData;
 
-use crate::config::check_spaces;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::evaluate::memory_seed;
 
 /// One episode, segment by segment.
@@ -31,23 +29,18 @@ pub struct SlotHistory {
     pub read: Vec<f32>,
 }
 
-/// Acts out the episode of this seed, up to `limit` steps, and watches the memory. For models with observation tokens and discrete
-/// actions.
+/// Acts out the episode of this seed, up to `limit` steps, and watches ELMUR's memory.
 pub fn timeline(
-    model: &ModelConfig,
+    policy: &PolicyConfig,
     params: &Store,
     env: &EnvConfig,
     seed: u64,
     limit: u64,
 ) -> Result<SlotTimeline> {
+    let model = policy.elmur("timeline")?;
+    let best_return = env.best_return() as f32;
     let mut env = VecEnv::new(vec![env.evaluation()?])?;
-    check_spaces(model, env.spaces(), "environment")?;
-    if model.tokens.per_step() != 1
-        || !model.action.is_discrete()
-        || matches!(model.observation, Observation::Parts(_))
-    {
-        return Err(Error::config("model", "observation tokens and discrete actions", "another model"));
-    }
+    model.ends().check(env.spaces(), "environment")?;
     env.reset(&[seed])?;
     let mut session = Session::recording(model, params, 1, &Pool::new(1))?;
     session.reset(&[(0, memory_seed(seed))])?;
@@ -55,29 +48,35 @@ pub fn timeline(
     let mut layers = vec![vec![SlotHistory::default(); slots]; model.layers];
     let mut result = SlotTimeline { layers: Vec::new(), steps: 0, success: None };
     let length = model.segment_length as u64;
+    let mut action = elmur_base::Row::of(&env.spaces().action);
+    let mut to_go = best_return;
     while result.steps < limit {
-        let seen = env.observations();
-        let seen = if seen.ints.is_empty() { Obs::Floats(seen.floats) } else { Obs::Ints(seen.ints) };
-        session.act(seen, None)?;
+        let seen = Seen { observation: env.observations(), returns: Some(std::slice::from_ref(&to_go)) };
+        session.select_action(&[0], seen, Choose::Greedy, action.as_mut())?;
         for record in session.take_records() {
             let segment = (result.steps / length) as usize;
-            for (layer, read) in record.read.iter().enumerate() {
-                let heads = read.len() / slots;
-                for (slot, history) in layers[layer].iter_mut().enumerate() {
-                    history.read.resize(segment + 1, 0.0);
-                    history.written.resize(segment + 1, false);
-                    let sum: f32 = (0..heads).map(|head| read[head * slots + slot]).sum();
-                    history.read[segment] += sum / heads as f32 / length as f32;
+            for (layer, history) in layers.iter_mut().enumerate() {
+                for slot in history.iter_mut() {
+                    slot.read.resize(segment + 1, 0.0);
+                    slot.written.resize(segment + 1, false);
                 }
-            }
-            for (memory, slots) in record.write.iter().flat_map(|write| write.slots.iter().enumerate()) {
-                for slot in slots {
-                    layers[memory][*slot as usize].written[segment] = true;
+                if let Some(TensorData::F32(read)) =
+                    record.taps.get(&format!("read.{layer}")).map(|tap| &tap.data)
+                {
+                    let heads = read.len() / slots;
+                    for (slot, history) in history.iter_mut().enumerate() {
+                        let sum: f32 = (0..heads).map(|head| read[head * slots + slot]).sum();
+                        history.read[segment] += sum / heads as f32 / length as f32;
+                    }
+                }
+                let written = record.closed.as_ref().and_then(|c| c.taps.get(&format!("slots.{layer}")));
+                if let Some(TensorData::I64(written)) = written.map(|tap| &tap.data) {
+                    written.iter().for_each(|slot| history[*slot as usize].written[segment] = true);
                 }
             }
         }
-        let actions = session.greedy_actions().to_vec();
-        let step = env.step(Values::ints(&actions))?;
+        let step = env.step(action.values())?;
+        to_go -= step.rewards[0] as f32;
         result.steps += 1;
         if step.terminated[0] || step.truncated[0] {
             result.success = step.success[0];

@@ -1,17 +1,20 @@
-//! One batch after the other. What a trainer is lies in its store and three counters, so saving and resuming are exact.
+//! One batch after the other. A trainer's whole state is its parameters, its optimizer's states and four counters (batches,
+//! optimizer steps, imitated actions, sampler position), so saving and resuming are exact.
 
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::Arc;
 
+use elmur_base::files::write_atomic;
 use elmur_data::{Dataset, Sampler, Window};
-use elmur_engine::{AdamW, DType, Device, Program, Readback, Store};
-use elmur_model::config::{Action, Observation, Token};
-use elmur_model::segments::{IGNORED, REPORT, SegmentClock, Start, TrainSettings, training_graph};
-use elmur_model::tensors::{self, HostTensor, Numbers, Tensors};
-use elmur_model::{Checkpoint, init};
+use elmur_engine::{AdamW, DType, Device, Readback, Store};
+use elmur_model::tensors::{self, HostTensor, TensorData, Tensors};
+use elmur_model::window::{Begin, REPORT, RNG, TrainSettings, WindowProgram, training_graph};
+use elmur_model::{Architecture, Checkpoint, init};
 
-use crate::config::{RunConfig, check_spaces, has_token};
+use crate::config::RunConfig;
 use crate::error::{Error, Result};
+use crate::feed::fill_input;
 use crate::resident::Resident;
 use crate::schedule::Unit;
 use crate::standardize::standardize;
@@ -37,16 +40,19 @@ pub struct BatchReport {
     pub tokens: u64,
 }
 
-/// Trains one model on one dataset.
+/// Trains one policy on one dataset.
 #[derive(Debug)]
 pub struct Trainer<'a> {
     config: RunConfig,
+    architecture: Arc<dyn Architecture>,
     dataset: &'a Dataset,
     /// The data on the device, where it lies there.
     resident: Option<Resident>,
-    store: Store,
+    params: Store,
+    /// Moments and the random generator: what a checkpoint keeps beside the parameters.
+    optimizer: Store,
     /// The first run of a crop, and the others.
-    programs: [Program; 2],
+    programs: [WindowProgram; 2],
     sampler: Sampler,
     batches: u64,
     steps: u64,
@@ -60,11 +66,12 @@ pub struct Trainer<'a> {
 const COUNTERS: &str = "trainer.counters";
 
 impl<'a> Trainer<'a> {
-    /// A model with fresh weights.
+    /// A policy with fresh weights.
     pub fn new(config: &RunConfig, dataset: &'a Dataset, device: impl Into<Device>) -> Result<Self> {
         let device = device.into();
         config.validate()?;
-        check_spaces(&config.model, dataset.spaces(), "dataset")?;
+        let architecture: Arc<dyn Architecture> = (&config.model).into();
+        architecture.ends().check(dataset.spaces(), "dataset")?;
         let t = &config.train;
         let settings = TrainSettings {
             batch: t.batch,
@@ -73,43 +80,40 @@ impl<'a> Trainer<'a> {
             clip: t.clip,
             dtype: DType::F32,
             export_gradients: false,
-            table: Resident::rows(&config.model, dataset, &device),
+            dropout: true,
+            table: Resident::rows(&*architecture, dataset, &device),
         };
+        let graph = |begin: Begin| training_graph(&*architecture, &settings, begin);
+        let (fresh, next) = (graph(Begin::Fresh)?, graph(Begin::Continue)?);
         let resident = match settings.table {
-            Some(_) => {
-                let graph = training_graph(&config.model, &settings, Start::Fresh)?;
-                Some(Resident::new(&graph, dataset, &device)?)
-            }
+            Some(_) => Some(Resident::new(&fresh, dataset, &device)?),
             None => None,
         };
-        let store = init::parameters(&config.model, t.seed)?;
+        let params = init::parameters(&*architecture, t.seed)?;
         if t.standardize {
-            standardize(&config.model, dataset, &store)?;
+            standardize(architecture.ends(), dataset, &params)?;
         }
-        let store = store.to(&device)?;
-        let program = |start: Start| -> Result<Program> {
-            let graph = training_graph(&config.model, &settings, start)?;
-            // What lies in the data's own store is not declared twice.
-            store.declare_params(&graph)?;
-            for (name, value) in graph.states() {
-                if !name.starts_with(crate::resident::PREFIX) {
-                    store.insert(name, graph.ty(value)?.clone())?;
-                }
-            }
-            match &resident {
-                Some(resident) => Ok(Program::new(&graph, &device, &[&store, resident.store()])?),
-                None => Ok(Program::new(&graph, &device, &[&store])?),
-            }
-        };
-        let programs = [program(Start::Fresh)?, program(Start::Continue)?];
-        store.set("rng", &[t.seed as i64, 0])?;
+        let params = params.to(&device)?;
+        let (optimizer, carried) = (Store::on(&device), Store::on(&device));
+        for built in [&fresh, &next] {
+            built.declare(&optimizer, built.optimizer_states().iter().map(String::as_str))?;
+            built.declare(&carried, built.carried.iter().map(|c| c.name.as_str()).chain([REPORT]))?;
+        }
+        let empty = Store::on(&device);
+        let data = resident.as_ref().map_or(&empty, Resident::store);
+        let stores = [&params, &optimizer, &carried, data];
+        let compile = |built| WindowProgram::new(built, &*architecture, &device, &stores);
+        let programs = [compile(&fresh)?, compile(&next)?];
+        optimizer.set(RNG, &[t.seed as i64, 0])?;
         let sampler = Sampler::new(dataset, config.crop(), t.seed);
-        let sums = store.readback(REPORT)?;
+        let sums = carried.readback(REPORT)?;
         Ok(Self {
             config: config.clone(),
+            architecture: Arc::clone(&architecture),
             dataset,
             resident,
-            store,
+            params,
+            optimizer,
             programs,
             sampler,
             batches: 0,
@@ -141,59 +145,62 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Parameters and states; parameters are shared with whoever holds the store.
-    pub fn store(&self) -> &Store {
-        &self.store
+    /// The parameters, shared with whoever holds a clone of the store.
+    pub fn params(&self) -> &Store {
+        &self.params
     }
 
     /// A checkpoint of the parameters as they are.
     pub fn checkpoint(&self) -> Checkpoint {
-        Checkpoint { config: self.config.model.clone(), params: self.store.clone() }
+        Checkpoint { config: self.config.model.clone(), params: self.params.clone() }
     }
 
-    /// Where it computes.
+    /// The device that computes.
     pub fn device(&self) -> &Device {
-        self.store.device()
+        self.params.device()
     }
 
-    /// One batch: all segments of one crop per row, one optimizer step per `model.memory.gradient` segments.
+    /// One batch: all windows of one crop per row, one optimizer step per `unroll` windows of the architecture.
     ///
-    /// Where the loss is not a finite number below `train.max_loss` the error says so; the parameters are spoilt then. Reports of batches
-    /// from [`Trainer::queue`] must have been taken.
+    /// Where the loss is not a finite number below `train.max_loss` the error says so; the parameters are spoilt then. Reports
+    /// of batches from [`Trainer::queue`] must have been taken.
     pub fn step(&mut self) -> Result<BatchReport> {
         self.queue()?;
         self.report()
     }
 
-    /// Begins a batch. On a GPU this returns before it is done, so that the next can be prepared meanwhile; [`Trainer::report`] tells how
-    /// it went.
+    /// Begins a batch. On a GPU this returns before the batch is done, so that the next can be prepared meanwhile;
+    /// [`Trainer::report`] tells how it went.
     pub fn queue(&mut self) -> Result<()> {
-        let (model, t) = (&self.config.model, &self.config.train);
-        let through = model.memory.gradient.segments();
+        let t = &self.config.train;
+        let window = self.architecture.window();
         let crops = self.sampler.next_crops(t.batch);
-        let runs = t.segments / through;
+        let runs = t.segments / window.unroll;
         let mut report = BatchReport::default();
-        let mut counted = vec![false; t.batch * model.segment_length];
+        let mut imitated = vec![false; t.batch * window.steps];
         for run in 0..runs {
             let program = &mut self.programs[usize::from(run > 0)];
-            for k in 0..through {
-                let offset = (run * through + k) * model.segment_length;
-                let window =
-                    Window { dataset: self.dataset, crops: &crops, offset, length: model.segment_length };
-                window.counted(&mut counted);
-                report.tokens += counted.iter().filter(|c| **c).count() as u64;
+            for k in 0..window.unroll {
+                let offset = (run * window.unroll + k) * window.steps;
+                let part = Window { dataset: self.dataset, crops: &crops, offset, length: window.steps };
+                part.counted(&mut imitated);
+                report.tokens += imitated.iter().filter(|c| **c).count() as u64;
                 match &self.resident {
-                    Some(resident) => resident.fill(part(program, "steps", k, through)?, window),
-                    None => fill(program, model, window, k, through, &counted)?,
+                    Some(resident) => resident.fill(program, k, part)?,
+                    None => {
+                        for i in 0..program.fields().len() {
+                            let (name, field) = program.fields()[i].clone();
+                            fill_input(&mut program.program, &name, field, (k, window.unroll), part)?;
+                        }
+                    }
                 }
             }
-            SegmentClock::set(model, program, (run * through) as u64)?;
             self.steps += 1;
             let seen = self.tokens + report.tokens;
             report.lr = t.lr * self.factor(runs as u64, seen);
             let program = &mut self.programs[usize::from(run > 0)];
-            program.set("lr", &[report.lr as f32])?;
-            program.run()?;
+            program.program.set("lr", &[report.lr as f32])?;
+            program.run((run * window.unroll) as u64)?;
         }
         self.sums.ask()?;
         self.tokens += report.tokens;
@@ -214,9 +221,9 @@ impl<'a> Trainer<'a> {
         let (Some(mut report), Some(sums)) = (self.waiting.pop_front(), self.sums.answer()?) else {
             return Err(Error::config("report", "a batch that was begun", "none"));
         };
-        let (model, t) = (&self.config.model, &self.config.train);
-        let runs = (t.segments / model.memory.gradient.segments()) as f64;
-        let [loss, action_loss, norm, right] = [0, 1, 2, 3].map(|i| f64::from(sums[i]));
+        let t = &self.config.train;
+        let runs = (t.segments / self.architecture.window().unroll) as f64;
+        let [loss, action_loss, norm, correct] = [0, 1, 2, 3].map(|i| f64::from(sums[i]));
         report.loss = loss / runs;
         report.action_loss = action_loss / runs;
         report.gradient_norm = norm / runs;
@@ -228,9 +235,9 @@ impl<'a> Trainer<'a> {
                 checkpoint: "none".to_owned(),
             });
         }
-        let answers = report.tokens as usize * model.action.dim();
-        report.accuracy =
-            if model.action.is_discrete() && answers > 0 { right / answers as f64 } else { 0.0 };
+        let action = self.architecture.ends().action;
+        let answers = report.tokens as usize * action.dim();
+        report.accuracy = if action.is_discrete() && answers > 0 { correct / answers as f64 } else { 0.0 };
         Ok(report)
     }
 
@@ -252,33 +259,19 @@ impl<'a> Trainer<'a> {
         self.checkpoint().save(folder)?;
         let counters = [self.batches, self.steps, self.tokens, self.sampler.position()];
         let mut tensors = Tensors::new();
-        let counters = Numbers::I64(counters.iter().map(|n| *n as i64).collect());
-        tensors.insert(COUNTERS.to_owned(), HostTensor { shape: vec![4], numbers: counters });
-        for name in self.state_names()? {
-            let ty = self.store.ty(&name)?;
-            let numbers = match ty.dtype {
-                DType::I64 => Numbers::I64(self.store.get(&name)?),
-                _ => Numbers::F32(self.store.get(&name)?),
+        let counters = TensorData::I64(counters.iter().map(|n| *n as i64).collect());
+        tensors.insert(COUNTERS.to_owned(), HostTensor { shape: vec![4], data: counters });
+        for name in self.optimizer.names() {
+            let ty = self.optimizer.ty(&name)?;
+            let data = match ty.dtype {
+                DType::I64 => TensorData::I64(self.optimizer.get(&name)?),
+                _ => TensorData::F32(self.optimizer.get(&name)?),
             };
-            tensors.insert(name, HostTensor { shape: ty.shape, numbers });
+            tensors.insert(name, HostTensor { shape: ty.shape, data });
         }
         let path = folder.join(STATE_FILE);
         let bytes = tensors::serialise(&tensors).map_err(|e| Error::file(&path, e))?;
-        Ok(tensors::write_atomic(&path, &bytes)?)
-    }
-
-    /// States that must survive: optimizer and generator. Memories start anew with every crop.
-    fn state_names(&self) -> Result<Vec<String>> {
-        let mut names = Vec::new();
-        let graph = elmur_model::segments::parameter_graph(&self.config.model, DType::F32)?;
-        let params: std::collections::BTreeSet<&str> = graph.params().map(|(name, _)| name).collect();
-        for name in self.store.names() {
-            let passing = name.starts_with("memory.") || name.starts_with("anchors.") || name == REPORT;
-            if !params.contains(name.as_str()) && !passing {
-                names.push(name);
-            }
-        }
-        Ok(names)
+        Ok(write_atomic(&path, &bytes)?)
     }
 
     /// Goes on from a checkpoint of the same config.
@@ -296,35 +289,34 @@ impl<'a> Trainer<'a> {
             Error::file(&path, format!("no `{name}` of the expected type and shape: not a state of this run"))
         };
         let mut states = Vec::new();
-        for name in self.state_names()? {
-            let ty = self.store.ty(&name)?;
+        for name in self.optimizer.names() {
+            let ty = self.optimizer.ty(&name)?;
             let fits = |t: &HostTensor| {
-                let same = match t.numbers {
-                    Numbers::F32(_) => ty.dtype == DType::F32,
-                    Numbers::I64(_) => ty.dtype == DType::I64,
-                    Numbers::F64(_) => false,
+                let same = match t.data {
+                    TensorData::F32(_) => ty.dtype == DType::F32,
+                    TensorData::I64(_) => ty.dtype == DType::I64,
+                    TensorData::F64(_) | TensorData::U8(_) => false,
                 };
                 same && ty.shape == t.shape
             };
             let tensor = tensors.remove(&name).filter(fits);
             states.push((tensor.ok_or_else(|| missing(&name))?, name));
         }
-        let counters = match tensors.remove(COUNTERS).map(|t| t.numbers) {
-            Some(Numbers::I64(counters)) if counters.len() == 4 && counters.iter().all(|n| *n >= 0) => {
+        let counters = match tensors.remove(COUNTERS).map(|t| t.data) {
+            Some(TensorData::I64(counters)) if counters.len() == 4 && counters.iter().all(|n| *n >= 0) => {
                 counters
             }
             _ => return Err(missing(COUNTERS)),
         };
         // Everything has been checked; from here on nothing fails half-way.
-        let graph = elmur_model::segments::parameter_graph(&self.config.model, DType::F32)?;
-        for (name, _) in graph.params() {
-            self.store.set(name, &saved.params.get::<f32>(name)?)?;
+        for name in saved.params.names() {
+            self.params.set(&name, &saved.params.get::<f32>(&name)?)?;
         }
         for (tensor, name) in states {
-            match tensor.numbers {
-                Numbers::F32(data) => self.store.set(&name, &data)?,
-                Numbers::I64(data) => self.store.set(&name, &data)?,
-                Numbers::F64(_) => return Err(missing(&name)),
+            match tensor.data {
+                TensorData::F32(data) => self.optimizer.set(&name, &data)?,
+                TensorData::I64(data) => self.optimizer.set(&name, &data)?,
+                TensorData::F64(_) | TensorData::U8(_) => return Err(missing(&name)),
             }
         }
         [self.batches, self.steps, self.tokens] = [0, 1, 2].map(|i| counters[i] as u64);
@@ -335,64 +327,3 @@ impl<'a> Trainer<'a> {
 
 /// Name of the file beside the model that holds optimizer, generator and counters.
 pub(crate) const STATE_FILE: &str = "state.safetensors";
-
-/// Entry k of an input whose first axis has `count` entries.
-fn part<'p, T: elmur_engine::Element>(
-    program: &'p mut Program,
-    name: &str,
-    k: usize,
-    count: usize,
-) -> Result<&'p mut [T]> {
-    let data = program.input_mut::<T>(name)?;
-    let each = data.len() / count;
-    Ok(&mut data[k * each..(k + 1) * each])
-}
-
-/// Fills entry `k` of `count` of the program's inputs from a window of the data, in which the `counted` steps count.
-fn fill(
-    program: &mut Program,
-    model: &elmur_model::ModelConfig,
-    window: Window<'_>,
-    k: usize,
-    count: usize,
-    counted: &[bool],
-) -> Result<()> {
-    let parts = match &model.observation {
-        Observation::Parts(parts) => {
-            parts.iter().enumerate().map(|(i, part)| (format!("observation.{i}"), part)).collect()
-        }
-        one => vec![("observation".to_owned(), one)],
-    };
-    for (leaf, (name, observation)) in parts.into_iter().enumerate() {
-        match observation {
-            Observation::Categorical { .. } => {
-                window.observation_ints(leaf, part::<i32>(program, &name, k, count)?);
-            }
-            _ => window.observation_floats(leaf, part::<f32>(program, &name, k, count)?),
-        }
-    }
-    match &model.action {
-        Action::Continuous { .. } => {
-            window.action_floats(part::<f32>(program, "targets", k, count)?);
-            part::<bool>(program, "mask", k, count)?.copy_from_slice(counted);
-        }
-        _ => window.action_ints(true, part::<i64>(program, "targets", k, count)?, |_| IGNORED),
-    }
-    if has_token(model, Token::Action) {
-        match &model.action {
-            Action::Continuous { .. } => window.action_floats(part::<f32>(program, "action", k, count)?),
-            action => {
-                let sizes = action.sizes();
-                let mut actions = vec![0i64; counted.len() * sizes.len()];
-                // One past the last action stands for none.
-                window.action_ints(false, &mut actions, |i| sizes[i] as i64);
-                let target = part::<i32>(program, "action", k, count)?;
-                target.iter_mut().zip(actions).for_each(|(t, a)| *t = a as i32);
-            }
-        }
-    }
-    if has_token(model, Token::Return) {
-        window.returns_to_go(part::<f32>(program, "returns", k, count)?);
-    }
-    Ok(())
-}

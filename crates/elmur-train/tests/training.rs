@@ -5,15 +5,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use elmur_base::{Space, Spaces};
+use elmur_base::{Space, Spaces, Stop};
 use elmur_data::{Column, Dataset, Episode};
 use elmur_engine::Pool;
 use elmur_envs::EnvConfig;
-use elmur_model::Checkpoint;
-use elmur_model::config::{Action, CategoricalEncoding, MemoryGradient, Observation, TokenFormat};
+use elmur_model::elmur::config::MemoryGradient;
+use elmur_model::ends::{Action, CategoricalEncoding, Encoder, TokenFormat};
+use elmur_model::{Checkpoint, Elmur, PolicyConfig};
 use elmur_train::{
-    Ended, Error, Evaluation, Event, RunConfig, RunFolder, Seeds, Stop, Trainer, evaluate, overrides,
-    timeline, train,
+    Ended, Error, Evaluation, Event, RunConfig, RunFolder, Seeds, Trainer, evaluate, overrides, timeline,
+    train,
 };
 
 /// A folder that is removed when the test ends well.
@@ -314,8 +315,8 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
     }
     assert!(last.unwrap().accuracy > 0.97, "{last:?}");
     let what = Evaluation {
-        model: &config.model,
-        params: trainer.store(),
+        policy: &config.model,
+        params: trainer.params(),
         env: EnvConfig::tmaze(90),
         episodes: 60,
         seeds: Seeds::Test(0),
@@ -330,7 +331,7 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
     assert_eq!(outcome, one);
     assert!(outcome.episodes.iter().filter(|e| e.steps == 89).count() > 55);
     // And what its memory did: each segment writes one slot per layer, slots in turn.
-    let history = timeline(&config.model, trainer.store(), &EnvConfig::tmaze(30), 5, 100).unwrap();
+    let history = timeline(&config.model, trainer.params(), &EnvConfig::tmaze(30), 5, 100).unwrap();
     assert_eq!((history.layers.len(), history.layers[0].len()), (2, 2));
     for layer in &history.layers {
         let written: Vec<(bool, bool)> =
@@ -343,10 +344,54 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
     }
 }
 
+/// The recurrent baseline and the one whose window is run again learn what fits into their training windows.
+#[test]
+fn baselines_learn_to_remember() {
+    for (preset, changes) in [
+        ("tmaze-bc-lstm", &["model.hidden=32", "train.lr=1e-2"][..]),
+        (
+            "tmaze-dt",
+            &["model.layers=2", "model.heads=2", "model.d_head=16", "model.dropout=0", "train.lr=3e-3"][..],
+        ),
+    ] {
+        let mut all = vec![
+            "model.window=9",
+            "model.d_model=32",
+            "env.length=9",
+            "data.episodes=400",
+            "train.batch=32",
+            "train.epochs=0",
+            "train.batches=200",
+            "train.schedule.warmup=10",
+            "eval.length=9",
+        ];
+        all.extend(changes);
+        let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
+        let config = overrides::apply(&RunConfig::preset(preset).unwrap(), &all).unwrap();
+        let dataset = config.dataset().unwrap();
+        let mut trainer = Trainer::new(&config, &dataset, &Pool::new(2)).unwrap();
+        for _ in 0..200 {
+            trainer.step().unwrap();
+        }
+        let evaluation = Evaluation {
+            policy: &config.model,
+            params: trainer.params(),
+            env: EnvConfig::tmaze(9),
+            episodes: 60,
+            seeds: Seeds::Test(0),
+            sample: false,
+            threads: 2,
+            device: trainer.device(),
+        };
+        let score = evaluate(&evaluation, &Stop::default(), &|_| {}).unwrap().score();
+        assert!(score.mean > 0.95, "{preset}: {score:?}");
+    }
+}
+
 /// Every kind of token, observation and action goes through the trainer: the loss falls on data that can be learnt.
 #[test]
 fn every_kind_of_data_can_be_learnt() {
-    type Change = Box<dyn Fn(&mut RunConfig)>;
+    type Change = Box<dyn Fn(&mut Elmur)>;
     let ints = Space::MultiDiscrete { sizes: vec![3, 4] };
     let cases: Vec<(&str, Space, Space, Change)> = vec![
         (
@@ -355,9 +400,9 @@ fn every_kind_of_data_can_be_learnt() {
             Space::Discrete { n: 3 },
             Box::new(|c| {
                 let (sizes, encoding) = (vec![3, 4], CategoricalEncoding::Embedding);
-                c.model.observation = Observation::Categorical { sizes, encoding };
-                c.model.action = Action::Categorical { count: 3 };
-                c.model.tokens = TokenFormat::ObservationAction;
+                c.observation = vec![Encoder::Categorical { sizes, encoding }];
+                c.action = Action::Categorical { count: 3 };
+                c.tokens = TokenFormat::ObservationAction;
             }),
         ),
         (
@@ -366,12 +411,11 @@ fn every_kind_of_data_can_be_learnt() {
             Space::MultiDiscrete { sizes: vec![2, 4] },
             Box::new(|c| {
                 let (sizes, encoding) = (vec![4], CategoricalEncoding::OneHot);
-                let parts =
-                    vec![Observation::Vector { dim: 2 }, Observation::Categorical { sizes, encoding }];
-                c.model.observation = Observation::Parts(parts);
-                c.model.action = Action::MultiCategorical { sizes: vec![2, 4] };
-                c.model.tokens = TokenFormat::ReturnObservationAction;
-                c.model.memory.gradient = MemoryGradient::Through(3);
+                c.observation =
+                    vec![Encoder::Vector { dim: 2, bytes: false }, Encoder::Categorical { sizes, encoding }];
+                c.action = Action::MultiCategorical { sizes: vec![2, 4] };
+                c.tokens = TokenFormat::ReturnObservationAction;
+                c.memory.gradient = MemoryGradient::Through(3);
             }),
         ),
         (
@@ -379,8 +423,17 @@ fn every_kind_of_data_can_be_learnt() {
             Space::unbounded([2]),
             Space::between(-1.0, 1.0, [2]),
             Box::new(|c| {
-                c.model.observation = Observation::Vector { dim: 2 };
-                c.model.action = Action::Continuous { dim: 2, tanh: true };
+                c.observation = vec![Encoder::Vector { dim: 2, bytes: false }];
+                c.action = Action::Continuous { dim: 2, tanh: true };
+            }),
+        ),
+        (
+            "pixels as bytes",
+            Space::Bytes { shape: vec![1, 8, 8] },
+            Space::Discrete { n: 4 },
+            Box::new(|c| {
+                c.observation = vec![Encoder::Image { channels: 1, height: 8, width: 8, bytes: true }];
+                c.action = Action::Categorical { count: 4 };
             }),
         ),
     ];
@@ -395,14 +448,22 @@ fn every_kind_of_data_can_be_learnt() {
         ]);
         config.env = None;
         config.data.file = Some("given".into());
-        change(&mut config);
+        if let PolicyConfig::Elmur(model) = &mut config.model {
+            change(model);
+        }
+        // What the test says is what follows from the spaces, but for how integers are encoded.
+        let mut fitted = config.model.clone();
+        fitted.fit_to(&spaces).unwrap();
+        assert_eq!(fitted, config.model, "{name}");
         let mut trainer = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
         let losses: Vec<f64> = (0..90).map(|_| trainer.step().unwrap().action_loss).collect();
         let (first, last) = (losses[0], losses[80..].iter().sum::<f64>() / 10.0);
         assert!(last < 0.5 * first, "{name}: {first} to {last}");
         // The wrong spaces are named.
         let mut wrong = config.clone();
-        wrong.model.action = Action::Categorical { count: 17 };
+        if let PolicyConfig::Elmur(model) = &mut wrong.model {
+            model.action = Action::Categorical { count: 17 };
+        }
         let error = Trainer::new(&wrong, &dataset, &Pool::new(1)).unwrap_err().to_string();
         assert!(error.contains("dataset: expected actions"), "{error}");
     }
@@ -423,7 +484,9 @@ fn episodes(spaces: &Spaces) -> Vec<Episode> {
                         .map(|i| (value(i / leaf.len(), 4) % 4) as f32 / 4.0 - 0.4)
                         .collect(),
                 ),
-                elmur_base::Leaf::Bytes { .. } => Column::U8(vec![0; steps * leaf.len()]),
+                elmur_base::Leaf::Bytes { .. } => Column::U8(
+                    (0..steps * leaf.len()).map(|i| (value(i / leaf.len(), 4) % 4 * 80) as u8).collect(),
+                ),
             })
             .collect()
     };

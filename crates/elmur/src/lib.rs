@@ -1,10 +1,11 @@
 //! ELMUR: policies with external layer memory, in Rust.
 //!
-//! This crate is the door: it re-exports the parts and holds the `elmur` command line.
+//! This crate is the door: it re-exports the parts. The command line is the crate `elmur-cli`, pictures are `elmur-plot`;
+//! neither is needed here.
 //!
+//! - [`base`]: spaces and values, files, statistics.
 //! - [`engine`]: static compute graphs with autodiff that run without allocation.
-//! - [`model`]: ELMUR itself: model, memory, sessions and checkpoints.
-//! - [`base`]: spaces and the numbers in them, shared by all parts.
+//! - [`model`]: architectures, sessions that act, checkpoints.
 //! - [`envs`]: environments and their experts. [`data`]: trajectories, crops and batches, files.
 //! - [`train`]: trainer, runs, evaluation.
 

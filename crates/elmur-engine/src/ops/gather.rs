@@ -229,7 +229,11 @@ impl Op for ScatterRows {
             && values.shape.len() <= table.shape.len()
             && table.shape.ends_with(&values.shape[1..]);
         if !fits {
-            return mismatch(OP, format!("values [{count}, ...] that end as {table} does"), values.to_string());
+            return mismatch(
+                OP,
+                format!("values [{count}, ...] that end as {table} does"),
+                values.to_string(),
+            );
         }
         Ok(vec![table.clone()])
     }

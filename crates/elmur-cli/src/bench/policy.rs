@@ -1,0 +1,390 @@
+//! `elmur bench step` and `elmur bench train`: a whole model, acting and training.
+//!
+//! Rows have the form of the PyTorch and ONNX Runtime peers they are compared with: {"peer", "device", "work", "ms"}, where
+//! a training unit is one batch (3 segments with 3 optimizer steps) and a step is one environment step of B rows. Steps
+//! at the end of a segment, which also write the memory, are reported apart.
+
+use std::time::Instant;
+
+use elmur_base::{Field, Row};
+use elmur_engine::{DType, Device, Pool, Store};
+use elmur_model::ends::Encoder;
+use elmur_model::presets::{self, Preset};
+use elmur_model::session::{Seen, Session};
+use elmur_model::window::{Begin, TrainSettings, WindowProgram, training_graph};
+use elmur_model::{Architecture, Error, PolicyConfig, Result, init};
+use serde_json::json;
+
+use super::{Times, WARM_UP, print, round};
+use crate::device::DeviceArgs;
+
+/// Options of `elmur bench step`.
+#[derive(clap::Args)]
+pub struct StepArgs {
+    /// Print JSON lines.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: Model,
+    /// Rows acting side by side; both 1 and 100 if absent.
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Threads; 0 means one per core. Batch 1 defaults to one thread, larger batches to all.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Measured segments.
+    #[arg(long, default_value_t = 100)]
+    segments: usize,
+}
+
+/// Options of `elmur bench train`.
+#[derive(clap::Args)]
+pub struct TrainArgs {
+    /// Print JSON lines.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: Model,
+    /// Threads; 0 means one per core.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Measured batches.
+    #[arg(long, default_value_t = 10)]
+    batches: usize,
+    /// Also print the time of every op.
+    #[arg(long)]
+    profile: bool,
+    /// Models trained side by side, as many runs of one experiment.
+    #[arg(long, default_value_t = 1)]
+    runs: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Which model is measured.
+#[derive(clap::Args)]
+struct Model {
+    /// Model preset.
+    #[arg(long, default_value = "tmaze")]
+    preset: String,
+    /// Vectors of 64 numbers in place of images: the transformer without its image encoder.
+    #[arg(long)]
+    no_images: bool,
+}
+
+impl Model {
+    fn preset(&self) -> Result<Preset> {
+        let mut preset = preset(&self.preset)?;
+        if let PolicyConfig::Elmur(model) = &mut preset.model
+            && self.no_images
+        {
+            for encoder in &mut model.observation {
+                if matches!(encoder, Encoder::Image { .. }) {
+                    *encoder = Encoder::Vector { dim: 64, bytes: false };
+                }
+            }
+        }
+        Ok(preset)
+    }
+}
+
+fn preset(name: &str) -> Result<Preset> {
+    presets::find(name).ok_or_else(|| {
+        let names: Vec<&str> = presets::all().iter().map(|p| p.name).collect();
+        Error::Config {
+            key: "preset".into(),
+            expected: format!("one of {}", names.join(", ")),
+            got: name.into(),
+        }
+    })
+}
+
+/// Runs `elmur bench step`.
+pub fn step(args: &StepArgs) -> Result<()> {
+    let config = args.model.preset()?.model;
+    let params = init::parameters(config.architecture(), 0)?;
+    for batch in args.batch.map_or(vec![1, 100], |b| vec![b]) {
+        let threads = args.threads.unwrap_or(usize::from(batch == 1));
+        step_row(args, &config, &params, batch, &Pool::new(threads))?;
+    }
+    Ok(())
+}
+
+fn step_row(args: &StepArgs, config: &PolicyConfig, params: &Store, batch: usize, pool: &Pool) -> Result<()> {
+    let mut session = Session::new(config, params, batch, pool)?;
+    let observation = observations(config.architecture(), batch);
+    let returns = vec![1.0; batch];
+    let seen = Seen { observation: observation.values(), returns: Some(&returns) };
+    let (mut inside, mut boundary) = (Vec::new(), Vec::new());
+    let length = config.architecture().window().steps;
+    for segment in 0..args.segments + 2 {
+        for position in 0..length {
+            let start = Instant::now();
+            session.act(seen)?;
+            let time = start.elapsed();
+            if segment >= 2 {
+                if position + 1 == length { boundary.push(time) } else { inside.push(time) }
+            }
+        }
+    }
+    let whole: f64 = inside.iter().chain(&boundary).map(|t| t.as_secs_f64() * 1e3).sum();
+    let mean = whole / (inside.len() + boundary.len()) as f64;
+    inside.sort();
+    boundary.sort();
+    let (inside, boundary) = (Times(inside), Times(boundary));
+    print(
+        args.json,
+        &json!({
+            "peer": "elmur", "device": "cpu", "work": format!("step B={batch}"), "ms": round(inside.ms(0.5)),
+            "p99_ms": round(inside.ms(0.99)), "boundary_ms": round(boundary.ms(0.5)),
+            "boundary_p99_ms": round(boundary.ms(0.99)), "mean_ms": round(mean),
+            "threads": pool.threads(), "weights": "f32", "preset": args.model.preset,
+        }),
+    );
+    Ok(())
+}
+
+/// Observations of `rows` rows that fit an architecture.
+fn observations(architecture: &dyn Architecture, rows: usize) -> Row {
+    let mut all = Row::default();
+    for encoder in architecture.ends().observation {
+        let count = rows * encoder.len();
+        match encoder.kind() {
+            elmur_base::Kind::Floats => all.floats.extend((0..count).map(number)),
+            elmur_base::Kind::Ints => all.ints.extend(std::iter::repeat_n(0, count)),
+            elmur_base::Kind::Bytes => all.bytes.extend((0..count).map(|i| i as u8)),
+        }
+    }
+    all
+}
+
+/// Made-up number `i`.
+fn number(i: usize) -> f32 {
+    (i % 13) as f32 * 0.1 - 0.6
+}
+
+/// Fills every field of a program with made-up data.
+fn fill(program: &mut WindowProgram) -> Result<()> {
+    for (name, field) in program.fields().to_vec() {
+        let program = &mut program.program;
+        match (program.input_type(&name)?.dtype, field) {
+            (DType::I32, _) => program.input_mut::<i32>(&name)?.fill(0),
+            (DType::I64, _) => program.input_mut::<i64>(&name)?.fill(1),
+            (DType::Bool, _) => program.input_mut::<bool>(&name)?.fill(true),
+            (DType::U8, _) => {
+                let input = program.input_mut::<u8>(&name)?;
+                input.iter_mut().enumerate().for_each(|(i, x)| *x = i as u8);
+            }
+            (_, Field::Target) => program.input_mut::<f32>(&name)?.fill(0.1),
+            _ => {
+                let input = program.input_mut::<f32>(&name)?;
+                input.iter_mut().enumerate().for_each(|(i, x)| *x = number(i));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs `elmur bench train`.
+pub fn train(args: &TrainArgs) -> Result<()> {
+    let preset = args.model.preset()?;
+    let begin = Instant::now();
+    let device = args.device.open(args.threads)?;
+    let opened = begin.elapsed();
+    let mut first = None;
+    // The peers are measured without dropout.
+    for (dropout, work) in [(false, "train"), (true, "train with dropout")] {
+        if args.runs > 1 {
+            train_side_by_side(args, (&preset, dropout), &device, work)?;
+            continue;
+        }
+        let mut bench = TrainBench::new(&preset, dropout, &device)?;
+        bench.batch()?;
+        device.synchronize()?;
+        // From nothing to the end of the first batch: what a user waits for.
+        let start_up = *first.get_or_insert(begin.elapsed());
+        train_row(args, &mut bench, &device, work, [opened, start_up])?;
+    }
+    Ok(())
+}
+
+/// A model in training on made-up data.
+struct TrainBench<'a> {
+    preset: &'a Preset,
+    programs: Vec<WindowProgram>,
+}
+
+impl<'a> TrainBench<'a> {
+    fn new(preset: &'a Preset, dropout: bool, device: &Device) -> Result<Self> {
+        let architecture = preset.model.architecture();
+        let settings = TrainSettings {
+            batch: preset.train.batch,
+            label_smoothing: preset.train.label_smoothing,
+            optimizer: preset.train.optimizer(),
+            clip: preset.train.clip,
+            dtype: DType::F32,
+            export_gradients: false,
+            dropout,
+            table: None,
+        };
+        let store = init::parameters(architecture, 0)?.to(device)?;
+        let mut programs = Vec::new();
+        for begin in [Begin::Fresh, Begin::Continue] {
+            let built = training_graph(architecture, &settings, begin)?;
+            store.declare(&built.graph)?;
+            let mut program = WindowProgram::new(&built, architecture, device, &[&store])?;
+            fill(&mut program)?;
+            program.program.set("lr", &[2e-4f32])?;
+            programs.push(program);
+        }
+        Ok(Self { preset, programs })
+    }
+
+    /// One batch; on a GPU it is only queued.
+    fn batch(&mut self) -> Result<()> {
+        let unroll = self.preset.model.architecture().window().unroll;
+        for run in 0..self.preset.train.segments / unroll {
+            self.programs[usize::from(run > 0)].run((run * unroll) as u64)?;
+        }
+        Ok(())
+    }
+}
+
+/// Batches between two looks at the clock: a GPU is only waited for at the end of several.
+fn stride(device: &Device) -> usize {
+    if device.is_cpu() { 1 } else { 20 }
+}
+
+/// Several models, each on a thread and a queue of its own, all at once.
+fn train_side_by_side(
+    args: &TrainArgs,
+    (preset, dropout): (&Preset, bool),
+    device: &Device,
+    work: &str,
+) -> Result<()> {
+    let batches = args.batches * stride(device);
+    let barrier = std::sync::Barrier::new(args.runs + 1);
+    let elapsed = std::thread::scope(|scope| -> Result<std::time::Duration> {
+        let threads: Vec<_> = (0..args.runs)
+            .map(|_| {
+                scope.spawn(|| -> Result<()> {
+                    let prepared = (|| -> Result<(Device, TrainBench<'_>)> {
+                        let device = device.another()?;
+                        let mut bench = TrainBench::new(preset, dropout, &device)?;
+                        bench.batch()?;
+                        device.synchronize()?;
+                        Ok((device, bench))
+                    })();
+                    barrier.wait();
+                    let (device, mut bench) = prepared?;
+                    for _ in 0..batches {
+                        bench.batch()?;
+                    }
+                    Ok(device.synchronize()?)
+                })
+            })
+            .collect();
+        barrier.wait();
+        let start = Instant::now();
+        for thread in threads {
+            let ended = thread.join().map_err(|_| Error::Config {
+                key: "runs".into(),
+                expected: "threads that end".into(),
+                got: "one that did not".into(),
+            });
+            ended??;
+        }
+        Ok(start.elapsed())
+    })?;
+    let ms = elapsed.as_secs_f64() * 1e3 / batches as f64;
+    print(
+        args.json,
+        &json!({
+            "peer": "elmur", "device": args.device.name(), "precision": args.device.precision()?.name(), "work": work,
+            "runs": args.runs, "ms": round(ms), "batches_per_s": round(args.runs as f64 * 1e3 / ms),
+            "preset": args.model.preset, "batch": preset.train.batch,
+        }),
+    );
+    Ok(())
+}
+
+fn train_row(
+    args: &TrainArgs,
+    bench: &mut TrainBench<'_>,
+    device: &Device,
+    work: &str,
+    [opened, start_up]: [std::time::Duration; 2],
+) -> Result<()> {
+    let stride = stride(device);
+    let (mut times, mut queueing) = (Vec::new(), Vec::new());
+    for round in 0..args.batches + WARM_UP.min(3) {
+        let start = Instant::now();
+        for _ in 0..stride {
+            bench.batch()?;
+        }
+        let queued = start.elapsed();
+        device.synchronize()?;
+        if round >= WARM_UP.min(3) {
+            times.push(start.elapsed() / stride as u32);
+            queueing.push(queued / stride as u32);
+        }
+    }
+    times.sort();
+    queueing.sort();
+    let times = Times(times);
+    let programs = &mut bench.programs;
+    let mut row = json!({
+        "peer": "elmur", "device": args.device.name(), "work": work, "ms": round(times.ms(0.5)), "best_ms": round(times.ms(0.0)),
+        "preset": args.model.preset, "batch": bench.preset.train.batch, "arena_bytes": programs[1].program.arena_bytes(),
+        "steps": programs[1].program.steps(),
+    });
+    match device {
+        Device::Cpu(pool) => row["threads"] = json!(pool.threads()),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => {
+            row["precision"] = json!(args.device.precision()?.name());
+            // Time of the host alone: where it is as long as `ms`, the GPU waits for work.
+            row["queue_ms"] = json!(round(Times(queueing).ms(0.5)));
+            row["kernels_per_segment"] = json!(programs[1].program.kernels());
+            row["open_s"] = json!(round(opened.as_secs_f64()));
+            row["first_batch_s"] = json!(round(start_up.as_secs_f64()));
+        }
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = (opened, start_up, queueing);
+    print(args.json, &row);
+    if args.profile {
+        let mut by_op: std::collections::BTreeMap<(&str, String), (usize, f64, usize, f64)> =
+            Default::default();
+        let (mut critical_steps, mut critical_ms) = (0, 0.0);
+        for step in programs[1].program.profile(args.batches)? {
+            let shape = step.outputs.first().map(ToString::to_string).unwrap_or_default();
+            let entry = by_op.entry((step.op, shape)).or_default();
+            let ms = step.time.as_secs_f64() * 1e3;
+            entry.0 += 1;
+            entry.1 += ms;
+            if step.critical {
+                entry.2 += 1;
+                entry.3 += ms;
+                critical_steps += 1;
+                critical_ms += ms;
+            }
+        }
+        print(
+            args.json,
+            &json!({"longest_way_steps": critical_steps, "longest_way_ms_per_segment": round(critical_ms)}),
+        );
+        let mut rows: Vec<_> = by_op.into_iter().collect();
+        rows.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+        for ((op, output), (count, ms, critical, critical_ms)) in rows {
+            print(
+                args.json,
+                &json!({
+                    "op": op, "output": output, "count": count, "ms_per_segment": round(ms),
+                    "on_longest_way": critical, "longest_way_ms": round(critical_ms),
+                }),
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! `elmur inspect`, `elmur presets` and `elmur import`: what a model, a run or a dataset is, without running it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use elmur_base::Statistics;
+use elmur_data::Dataset;
+use elmur_engine::DType;
+use elmur_envs::popgym::Family;
+use elmur_model::elmur::config::MemoryInit;
+use elmur_model::elmur::{Elmur, published, theory};
+use elmur_model::window::{Built, parameter_graph};
+use elmur_model::{Checkpoint, Error, PolicyConfig, checkpoint, presets};
+use elmur_train::{Result, RunConfig, RunFolder, overrides};
+use serde_json::{Value, json};
+
+use crate::say;
+
+/// Options of `elmur inspect`.
+#[derive(clap::Args)]
+pub struct InspectArgs {
+    /// A preset's name, a checkpoint's folder, a config.json, a run's folder, or a dataset (file or folder of .npz).
+    what: String,
+    /// List every key that `elmur train PRESET KEY=VALUE` can change, with its value.
+    #[arg(long)]
+    keys: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `elmur import`.
+#[derive(clap::Args)]
+pub struct ImportArgs {
+    /// State dict of the published code, saved as safetensors.
+    weights: PathBuf,
+    /// A preset's name or a config.json that describes the model.
+    #[arg(long)]
+    config: String,
+    /// Folder for the checkpoint.
+    #[arg(long)]
+    out: PathBuf,
+}
+
+/// A policy by preset, checkpoint or config file.
+fn config_of(what: &str) -> Result<PolicyConfig> {
+    if let Ok(run) = RunConfig::preset(what) {
+        return Ok(run.model);
+    }
+    let path = Path::new(what);
+    if checkpoint::is_checkpoint(path) {
+        return Ok(checkpoint::read_config(&path.join("config.json"))?);
+    }
+    if path.is_file() {
+        return Ok(checkpoint::read_config(path)?);
+    }
+    let presets = RunConfig::expected_preset(what);
+    let expected = format!("a checkpoint, a config.json, a run, a dataset or a preset: {presets}");
+    Err(Error::Input { what: "model", expected, got: what.to_owned() }.into())
+}
+
+/// Whether a path is a dataset: one native file, or a folder of .npz files.
+fn is_dataset(path: &Path) -> bool {
+    let npz = |entry: std::fs::DirEntry| entry.path().extension().is_some_and(|e| e == "npz");
+    path.extension().is_some_and(|e| e == "elmur")
+        || (path.is_dir() && std::fs::read_dir(path).is_ok_and(|mut all| all.any(|e| e.is_ok_and(npz))))
+}
+
+/// What a dataset holds.
+fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
+    let dataset = Dataset::open(path)?;
+    let s = dataset.summary();
+    if as_json {
+        let row = json!({
+            "dataset": path.display().to_string(), "spaces": dataset.spaces(), "metadata": dataset.metadata(),
+            "episodes": s.episodes, "steps": s.steps, "torn_bytes": dataset.torn_bytes(),
+            "return": s.returns, "length": s.lengths, "terminated": s.terminated, "truncated": s.truncated,
+            "counted": s.counted_share,
+        });
+        say(&row.to_string());
+        return Ok(());
+    }
+    say(&format!("{}: {} episodes, {} steps", path.display(), s.episodes, s.steps));
+    say(&format!("  observation  {}", json!(dataset.spaces().observation)));
+    say(&format!("  action       {}", json!(dataset.spaces().action)));
+    let Statistics { mean, sem, min, max, .. } = s.returns;
+    say(&format!("  return       {mean:.3} ± {sem:.3} mean, {min:.3} to {max:.3}"));
+    say(&format!("  length       {:.1} mean, {} to {}", s.lengths.mean, s.lengths.min, s.lengths.max));
+    say(&format!("  ended        {} terminated, {} truncated", s.terminated, s.truncated));
+    say(&format!("  imitated     {:.1}% of steps", 100.0 * s.counted_share));
+    for (key, value) in dataset.metadata() {
+        say(&format!("  {key:<12} {value}"));
+    }
+    if dataset.torn_bytes() > 0 {
+        say(&format!("  the last record is torn: {} bytes are not read", dataset.torn_bytes()));
+    }
+    Ok(())
+}
+
+/// How far a run has come.
+fn inspect_run(folder: &RunFolder, as_json: bool) -> Result<()> {
+    let config = folder.config()?;
+    let text = std::fs::read_to_string(folder.metrics()).unwrap_or_default();
+    let rows: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let last = rows.iter().rev().find(|row| row["loss"].is_number());
+    let scores = || rows.iter().filter_map(|row| Some((row["batch"].as_u64()?, row["score"].as_f64()?)));
+    let best = scores().max_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+    let number = |name: &str| last.and_then(|row| row[name].as_f64()).unwrap_or(f64::NAN);
+    if as_json {
+        let row = json!({
+            "run": folder.path().display().to_string(), "batches": last.map(|row| row["batch"].clone()), "loss": number("loss"),
+            "accuracy": number("accuracy"), "best_validation": best.map(|(_, score)| score),
+            "best_batch": best.map(|(batch, _)| batch), "config": config,
+        });
+        say(&row.to_string());
+        return Ok(());
+    }
+    let batches = last.and_then(|row| row["batch"].as_u64()).unwrap_or(0);
+    say(&format!("{}: a run of {batches} batches", folder.path().display()));
+    if last.is_some() {
+        say(&format!("  loss         {:.4}, accuracy {:.1}%", number("loss"), 100.0 * number("accuracy")));
+    }
+    if let Some((batch, score)) = best {
+        say(&format!("  validation   best {score:.3} at batch {batch}"));
+    }
+    let count = Checkpoint::parameter_count(&config.model)?;
+    let steps = config.model.architecture().window().steps;
+    say(&format!("  policy       {}, {count} parameters, windows of {steps} steps", config.model.kind()));
+    say(&format!("  seed         {}", config.train.seed));
+    for name in ["best", "last"] {
+        let path = folder.checkpoints().join(name);
+        if path.exists() {
+            Checkpoint::load(&path)?;
+            say(&format!("  {name:<12} {}", path.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Every key of a preset's run and its value.
+fn list_keys(preset: &str) -> Result<()> {
+    let config = RunConfig::preset(preset)?;
+    let tree = json!(config);
+    for key in overrides::keys(&config) {
+        let value = key.split('.').fold(&tree, |at, part| match at {
+            Value::Array(items) => {
+                part.parse().ok().and_then(|i: usize| items.get(i)).unwrap_or(&Value::Null)
+            }
+            other => &other[part],
+        });
+        if !value.is_object() && !value.is_array() {
+            say(&format!("{key}={value}"));
+        }
+    }
+    Ok(())
+}
+
+/// Shows a preset, checkpoint, config, run or dataset.
+pub fn inspect(args: &InspectArgs) -> Result<()> {
+    let path = Path::new(&args.what);
+    if args.keys {
+        return list_keys(&args.what);
+    }
+    if RunFolder::is_run(path) {
+        return inspect_run(&RunFolder::open(path)?, args.json);
+    }
+    if is_dataset(path) {
+        return inspect_dataset(path, args.json);
+    }
+    let config = config_of(&args.what)?;
+    if checkpoint::is_checkpoint(Path::new(&args.what)) {
+        // Loading checks every tensor.
+        Checkpoint::load(Path::new(&args.what))?;
+    }
+    inspect_policy(&args.what, &config, args.json)
+}
+
+/// Parameters by the part of the policy that they belong to.
+fn parts_of(built: &Built) -> Result<BTreeMap<String, usize>> {
+    let mut parts: BTreeMap<String, usize> = BTreeMap::new();
+    for (name, value) in built.graph.params() {
+        let count = built.graph.ty(value).map_err(Error::from)?.len();
+        let part: Vec<&str> = name.split('.').filter(|p| p.parse::<usize>().is_err()).collect();
+        let depth = if part[0] == "layers" { 2 } else { 1 };
+        *parts.entry(part[..depth.min(part.len())].join(".")).or_default() += count;
+    }
+    Ok(parts)
+}
+
+/// Prints a policy's size, its parts and what it carries from window to window.
+fn inspect_policy(name: &str, config: &PolicyConfig, as_json: bool) -> Result<()> {
+    let architecture = config.architecture();
+    let built = parameter_graph(architecture, DType::F32)?;
+    let parts = parts_of(&built)?;
+    let total: usize = parts.values().sum();
+    let window = architecture.window();
+    let carried: usize = built.carried.iter().map(|c| c.shape.iter().product::<usize>()).sum();
+    if as_json {
+        let mut row = json!({
+            "model": name, "kind": config.kind(), "parameters": total, "parts": parts, "window_steps": window.steps,
+            "carried_numbers": carried, "config": config,
+        });
+        if let PolicyConfig::Elmur(elmur) = config {
+            let (half_life, one_percent) = horizons(elmur);
+            row["published_parameters"] = json!(published::parameter_count(elmur));
+            row["half_life_steps"] = json!(half_life);
+            row["horizon_1_percent_steps"] = json!(one_percent);
+        }
+        say(&row.to_string());
+        return Ok(());
+    }
+    say(&format!("{name}: {}, {total} parameters", config.kind()));
+    for (part, count) in &parts {
+        say(&format!("  {part:<24} {count:>10}"));
+    }
+    let far = if window.slides { "shows the newest steps" } else { "begins anew when it is full" };
+    say(&format!("window: {} steps, {far}; {carried} numbers carried beyond it", window.steps));
+    if let PolicyConfig::Elmur(elmur) = config {
+        describe_memory(elmur, total);
+    }
+    Ok(())
+}
+
+/// Steps in which a content's weight halves and falls to 1%, by the paper's theory.
+fn horizons(config: &Elmur) -> (f64, f64) {
+    let memory = &config.memory;
+    let after = |share| theory::effective_horizon(memory.lambda, memory.slots, config.segment_length, share);
+    (after(0.5), after(0.01))
+}
+
+/// ELMUR's memory, and its size in the published layout.
+fn describe_memory(config: &Elmur, total: usize) {
+    let in_published = published::parameter_count(config);
+    say(&format!("in the published layout: {in_published} parameters"));
+    if let Some(more) = in_published.checked_sub(total).filter(|more| *more > 0) {
+        say(&format!(
+            "  ({more} more there: action and return embeddings that exist but that these tokens never use)"
+        ));
+    }
+    let memory = &config.memory;
+    let start = match memory.init {
+        MemoryInit::Normal { std } => format!("normal, std {std}"),
+        MemoryInit::Learned => "learned".to_owned(),
+    };
+    let (count, slots, d, lambda) = (config.memories(), memory.slots, config.d_model, memory.lambda);
+    say(&format!("memory: {count} x {slots} slots of {d}, lambda {lambda}, start {start}"));
+    let (half_life, one_percent) = horizons(config);
+    say(&format!(
+        "  a content's weight halves in {half_life:.0} steps and falls to 1% in {one_percent:.0} (theory)"
+    ));
+}
+
+/// Lists the presets.
+pub fn list_presets() {
+    for preset in presets::all() {
+        say(&format!("{:<24} {}", preset.name, preset.summary));
+    }
+    say(
+        "popgym-TASK              POPGym's 48 tasks with small models that train what they write (ours); TASK is a",
+    );
+    say("                         family with Easy, Medium or Hard, such as popgym-RepeatFirstEasy:");
+    for family in Family::ALL {
+        say(&format!("  {:<26} {}", family.name(), family.summary()));
+    }
+    say(
+        "popgym-TASK-compat       the same tasks with the published choices: the paper's model, numbers as they are",
+    );
+    say("popgym-TASK-bc-lstm      the same tasks with the recurrent baseline");
+    say("popgym-TASK-dt           the same tasks with Decision Transformer");
+}
+
+/// Turns published weights into a checkpoint.
+pub fn import(args: &ImportArgs) -> Result<()> {
+    let config = config_of(&args.config)?;
+    let imported = Checkpoint::import(&config, &args.weights)?;
+    imported.save(&args.out)?;
+    let count = Checkpoint::parameter_count(&config)?;
+    say(&format!("{}: {count} parameters from {}", args.out.display(), args.weights.display()));
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! The seam between kinds of policies and everything that trains, runs, saves and looks at them.
+//!
+//! An architecture is graph code. It says what a whole window of steps computes ([`Architecture::forward`]) and, where it
+//! can, what a single step does ([`Architecture::step`]). Trainer, session, checkpoints, evaluation and inspection are
+//! written against this trait and know no architecture by name.
+
+use std::fmt::Debug;
+
+use elmur_engine::Value;
+
+use crate::ends::Ends;
+use crate::error::Result;
+use crate::net::{Loss, Net};
+
+/// One kind of policy as graph code. A value of an architecture is its configuration; it holds no tensors.
+///
+/// The property test `stepping_equals_whole_windows` ties the two halves together: what [`Architecture::step`] computes
+/// phase by phase must be what [`Architecture::forward`] computes for the whole window.
+pub trait Architecture: Debug + Send + Sync {
+    /// Checks everything that the types of the configuration leave open.
+    fn validate(&self) -> Result<()>;
+
+    /// What the policy sees and does: one encoder per leaf of the observation, the kind of action, the token format.
+    fn ends(&self) -> Ends<'_>;
+
+    /// The stretch of an episode that is computed together.
+    fn window(&self) -> Window;
+
+    /// A whole window: hidden states [rows, steps, width], one per environment step, from which the head reads the action.
+    /// What outlives the window goes through [`Net::carried`] and [`Net::keep`].
+    fn forward(&self, net: &mut Net<'_>) -> Result<Value>;
+
+    /// What training minimises, given head outputs [windows, rows, steps, outputs]. By default: imitation.
+    fn loss(&self, net: &mut Net<'_>, outputs: Value) -> Result<Loss> {
+        net.imitation(outputs)
+    }
+
+    /// Whether [`Architecture::step`] gives exactly what [`Architecture::forward`] would. Where it does not, a session keeps
+    /// the window's steps and runs the whole window again at every step.
+    fn steps_exactly(&self) -> bool {
+        false
+    }
+
+    /// One phase of one environment step, for the rows at hand. [`Phase::Observe`] returns the hidden state
+    /// [rows, 1, width] from which the head reads; other phases return nothing.
+    fn step(&self, net: &mut Net<'_>, phase: Phase) -> Result<Option<Value>> {
+        let _ = (net, phase);
+        Ok(None)
+    }
+}
+
+/// The stretch of an episode that an architecture computes together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Environment steps of a window.
+    pub steps: usize,
+    /// Windows that one optimizer step covers, with gradients through what is carried from one to the next.
+    pub unroll: usize,
+    /// When acting beyond the first window: true keeps the newest `steps` steps in view, false begins an empty window.
+    pub slides: bool,
+}
+
+/// The parts of an environment step when acting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Rows begin an episode, or parameters have changed: compute what follows from carried state and parameters.
+    Begin,
+    /// Tokens up to the observation; the action is read here.
+    Observe,
+    /// Tokens after the observation, once the action is known.
+    Act,
+    /// The window is full: what it leaves behind.
+    Close,
+}

@@ -1,0 +1,14 @@
+//! ELMUR: a transformer whose every layer owns a small external memory.
+//!
+//! - [`config`]: what a model is made of. `layers`: one function per sub-layer. `stream`: the architecture
+//!   built from them, whole segments and single steps.
+//! - [`published`]: names and layout of the published Python code's parameters. [`theory`]: the paper's retention formulas.
+
+pub mod config;
+mod layers;
+pub mod published;
+mod stream;
+pub mod theory;
+
+pub use config::Elmur;
+pub use layers::{anchor_state, memory_state};

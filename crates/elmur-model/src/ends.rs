@@ -1,0 +1,691 @@
+//! The two ends of a policy: encoders of what it sees, the kind of what it does, and the tokens in between.
+//!
+//! Both follow from spaces ([`Encoder::of`], [`Action::of`]): one encoder per leaf of the observation space, one head for the
+//! action space. The graph code that every architecture shares is below: embedding tokens, heads, the imitation loss.
+
+use elmur_base::{Field, Kind, Leaf, Space, Spaces};
+use elmur_engine::{Activation as Act, Conv2d, CrossEntropy, DType, Value};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::error::{Error, Result};
+use crate::init::Init;
+use crate::net::{Loss, Net};
+
+/// What an architecture sees and does, borrowed from its configuration.
+#[derive(Debug, Clone, Copy)]
+pub struct Ends<'a> {
+    /// One encoder per leaf of the observation.
+    pub observation: &'a [Encoder],
+    /// The kind of action.
+    pub action: &'a Action,
+    /// Tokens that an environment step becomes.
+    pub tokens: TokenFormat,
+    /// Width of tokens.
+    pub width: usize,
+}
+
+/// How one leaf of an observation becomes a vector of the model's width.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Encoder {
+    /// `dim` numbers through a linear map.
+    Vector {
+        /// Numbers per observation.
+        dim: usize,
+        /// The numbers come as bytes and are seen as b / 255.
+        #[serde(default, skip_serializing_if = "is_false")]
+        bytes: bool,
+    },
+    /// One integer per entry of `sizes`, each below it.
+    Categorical {
+        /// Number of values of each component.
+        sizes: Vec<usize>,
+        /// How integers become vectors.
+        encoding: CategoricalEncoding,
+    },
+    /// Pixels [channels, height, width] through three convolutions and a linear map.
+    Image {
+        /// Colour channels of all cameras together.
+        channels: usize,
+        /// Rows of pixels, 8 or more.
+        height: usize,
+        /// Columns of pixels, 8 or more.
+        width: usize,
+        /// Pixels come as bytes and are seen as b / 255; otherwise they come as numbers in 0..=1.
+        #[serde(default, skip_serializing_if = "is_false")]
+        bytes: bool,
+    },
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+/// How integers become vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CategoricalEncoding {
+    /// One-hot through a linear map with bias.
+    OneHot,
+    /// A learned vector per value, summed over components.
+    Embedding,
+    /// The integer itself as a number through a linear map (the published code's way).
+    Raw,
+}
+
+/// One convolution of an image encoder.
+struct Convolution {
+    outputs: usize,
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+}
+
+impl Convolution {
+    /// Pixels along an axis after the convolution of `n` pixels.
+    fn along(&self, n: usize) -> usize {
+        (n + 2 * self.padding - self.kernel) / self.stride + 1
+    }
+}
+
+/// The convolutions for images of this size: 8x8/4, 4x4/2, 3x3/1 as in the published code from 36 pixels on; smaller images
+/// are shrunk to a quarter by 4x4/2, 4x4/2, 3x3/1 with padding.
+fn convolutions(height: usize, width: usize) -> [Convolution; 3] {
+    let layers = if height.min(width) >= 36 {
+        [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
+    } else {
+        [(32, 4, 2, 1), (64, 4, 2, 1), (64, 3, 1, 1)]
+    };
+    layers.map(|(outputs, kernel, stride, padding)| Convolution { outputs, kernel, stride, padding })
+}
+
+impl Encoder {
+    /// The encoder of a leaf: integers are embedded, images [channels, height, width] of at least 8 x 8 are convolved, other
+    /// numbers go through a linear map.
+    pub fn of(leaf: &Leaf<'_>) -> Self {
+        match leaf {
+            Leaf::Ints(sizes) => {
+                Encoder::Categorical { sizes: sizes.to_vec(), encoding: CategoricalEncoding::Embedding }
+            }
+            Leaf::Floats { shape, .. } | Leaf::Bytes { shape } => {
+                let bytes = leaf.kind() == Kind::Bytes;
+                match **shape {
+                    [channels, height, width] if height >= 8 && width >= 8 => {
+                        Encoder::Image { channels, height, width, bytes }
+                    }
+                    _ => Encoder::Vector { dim: leaf.len(), bytes },
+                }
+            }
+        }
+    }
+
+    /// Whether the encoder takes the numbers of this leaf.
+    pub fn fits(&self, leaf: &Leaf<'_>) -> bool {
+        let kind = self.kind() == leaf.kind();
+        kind && match (self, leaf) {
+            (Encoder::Categorical { sizes, .. }, Leaf::Ints(have)) => sizes == have,
+            (Encoder::Vector { dim, .. }, _) => *dim == leaf.len(),
+            (Encoder::Image { .. }, Leaf::Floats { shape, .. } | Leaf::Bytes { shape }) => {
+                *shape == self.shape()
+            }
+            _ => false,
+        }
+    }
+
+    /// The kind of numbers that the encoder takes.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Encoder::Categorical { .. } => Kind::Ints,
+            Encoder::Vector { bytes: true, .. } | Encoder::Image { bytes: true, .. } => Kind::Bytes,
+            _ => Kind::Floats,
+        }
+    }
+
+    /// Axes of one observation.
+    pub fn shape(&self) -> Vec<usize> {
+        match self {
+            Encoder::Vector { dim, .. } => vec![*dim],
+            Encoder::Categorical { sizes, .. } => vec![sizes.len()],
+            Encoder::Image { channels, height, width, .. } => vec![*channels, *height, *width],
+        }
+    }
+
+    /// Numbers of one observation.
+    pub fn len(&self) -> usize {
+        self.shape().iter().product()
+    }
+
+    /// Whether an observation has no numbers, which [`Encoder::validate`] refuses.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Channels, inputs and outputs of the convolutions of an image encoder: [outputs, inputs per output] of each, and the
+    /// features they end with. None for other encoders.
+    pub(crate) fn convolved(&self) -> Option<(Vec<(usize, usize)>, usize)> {
+        let Encoder::Image { channels, height, width, .. } = self else { return None };
+        let (mut shapes, mut depth, mut size) = (Vec::new(), *channels, (*height, *width));
+        for layer in convolutions(*height, *width) {
+            shapes.push((layer.outputs, depth * layer.kernel * layer.kernel));
+            (depth, size) = (layer.outputs, (layer.along(size.0), layer.along(size.1)));
+        }
+        Some((shapes, depth * size.0 * size.1))
+    }
+
+    /// Checks sizes.
+    pub fn validate(&self) -> Result<()> {
+        let fail = |expected: &str, got: String| {
+            Err(Error::Config { key: "observation".to_owned(), expected: expected.to_owned(), got })
+        };
+        match self {
+            Encoder::Vector { dim, .. } if !(1..=1 << 24).contains(dim) => {
+                fail("a dim of 1 to 16777216", dim.to_string())
+            }
+            Encoder::Categorical { sizes, .. } if sizes.is_empty() || sizes.len() > 4096 => {
+                fail("1 to 4096 sizes", sizes.len().to_string())
+            }
+            Encoder::Categorical { sizes, .. } if sizes.iter().any(|n| *n == 0 || *n > 1 << 24) => {
+                fail("sizes of 1 to 16777216", format!("{sizes:?}"))
+            }
+            Encoder::Image { channels, height, width, .. }
+                if *channels == 0 || *height.min(width) < 8 || *channels.max(height).max(width) > 65536 =>
+            {
+                fail("at least one channel and 8 x 8 pixels", format!("{channels} x {height} x {width}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads a list of encoders; a single encoder and `{"parts": [...]}` of earlier files are lists too.
+pub(crate) fn read_encoders<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Encoder>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Parts {
+        parts: Vec<Encoder>,
+    }
+    let value = serde_json::Value::deserialize(deserializer)?;
+    let read = if value.is_array() {
+        serde_json::from_value(value)
+    } else if value.get("parts").is_some() {
+        serde_json::from_value::<Parts>(value).map(|all| all.parts)
+    } else {
+        serde_json::from_value::<Encoder>(value).map(|one| vec![one])
+    };
+    read.map_err(serde::de::Error::custom)
+}
+
+/// What the policy does.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Action {
+    /// One of `count`.
+    Categorical {
+        /// Number of actions.
+        count: usize,
+    },
+    /// One choice per entry of `sizes`.
+    MultiCategorical {
+        /// Number of choices of each component.
+        sizes: Vec<usize>,
+    },
+    /// `dim` numbers.
+    Continuous {
+        /// Numbers per action.
+        dim: usize,
+        /// Squash to -1..1.
+        tanh: bool,
+    },
+}
+
+impl Action {
+    /// The kind of action for a space: one head per choice, or numbers as they are.
+    pub fn of(space: &Space) -> Result<Self> {
+        match space {
+            Space::Discrete { n } => Ok(Action::Categorical { count: *n }),
+            Space::MultiDiscrete { sizes } => Ok(Action::MultiCategorical { sizes: sizes.clone() }),
+            Space::Box { shape, .. } => Ok(Action::Continuous { dim: shape.iter().product(), tanh: false }),
+            Space::Tuple { .. } | Space::Bytes { .. } => Err(Error::input(
+                "action space",
+                "one box, or one or more choices",
+                format!("{space:?}").chars().take(80).collect::<String>(),
+            )),
+        }
+    }
+
+    /// Whether the action is one of this space.
+    pub fn fits(&self, space: &Space) -> bool {
+        match (self, space) {
+            (Action::Categorical { count }, Space::Discrete { n }) => count == n,
+            (Action::Categorical { count }, Space::MultiDiscrete { sizes }) => sizes == &[*count],
+            (Action::MultiCategorical { sizes }, Space::MultiDiscrete { sizes: have }) => sizes == have,
+            (Action::Continuous { dim, .. }, Space::Box { shape, .. }) => {
+                *dim == shape.iter().product::<usize>()
+            }
+            _ => false,
+        }
+    }
+
+    /// Outputs of the head.
+    pub fn outputs(&self) -> usize {
+        match self {
+            Action::Categorical { count } => *count,
+            Action::MultiCategorical { sizes } => {
+                sizes.iter().fold(0, |sum: usize, n| sum.saturating_add(*n))
+            }
+            Action::Continuous { dim, .. } => *dim,
+        }
+    }
+
+    /// Choices of each component of a discrete action; none for continuous ones.
+    pub fn sizes(&self) -> &[usize] {
+        match self {
+            Action::Categorical { count } => std::slice::from_ref(count),
+            Action::MultiCategorical { sizes } => sizes,
+            Action::Continuous { .. } => &[],
+        }
+    }
+
+    /// Numbers per action.
+    pub fn dim(&self) -> usize {
+        match self {
+            Action::Categorical { .. } => 1,
+            Action::MultiCategorical { sizes } => sizes.len(),
+            Action::Continuous { dim, .. } => *dim,
+        }
+    }
+
+    /// Whether actions are integers.
+    pub fn is_discrete(&self) -> bool {
+        !matches!(self, Action::Continuous { .. })
+    }
+
+    fn validate(&self) -> Result<()> {
+        let fail = |key: &str, expected: &str, got: String| {
+            Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), got })
+        };
+        if let Action::MultiCategorical { sizes } = self
+            && sizes.iter().any(|n| !(1..=1 << 20).contains(n))
+        {
+            return fail("action.sizes", "sizes of 1 to 1048576", format!("{sizes:?}"));
+        }
+        if !(1..=1 << 20).contains(&self.outputs()) {
+            return fail("action", "1 to 1048576 outputs", self.outputs().to_string());
+        }
+        Ok(())
+    }
+}
+
+/// Tokens that an environment step becomes, in order. The action is read at the observation's token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenFormat {
+    /// (observation)
+    Observation,
+    /// (observation, action)
+    ObservationAction,
+    /// (observation, return-to-go)
+    ObservationReturn,
+    /// (return-to-go, observation, action), as in Decision Transformer
+    ReturnObservationAction,
+}
+
+/// One kind of token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Token {
+    /// An encoded observation.
+    Observation,
+    /// An encoded action.
+    Action,
+    /// An encoded return-to-go.
+    Return,
+}
+
+impl TokenFormat {
+    /// The tokens of one step, in order.
+    pub fn tokens(self) -> &'static [Token] {
+        match self {
+            TokenFormat::Observation => &[Token::Observation],
+            TokenFormat::ObservationAction => &[Token::Observation, Token::Action],
+            TokenFormat::ObservationReturn => &[Token::Observation, Token::Return],
+            TokenFormat::ReturnObservationAction => &[Token::Return, Token::Observation, Token::Action],
+        }
+    }
+
+    /// Whether a step has a token of this kind.
+    pub fn has(self, token: Token) -> bool {
+        self.tokens().contains(&token)
+    }
+
+    /// Tokens per environment step.
+    pub fn per_step(self) -> usize {
+        self.tokens().len()
+    }
+
+    /// Position of the observation among a step's tokens.
+    pub fn observation_index(self) -> usize {
+        usize::from(self == TokenFormat::ReturnObservationAction)
+    }
+}
+
+impl Ends<'_> {
+    /// Checks encoders and action.
+    pub fn validate(&self) -> Result<()> {
+        if self.observation.is_empty() || self.observation.len() > 64 {
+            return Err(Error::Config {
+                key: "observation".to_owned(),
+                expected: "1 to 64 encoders".to_owned(),
+                got: self.observation.len().to_string(),
+            });
+        }
+        self.observation.iter().try_for_each(Encoder::validate)?;
+        self.action.validate()
+    }
+
+    /// Whether the policy takes these observations and gives these actions. `what` (a dataset, an environment) is named in
+    /// the error.
+    pub fn check(&self, spaces: &Spaces, what: &'static str) -> Result<()> {
+        let leaves = spaces.observation.leaves();
+        let fits = self.observation.len() == leaves.len()
+            && self.observation.iter().zip(&leaves).all(|(encoder, leaf)| encoder.fits(leaf));
+        let mismatch = |expected: String, got: &Space| {
+            let got = format!("{got:?}; choose a policy for these spaces, or other data");
+            Err(Error::input(what, expected, got))
+        };
+        if !fits {
+            let expected = format!("observations for the policy's {:?}", self.observation);
+            return mismatch(expected, &spaces.observation);
+        }
+        if !self.action.fits(&spaces.action) {
+            return mismatch(format!("actions for the policy's {:?}", self.action), &spaces.action);
+        }
+        Ok(())
+    }
+
+    /// Name of the encoder of leaf `i`: its parameters begin with it.
+    pub fn encoder_name(&self, leaf: usize) -> String {
+        if self.observation.len() == 1 { "encoder".to_owned() } else { format!("encoder.{leaf}") }
+    }
+}
+
+impl Net<'_> {
+    /// Embeddings of the given tokens of the steps at hand, [rows, steps * tokens, width]. `action_activation` follows the
+    /// action's embedding.
+    pub fn embed(&mut self, tokens: &[Token], action_activation: Act) -> Result<Value> {
+        let width = self.ends.width;
+        let mut parts = Vec::new();
+        for token in tokens {
+            parts.push(match token {
+                Token::Observation => self.encode_observation()?,
+                Token::Action => self.encode_action(action_activation)?,
+                Token::Return => {
+                    let returns = self.feed(Field::ReturnToGo)?;
+                    let init = Init::fan_in(1);
+                    self.linear_act(returns, "return_encoder", width, init, Some(init), Act::Identity)?
+                }
+            });
+        }
+        if parts.len() == 1 {
+            return Ok(parts[0]);
+        }
+        let shape = self.g.shape(parts[0])?.to_vec();
+        let (rows, steps) = (shape[0], shape[1]);
+        let mut split = Vec::new();
+        for part in &parts {
+            split.push(self.g.reshape(*part, [rows, steps, 1, width])?);
+        }
+        let joined = self.g.concat(&split, 2)?;
+        Ok(self.g.reshape(joined, [rows, steps * parts.len(), width])?)
+    }
+
+    /// The observation as [rows, steps, width]: its leaves, each encoded, side by side through a linear map.
+    pub fn encode_observation(&mut self) -> Result<Value> {
+        let (ends, width) = (self.ends, self.ends.width);
+        let mut encoded = Vec::new();
+        for (leaf, encoder) in ends.observation.iter().enumerate() {
+            encoded.push(self.encode(encoder, &ends.encoder_name(leaf), leaf)?);
+        }
+        if encoded.len() == 1 {
+            return Ok(encoded[0]);
+        }
+        let joined = self.g.concat(&encoded, 2)?;
+        let init = Init::fan_in(encoded.len() * width);
+        self.linear_act(joined, "encoder", width, init, Some(init), Act::Identity)
+    }
+
+    /// Leaf `leaf` of the observation, [rows, steps, ...], as [rows, steps, width].
+    fn encode(&mut self, encoder: &Encoder, name: &str, leaf: usize) -> Result<Value> {
+        let width = self.ends.width;
+        let mut x = self.feed(Field::Observation(leaf))?;
+        if encoder.kind() == Kind::Bytes {
+            let numbers = self.g.cast(x, self.dtype)?;
+            x = self.g.scale(numbers, 1.0 / 255.0)?;
+        }
+        let shape = self.g.shape(x)?.to_vec();
+        match encoder {
+            Encoder::Vector { dim, .. } => {
+                let init = Init::fan_in(*dim);
+                self.linear_act(x, name, width, init, Some(init), Act::Identity)
+            }
+            Encoder::Categorical { sizes, encoding: CategoricalEncoding::Raw } => {
+                let x = self.g.cast(x, self.dtype)?;
+                let init = Init::fan_in(sizes.len());
+                self.linear_act(x, name, width, init, Some(init), Act::Identity)
+            }
+            Encoder::Categorical { sizes, encoding } => {
+                // One table for all components: one-hot times a matrix is a sum of its rows.
+                let total: usize = sizes.iter().sum();
+                let one_hot = *encoding == CategoricalEncoding::OneHot;
+                let init = if one_hot { Init::fan_in(total) } else { Init::Normal(1.0) };
+                let table = self.param(&format!("{name}.table"), [total, width], init)?;
+                let mut offset = 0;
+                let offsets: Vec<i32> = sizes
+                    .iter()
+                    .map(|size| {
+                        offset += size;
+                        (offset - size) as i32
+                    })
+                    .collect();
+                let offsets = self.g.constant(&offsets, [sizes.len()])?;
+                let index = self.g.add(x, offsets)?;
+                let each = self.g.embedding(table, index)?;
+                let sum = self.g.sum_to(each, [shape[0], shape[1], 1, width])?;
+                let sum = self.g.reshape(sum, [shape[0], shape[1], width])?;
+                if !one_hot {
+                    return Ok(sum);
+                }
+                let bias = self.param(&format!("{name}.bias"), [width], Init::fan_in(total))?;
+                Ok(self.g.add(sum, bias)?)
+            }
+            Encoder::Image { height, width: columns, .. } => {
+                let mut x = self.g.reshape(x, [shape[0] * shape[1], shape[2], shape[3], shape[4]])?;
+                for (i, layer) in convolutions(*height, *columns).into_iter().enumerate() {
+                    let Convolution { outputs, kernel, stride, padding } = layer;
+                    let channels = self.g.shape(x)?[1];
+                    let init = Init::fan_in(channels * kernel * kernel);
+                    let weight = [outputs, channels, kernel, kernel];
+                    let weight = self.param(&format!("{name}.conv{i}.weight"), weight, init)?;
+                    let bias = self.param(&format!("{name}.conv{i}.bias"), [outputs], init)?;
+                    x = self.g.conv2d(x, weight, Some(bias), Conv2d { stride, padding }, Act::Relu)?;
+                }
+                let features = self.g.ty(x)?.len() / (shape[0] * shape[1]);
+                let x = self.g.reshape(x, [shape[0], shape[1], features])?;
+                let init = Init::fan_in(features);
+                self.linear_act(x, name, width, init, Some(init), Act::Tanh)
+            }
+        }
+    }
+
+    /// Actions as [rows, steps, width]: a vector per choice (one more for "none"), summed over components, or a linear map of
+    /// continuous ones; then the activation.
+    pub fn encode_action(&mut self, activation: Act) -> Result<Value> {
+        let (ends, width) = (self.ends, self.ends.width);
+        let action = self.feed(Field::Action)?;
+        let mut sum: Option<Value> = None;
+        let shape = self.g.shape(action)?.to_vec();
+        for (i, size) in ends.action.sizes().iter().enumerate() {
+            let table =
+                self.param(&format!("action_encoder.{i}.table"), [size + 1, width], Init::Normal(1.0))?;
+            let component = self.g.slice(action, 2, i..i + 1)?;
+            let component = self.g.reshape(component, [shape[0], shape[1]])?;
+            let each = self.g.embedding(table, component)?;
+            sum = Some(match sum {
+                Some(sum) => self.g.add(sum, each)?,
+                None => each,
+            });
+        }
+        match sum {
+            Some(sum) if activation == Act::Identity => Ok(sum),
+            Some(sum) => Ok(self.g.activation(sum, activation)?),
+            None => {
+                let init = Init::fan_in(ends.action.dim());
+                self.linear_act(action, "action_encoder", width, init, Some(init), activation)
+            }
+        }
+    }
+
+    /// Hidden states of the observation's tokens, [rows, steps, d], from those of all tokens [rows, steps * tokens, d].
+    pub fn at_observations(&mut self, hidden: Value) -> Result<Value> {
+        let (stride, index) = (self.ends.tokens.per_step(), self.ends.tokens.observation_index());
+        if stride == 1 {
+            return Ok(hidden);
+        }
+        let shape = self.g.shape(hidden)?.to_vec();
+        let x = self.g.reshape(hidden, [shape[0] * shape[1] / stride, stride, shape[2]])?;
+        let x = self.g.slice(x, 1, index..index + 1)?;
+        Ok(self.g.reshape(x, [shape[0], shape[1] / stride, shape[2]])?)
+    }
+
+    /// Head outputs [rows, steps, outputs] from hidden states [rows, steps, d]: logits, or continuous actions.
+    pub(crate) fn head(&mut self, hidden: Value) -> Result<Value> {
+        let action = self.ends.action;
+        let init = Init::fan_in(self.g.shape(hidden)?.last().copied().unwrap_or(1));
+        let (bias, activation) = match action {
+            Action::Continuous { tanh: true, .. } => (Some(init), Act::Tanh),
+            _ => (None, Act::Identity),
+        };
+        self.linear_act(hidden, "head", action.outputs(), init, bias, activation)
+    }
+
+    /// The imitation loss of head outputs [windows, rows, steps, outputs]: mean cross-entropy (or squared error) over all
+    /// steps that are to be imitated.
+    pub fn imitation(&mut self, outputs: Value) -> Result<Loss> {
+        let action = self.ends.action;
+        let targets = self.feed_all(Field::Target)?;
+        let rows = self.g.ty(outputs)?.len() / action.outputs();
+        let settings = CrossEntropy { label_smoothing: self.label_smoothing, ignored: Field::IGNORED };
+        let Action::Continuous { .. } = action else {
+            let sizes = action.sizes();
+            let logits = self.g.reshape(outputs, [rows, action.outputs()])?;
+            if let [_] = sizes {
+                let targets = self.g.reshape(targets, [rows])?;
+                let correct = self.g.count_right(logits, targets)?;
+                let action = self.g.cross_entropy(logits, targets, settings)?;
+                return Ok(Loss { action, auxiliary: None, correct: Some(correct) });
+            }
+            let mut total: Option<Value> = None;
+            let mut correct = self.g.scalar(self.dtype, 0.0)?;
+            let mut first = 0;
+            for (i, size) in sizes.iter().enumerate() {
+                let component = self.g.slice(targets, 3, i..i + 1)?;
+                let component = self.g.reshape(component, [rows])?;
+                let part = self.g.slice(logits, 1, first..first + size)?;
+                let loss = self.g.cross_entropy(part, component, settings)?;
+                let more = self.g.count_right(part, component)?;
+                correct = self.g.add(correct, more)?;
+                total = Some(match total {
+                    Some(total) => self.g.add(total, loss)?,
+                    None => loss,
+                });
+                first += size;
+            }
+            let total = total.unwrap_or(logits);
+            let action = self.g.scale(total, 1.0 / sizes.len() as f64)?;
+            return Ok(Loss { action, auxiliary: None, correct: Some(correct) });
+        };
+        let mask = self.feed_all(Field::Imitate)?;
+        let action = self.g.mse(outputs, targets, Some(mask))?;
+        Ok(Loss { action, auxiliary: None, correct: None })
+    }
+
+    /// Element type and axes of a field's numbers at one step.
+    pub(crate) fn field_type(&self, field: Field) -> (DType, Vec<usize>) {
+        let action = self.ends.action;
+        match field {
+            Field::Observation(leaf) => {
+                let encoder = &self.ends.observation[leaf];
+                let dtype = match encoder.kind() {
+                    Kind::Floats => self.dtype,
+                    Kind::Ints => DType::I32,
+                    Kind::Bytes => DType::U8,
+                };
+                (dtype, encoder.shape())
+            }
+            Field::Action if action.is_discrete() => (DType::I32, vec![action.dim()]),
+            Field::Target if action.is_discrete() => (DType::I64, vec![action.dim()]),
+            Field::Action | Field::Target => (self.dtype, vec![action.dim()]),
+            Field::Imitate => (DType::Bool, vec![]),
+            Field::ReturnToGo => (self.dtype, vec![1]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoders_follow_from_the_leaves_of_a_space() {
+        let space = Space::Tuple {
+            parts: vec![
+                Space::MultiDiscrete { sizes: vec![3, 4] },
+                Space::unbounded([5]),
+                Space::Bytes { shape: vec![3, 8, 9] },
+                Space::Bytes { shape: vec![7] },
+                Space::between(0.0, 1.0, [1, 64, 64]),
+            ],
+        };
+        let encoders: Vec<Encoder> = space.leaves().iter().map(Encoder::of).collect();
+        let embedding = CategoricalEncoding::Embedding;
+        let expected = [
+            Encoder::Categorical { sizes: vec![3, 4], encoding: embedding },
+            Encoder::Vector { dim: 5, bytes: false },
+            Encoder::Image { channels: 3, height: 8, width: 9, bytes: true },
+            Encoder::Vector { dim: 7, bytes: true },
+            Encoder::Image { channels: 1, height: 64, width: 64, bytes: false },
+        ];
+        assert_eq!(encoders, expected);
+        for (i, encoder) in encoders.iter().enumerate() {
+            encoder.validate().unwrap();
+            for (j, leaf) in space.leaves().iter().enumerate() {
+                assert_eq!(encoder.fits(leaf), i == j, "encoder {i}, leaf {j}");
+            }
+        }
+        // The published encoder: 128 x 128 pixels end as 64 x 12 x 12 numbers.
+        let published = Encoder::Image { channels: 6, height: 128, width: 128, bytes: false };
+        assert_eq!(published.convolved().unwrap().1, 64 * 12 * 12);
+        assert_eq!(expected[2].convolved().unwrap().1, 64 * 2 * 2);
+        assert!(Encoder::Image { channels: 3, height: 7, width: 9, bytes: true }.validate().is_err());
+    }
+
+    #[test]
+    fn observations_of_earlier_files_are_read_as_lists() {
+        #[derive(Deserialize)]
+        struct Config {
+            #[serde(deserialize_with = "read_encoders")]
+            observation: Vec<Encoder>,
+        }
+        let read = |text: &str| {
+            serde_json::from_str::<Config>(&format!("{{\"observation\":{text}}}")).map(|c| c.observation)
+        };
+        let vector = Encoder::Vector { dim: 4, bytes: false };
+        let one = std::slice::from_ref(&vector);
+        assert_eq!(read(r#"{"vector":{"dim":4}}"#).unwrap(), one);
+        assert_eq!(read(r#"[{"vector":{"dim":4}}]"#).unwrap(), one);
+        let image = Encoder::Image { channels: 1, height: 40, width: 40, bytes: false };
+        let parts = r#"{"parts":[{"vector":{"dim":4}},{"image":{"channels":1,"height":40,"width":40}}]}"#;
+        assert_eq!(read(parts).unwrap(), [vector.clone(), image]);
+        assert_eq!(serde_json::to_string(&vector).unwrap(), r#"{"vector":{"dim":4}}"#);
+        assert!(read(r#"{"vectr":{"dim":4}}"#).is_err() && read("3").is_err());
+    }
+}

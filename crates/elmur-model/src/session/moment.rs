@@ -1,0 +1,196 @@
+//! The inputs of a step's programs, from the rows listed and their times.
+
+use elmur_base::{Field, Values, Widths};
+use elmur_engine::DType;
+
+use super::history::{History, Shown};
+use super::programs::{Part, StepProgram};
+use crate::architecture::{Phase, Window};
+use crate::ends::TokenFormat;
+use crate::error::{Error, Result};
+use crate::net::{Source, position_encodings};
+use crate::window::token_times;
+
+/// What the inputs of a step's programs follow from.
+pub(super) struct Moment<'a> {
+    pub phase: Phase,
+    pub window: Window,
+    pub tokens: TokenFormat,
+    /// Environment step of every row.
+    pub times: &'a [u64],
+    /// The rows listed.
+    pub rows: &'a [usize],
+    /// Return-to-go of every row.
+    pub returns: &'a [f32],
+    /// Whether the window ends with this run.
+    pub closing: bool,
+}
+
+impl Moment<'_> {
+    /// The row of entry `i` of a part; entries beyond its end repeat the last.
+    fn row(&self, part: Part, i: usize) -> usize {
+        self.rows[part.first + i.min(part.count - 1)]
+    }
+
+    /// Token times begin here: the window's first token, or the step's.
+    fn first_time(&self, row: usize) -> i64 {
+        let (time, length) = (self.times[row], self.window.steps as u64);
+        let step = if self.phase == Phase::Close { time / length * length } else { time };
+        (step * self.tokens.per_step() as u64) as i64
+    }
+
+    /// Number, in the row's window, of the first token of the phase.
+    fn position(&self, row: usize) -> usize {
+        let after = if self.phase == Phase::Act { self.tokens.observation_index() + 1 } else { 0 };
+        (self.times[row] % self.window.steps as u64) as usize * self.tokens.per_step() + after
+    }
+
+    /// Fills the inputs of a phase's program. `values` are observations or actions, one entry per listed row.
+    pub fn fill(&self, to: &mut StepProgram, part: Part, values: Values<'_>, widths: Widths) -> Result<()> {
+        let n = to.rows;
+        let program = &mut to.program;
+        let (mut floats, mut ints, mut bytes) = (0, 0, 0);
+        for feed in &to.feeds {
+            let name = &feed.name;
+            match feed.source {
+                Source::Field(Field::Observation(_) | Field::Action) => {
+                    match program.input_type(name)?.dtype {
+                        DType::I32 => {
+                            let input = program.input_mut::<i32>(name)?;
+                            ints += place(input, n, part, values.ints, widths.ints, ints);
+                        }
+                        DType::U8 => {
+                            let input = program.input_mut::<u8>(name)?;
+                            bytes += place(input, n, part, values.bytes, widths.bytes, bytes);
+                        }
+                        _ => {
+                            let input = program.input_mut::<f32>(name)?;
+                            floats += place(input, n, part, values.floats, widths.floats, floats);
+                        }
+                    }
+                }
+                Source::Field(_) => {
+                    let input = program.input_mut::<f32>(name)?;
+                    (0..n).for_each(|i| input[i] = self.returns[self.row(part, i)]);
+                }
+                Source::Times { first, count, .. } => {
+                    let input = program.input_mut::<i64>(name)?;
+                    for (i, input) in input.chunks_exact_mut(count).enumerate() {
+                        let start = self.first_time(self.row(part, i)) + first as i64;
+                        input.iter_mut().zip(start..).for_each(|(to, time)| *to = time);
+                    }
+                }
+                Source::Newest => {
+                    let input = program.input_mut::<i64>(name)?;
+                    let per_step = self.tokens.per_step() as i64;
+                    let newest = |row: usize| (self.times[row] as i64 + 1) * per_step - 1;
+                    (0..n).for_each(|i| input[i] = newest(self.row(part, i)));
+                }
+                Source::Rows => {
+                    let input = program.input_mut::<i32>(name)?;
+                    (0..n).for_each(|i| input[i] = self.row(part, i) as i32);
+                }
+                Source::Position => {
+                    let input = program.input_mut::<i32>(name)?;
+                    (0..n).for_each(|i| input[i] = self.position(self.row(part, i)) as i32);
+                }
+                Source::Places { count } => {
+                    let window = self.window.steps * self.tokens.per_step();
+                    let input = program.input_mut::<i32>(name)?;
+                    for (i, input) in input.chunks_exact_mut(count).enumerate() {
+                        let row = self.row(part, i);
+                        let start = (row * window + self.position(row)) as i32;
+                        input.iter_mut().zip(start..).for_each(|(to, place)| *to = place);
+                    }
+                }
+                Source::Encodings { .. } | Source::Seen | Source::Closing => {
+                    return Err(Error::input("step", "inputs of a single step", format!("`{name}`")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The steps of a row that its window shows, the current one included.
+    pub fn shown(&self, row: usize) -> Shown {
+        let (time, length) = (self.times[row], self.window.steps as u64);
+        let start =
+            if self.window.slides { (time + 1).saturating_sub(length) } else { time / length * length };
+        Shown { row, start, count: (time - start) as usize + 1 }
+    }
+
+    /// Number, in the row's window, of the current observation's token.
+    pub fn observation_token(&self, row: usize) -> usize {
+        (self.shown(row).count - 1) * self.tokens.per_step() + self.tokens.observation_index()
+    }
+
+    /// Fills the inputs of a program that runs whole windows.
+    pub fn fill_window(&self, to: &mut StepProgram, part: Part, history: &History) -> Result<()> {
+        let (n, per_step) = (to.rows, self.tokens.per_step());
+        let program = &mut to.program;
+        // Tokens that exist: all of the window's steps when it closes, up to the observation before.
+        let seen = |row: usize| {
+            if self.closing { self.shown(row).count * per_step } else { self.observation_token(row) + 1 }
+        };
+        let start = |row: usize| self.shown(row).start * per_step as u64;
+        history.fill(program, (0..n).map(|i| self.shown(self.row(part, i))))?;
+        for feed in &to.feeds {
+            let name = &feed.name;
+            match feed.source {
+                Source::Field(_) => {}
+                Source::Times { count, newest_first, .. } => {
+                    let input = program.input_mut::<i64>(name)?;
+                    for (i, input) in input.chunks_exact_mut(count).enumerate() {
+                        let row = self.row(part, i);
+                        input.fill(start(row) as i64);
+                        let times = token_times(start(row), seen(row), newest_first);
+                        input.iter_mut().zip(times).for_each(|(to, time)| *to = time);
+                    }
+                }
+                Source::Newest => {
+                    let input = program.input_mut::<i64>(name)?;
+                    let newest = |row: usize| (start(row) + seen(row) as u64) as i64 - 1;
+                    (0..n).for_each(|i| input[i] = newest(self.row(part, i)));
+                }
+                Source::Encodings { count, width } => {
+                    let input = program.input_mut::<f32>(name)?;
+                    for (i, input) in input.chunks_exact_mut(count * width).enumerate() {
+                        let table = position_encodings(start(self.row(part, i)), count, width);
+                        input.iter_mut().zip(table).for_each(|(to, x)| *to = x as f32);
+                    }
+                }
+                Source::Rows => {
+                    let input = program.input_mut::<i32>(name)?;
+                    (0..n).for_each(|i| input[i] = self.row(part, i) as i32);
+                }
+                Source::Seen => {
+                    let window = self.window.steps * per_step;
+                    let input = program.input_mut::<bool>(name)?;
+                    let per_row = input.len() / n;
+                    for (i, input) in input.chunks_exact_mut(per_row).enumerate() {
+                        let seen = seen(self.row(part, i));
+                        for query in input.chunks_exact_mut(window) {
+                            query.iter_mut().enumerate().for_each(|(t, to)| *to = t < seen);
+                        }
+                    }
+                }
+                Source::Closing => program.input_mut::<bool>(name)?.fill(self.closing),
+                Source::Position | Source::Places { .. } => {
+                    return Err(Error::input("window", "inputs of whole windows", format!("`{name}`")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts one leaf of a part's entries, `width` numbers each of which the leaf begins at `offset`, into an input [n, 1, leaf];
+/// entries beyond the part repeat its last. Returns the leaf's numbers.
+fn place<T: Copy>(input: &mut [T], n: usize, part: Part, values: &[T], width: usize, offset: usize) -> usize {
+    let each = input.len() / n;
+    for (i, input) in input.chunks_exact_mut(each).enumerate() {
+        let entry = (part.first + i.min(part.count - 1)) * width + offset;
+        input.copy_from_slice(&values[entry..entry + each]);
+    }
+    each
+}

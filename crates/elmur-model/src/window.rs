@@ -1,0 +1,312 @@
+//! Programs over whole windows, for any architecture: training (forward, backward, update) and evaluation.
+//!
+//! Inputs lead with [windows, rows, steps]; [`WindowProgram::fields`] lists those that a dataset fills:
+//!
+//! | name | type | when |
+//! |---|---|---|
+//! | `observation` (or `observation.0`, ...) | floats, i32 or bytes by encoder | always |
+//! | `targets` | discrete i64 [.., components], continuous [.., dim] | training |
+//! | `mask` | bool: steps that are imitated | training, continuous actions |
+//! | `action` | discrete i32 [.., components] (the count means none), continuous [.., dim] | action tokens |
+//! | `returns` | [.., 1] | return tokens |
+//! | `lr` | scalar | training |
+//!
+//! What follows from time alone is filled by [`WindowProgram::run`]. Where the data lies on the device
+//! ([`TrainSettings::table`]) the fields are states with one row per step of the dataset instead, and one input says which:
+//! `steps`, i32 [windows, rows, steps].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use elmur_base::Field;
+use elmur_engine::{AdamW, DType, Device, Graph, Program, Store, Value};
+
+use crate::architecture::Architecture;
+use crate::error::{Error, Result};
+use crate::init::Init;
+use crate::net::{Carried, Feed, Net, Pass, Source, position_encodings};
+
+/// How carried states begin in a program's run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// A new crop: every state as at the start of an episode.
+    Fresh,
+    /// The states that the previous run left.
+    Continue,
+}
+
+/// Settings of a training program.
+#[derive(Debug, Clone)]
+pub struct TrainSettings {
+    /// Rows of a batch.
+    pub batch: usize,
+    /// Label smoothing of discrete actions.
+    pub label_smoothing: f64,
+    /// Optimizer; one group for all parameters, as in the published code.
+    pub optimizer: AdamW,
+    /// Global gradient norm above which gradients are scaled down.
+    pub clip: f64,
+    /// Element type: f32, or f64 for comparison with references.
+    pub dtype: DType,
+    /// Also output every gradient as `grad.<param>`.
+    pub export_gradients: bool,
+    /// Drop what the architecture drops in training; without it only random initial states are drawn.
+    pub dropout: bool,
+    /// Rows of the data's tables where the data lies on the device.
+    pub table: Option<usize>,
+}
+
+/// Name of the state that adds up what a batch brought: see [`training_graph`].
+pub const REPORT: &str = "report";
+
+/// Name of the random generator's state.
+pub const RNG: &str = "rng";
+
+/// A graph, and what its named tensors are.
+#[derive(Debug)]
+pub struct Built {
+    /// The graph.
+    pub graph: Graph,
+    /// Parameters and how they start.
+    pub params: BTreeMap<String, Init>,
+    /// States carried per row.
+    pub carried: Vec<Carried>,
+    /// Tables of data on the device, and the field each holds.
+    pub tables: Vec<(String, Field)>,
+    pub(crate) feeds: Vec<Feed>,
+}
+
+impl Built {
+    fn new(net: Net<'_>) -> Result<Self> {
+        let (graph, declared) = net.finish()?;
+        let (params, carried, tables, feeds) =
+            (declared.params, declared.carried, declared.tables, declared.feeds);
+        Ok(Self { graph, params, carried, tables, feeds })
+    }
+
+    /// Names of the states that an optimizer keeps from one run to the next: moments, and the random generator.
+    pub fn optimizer_states(&self) -> Vec<String> {
+        let others: BTreeSet<&str> = (self.carried.iter().map(|c| c.name.as_str()))
+            .chain(self.tables.iter().map(|(name, _)| name.as_str()))
+            .chain([REPORT])
+            .collect();
+        let states = self.graph.states().map(|(name, _)| name);
+        states.filter(|name| !others.contains(name)).map(str::to_owned).collect()
+    }
+
+    /// Adds zeros for the states of these names to a store.
+    pub fn declare<'n>(&self, store: &Store, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
+        for name in names {
+            store.insert(name, self.graph.ty(self.graph.value(name)?)?.clone())?;
+        }
+        Ok(())
+    }
+}
+
+/// The net of an architecture's windows, for training (with dropout or without) or not: head outputs [windows, rows, steps, outputs].
+fn windows<'a>(
+    architecture: &'a dyn Architecture,
+    rows: usize,
+    count: usize,
+    dtype: DType,
+    begin: Begin,
+    training: Option<bool>,
+    table: Option<usize>,
+) -> Result<(Net<'a>, Value)> {
+    architecture.validate()?;
+    let steps = architecture.window().steps;
+    let pass = Pass::Windows { count, at: 0, fresh: begin == Begin::Fresh };
+    let mut net = Net::new(architecture.ends(), dtype, pass, rows, steps);
+    if let Some(dropout) = training {
+        net.rng = Some(net.g.rng(RNG)?);
+        net.drops = dropout;
+    }
+    if let Some(table) = table {
+        net.table = Some((table, net.g.input("steps", DType::I32, [count, rows, steps])?));
+    }
+    let mut outputs = Vec::new();
+    for at in 0..count {
+        net.pass = Pass::Windows { count, at, fresh: begin == Begin::Fresh };
+        let hidden = architecture.forward(&mut net)?;
+        let y = net.head(hidden)?;
+        let shape = [&[1], net.g.shape(y)?].concat();
+        outputs.push(net.g.reshape(y, shape)?);
+    }
+    let outputs = if let [one] = outputs[..] { one } else { net.g.concat(&outputs, 0)? };
+    Ok((net, outputs))
+}
+
+/// Forward, backward and one AdamW step over `architecture.window().unroll` windows.
+///
+/// Outputs: `loss` (with the auxiliary part), `action_loss`, `aux_loss`, `gradient_norm`, `logits` [windows, rows, steps,
+/// outputs]. The state [`REPORT`] holds the sums of loss, action loss, gradient norm and correct discrete answers over the runs
+/// since the crop began.
+pub fn training_graph(
+    architecture: &dyn Architecture,
+    settings: &TrainSettings,
+    begin: Begin,
+) -> Result<Built> {
+    let count = architecture.window().unroll;
+    let (mut net, logits) = windows(
+        architecture,
+        settings.batch,
+        count,
+        settings.dtype,
+        begin,
+        Some(settings.dropout),
+        settings.table,
+    )?;
+    net.label_smoothing = settings.label_smoothing;
+    let parts = architecture.loss(&mut net, logits)?;
+    let g = &mut net.g;
+    let zero = |g: &mut Graph| g.scalar(settings.dtype, 0.0);
+    let aux_loss = match parts.auxiliary {
+        Some(value) => value,
+        None => zero(g)?,
+    };
+    let correct = match parts.correct {
+        Some(value) => value,
+        None => zero(g)?,
+    };
+    let loss = g.add(parts.action, aux_loss)?;
+
+    let params: Vec<(String, Value)> = g.params().map(|(name, value)| (name.to_owned(), value)).collect();
+    let values: Vec<Value> = params.iter().map(|(_, value)| *value).collect();
+    let grads = g.gradients(loss, &values)?;
+    let mut pairs = Vec::new();
+    for ((name, value), grad) in params.iter().zip(grads) {
+        if let Some(grad) = grad {
+            pairs.push((*value, grad));
+            if settings.export_gradients {
+                g.output(&format!("grad.{name}"), grad)?;
+            }
+        }
+    }
+    let all: Vec<Value> = pairs.iter().map(|(_, grad)| *grad).collect();
+    let norm = g.global_norm(&all)?;
+    let lr = g.input("lr", settings.dtype, [])?;
+    g.adamw(settings.optimizer, lr, Some((norm, settings.clip)), &pairs)?;
+    let report = g.state(REPORT, settings.dtype, [4])?;
+    let total = (begin == Begin::Continue).then_some(report);
+    let sums = g.tally(&[loss, parts.action, norm, correct], total)?;
+    g.update(report, sums)?;
+    for (name, value) in [
+        ("loss", loss),
+        ("action_loss", parts.action),
+        ("aux_loss", aux_loss),
+        ("gradient_norm", norm),
+        ("logits", logits),
+    ] {
+        g.output(name, value)?;
+    }
+    Built::new(net)
+}
+
+/// One window forward, carried states updated: output `logits` [1, rows, steps, outputs].
+pub fn evaluation_graph(
+    architecture: &dyn Architecture,
+    batch: usize,
+    dtype: DType,
+    begin: Begin,
+) -> Result<Built> {
+    let (mut net, logits) = windows(architecture, batch, 1, dtype, begin, None, None)?;
+    net.g.output("logits", logits)?;
+    Built::new(net)
+}
+
+/// A graph that declares every parameter of the architecture, in the given element type.
+pub fn parameter_graph(architecture: &dyn Architecture, dtype: DType) -> Result<Built> {
+    Built::new(windows(architecture, 1, 1, dtype, Begin::Fresh, Some(true), None)?.0)
+}
+
+/// A compiled program over whole windows.
+#[derive(Debug)]
+pub struct WindowProgram {
+    /// The program, to set inputs and read outputs.
+    pub program: Program,
+    fields: Vec<(String, Field)>,
+    clocks: Vec<Feed>,
+    windows: usize,
+    tokens: usize,
+    /// The window that the clocks stand at.
+    first: Option<u64>,
+}
+
+impl WindowProgram {
+    /// Compiles a graph of this module for a device, bound to its stores.
+    pub fn new(
+        built: &Built,
+        architecture: &dyn Architecture,
+        device: impl Into<Device>,
+        stores: &[&Store],
+    ) -> Result<Self> {
+        let program = Program::new(&built.graph, device, stores)?;
+        let (mut fields, mut clocks) = (Vec::new(), Vec::new());
+        for feed in &built.feeds {
+            match feed.source {
+                Source::Field(field) => fields.push((feed.name.clone(), field)),
+                _ => clocks.push(feed.clone()),
+            }
+        }
+        let windows = program.output_type("logits")?.shape[0];
+        let tokens = architecture.window().steps * architecture.ends().tokens.per_step();
+        Ok(Self { program, fields, clocks, windows, tokens, first: None })
+    }
+
+    /// The inputs that a dataset fills, each [windows, rows, steps, ...], and the field that each takes.
+    pub fn fields(&self) -> &[(String, Field)] {
+        &self.fields
+    }
+
+    /// Windows that one run computes.
+    pub fn windows(&self) -> usize {
+        self.windows
+    }
+
+    /// Runs windows `first..first + windows` of every row's crop.
+    pub fn run(&mut self, first: u64) -> Result<()> {
+        if self.first != Some(first) {
+            self.set_clocks(first)?;
+            self.first = Some(first);
+        }
+        Ok(self.program.run()?)
+    }
+
+    /// Fills the inputs that follow from time alone.
+    fn set_clocks(&mut self, first: u64) -> Result<()> {
+        let tokens = self.tokens as u64;
+        let starts: Vec<u64> = (first..first + self.windows as u64).map(|k| k * tokens).collect();
+        for Feed { name, source } in &self.clocks {
+            match *source {
+                Source::Times { count, newest_first, .. } => {
+                    let times = starts.iter().flat_map(|start| token_times(*start, count, newest_first));
+                    self.program.set(name, &times.collect::<Vec<i64>>())?;
+                }
+                Source::Newest => {
+                    let newest = self.program.input_mut::<i64>(name)?;
+                    let rows = newest.len() / starts.len();
+                    for (row, start) in newest.chunks_exact_mut(rows).zip(&starts) {
+                        row.fill((start + tokens) as i64 - 1);
+                    }
+                }
+                Source::Encodings { count, width } => {
+                    let table: Vec<f64> =
+                        starts.iter().flat_map(|s| position_encodings(*s, count, width)).collect();
+                    match self.program.input_type(name)?.dtype {
+                        DType::F64 => self.program.set(name, &table)?,
+                        _ => self
+                            .program
+                            .set(name, &table.into_iter().map(|x| x as f32).collect::<Vec<_>>())?,
+                    }
+                }
+                _ => return Err(Error::input("window", "inputs of whole windows", format!("`{name}`"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Times of a window of `count` tokens that starts at `start`, as biases see them.
+pub(crate) fn token_times(start: u64, count: usize, newest_first: bool) -> impl Iterator<Item = i64> {
+    let (start, count) = (start as i64, count as i64);
+    (0..count).map(move |i| if newest_first { start + count - 1 - i } else { start + i })
+}

@@ -1,0 +1,302 @@
+//! What must hold of every architecture: stepping equals whole windows.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use elmur_base::{Field, Values};
+use elmur_engine::rng::Stream;
+use elmur_engine::{DType, Pool, Store};
+use elmur_model::baselines::{BcLstm, Dt, DtCompat};
+use elmur_model::elmur::config::*;
+use elmur_model::ends::*;
+use elmur_model::session::{Seen, Session};
+use elmur_model::tensors::TensorData;
+use elmur_model::window::{Begin, WindowProgram, evaluation_graph};
+use elmur_model::{Elmur, PolicyConfig, Start, init};
+
+const ROWS: usize = 3;
+
+fn encoder() -> Vec<Encoder> {
+    vec![Encoder::Vector { dim: 3, bytes: false }]
+}
+
+fn elmur() -> Elmur {
+    Elmur {
+        observation: encoder(),
+        action: Action::Categorical { count: 5 },
+        tokens: TokenFormat::Observation,
+        d_model: 24,
+        heads: 2,
+        layers: 2,
+        segment_length: 4,
+        memory: MemoryConfig {
+            slots: 3,
+            lambda: 0.3,
+            init: MemoryInit::Normal { std: 0.5 },
+            gradient: MemoryGradient::Detached,
+            slots_per_write: 1,
+            candidates: Candidates::Selected,
+            dropout: 0.1,
+            max_distance: 12,
+            read: true,
+            write: true,
+            relative_bias: true,
+            lru: true,
+            shared: false,
+        },
+        ffn: Ffn::Moe {
+            experts: 3,
+            routed_d_ff: 8,
+            shared_experts: 1,
+            shared_d_ff: 16,
+            top_k: 3,
+            balance: 0.1,
+            dropout: 0.1,
+        },
+        norm: NormType::Layer,
+        pre_norm: false,
+        dropout: 0.1,
+        attention_dropout: 0.1,
+        compat: Compat::default(),
+    }
+}
+
+fn random(n: usize, seed: u64) -> Vec<f32> {
+    let mut data = vec![0.0; n];
+    Stream::new(seed, 9, 9).fill_normal(&mut data, 1.0);
+    data.into_iter().map(|x| x as f32).collect()
+}
+
+fn close(got: &[f32], want: &[f32], what: &str) {
+    let scale = want.iter().fold(1.0f32, |m, x| m.max(x.abs()));
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!((g - w).abs() <= 1e-5 * scale, "{what}, element {i}: {g}, want {w}");
+    }
+}
+
+/// Where a session's steps and whole windows must agree.
+#[derive(Clone, Copy, PartialEq)]
+enum Agree {
+    /// At every step.
+    Always,
+    /// At the last step of a window: before that, a partial window is another computation.
+    AtTheEnd,
+    /// In the first window: after that, the session's window slides.
+    FirstWindow,
+}
+
+/// Steps a session through several windows; compares outputs and carried states with whole-window programs.
+fn stepping_equals_windows(name: &str, config: &PolicyConfig, agree: Agree) {
+    let architecture = config.architecture();
+    let params = init::parameters(architecture, 3).unwrap();
+    let (length, windows) = (architecture.window().steps, 5);
+    let (ends, outputs) = (architecture.ends(), architecture.ends().action.outputs());
+    let steps = length * windows;
+    let observations = random(steps * ROWS * 3, 1);
+    let actions: Vec<i32> = (0..steps * ROWS).map(|i| (i * 7 % 5) as i32).collect();
+    let returns = random(steps * ROWS, 2);
+    let all = [0, 1, 2];
+    let mut session = Session::new(config, &params, ROWS, &Pool::new(1)).unwrap();
+    session.reset(&[(0, 10), (1, 11), (2, 12)]).unwrap();
+
+    let built = evaluation_graph(architecture, ROWS, DType::F32, Begin::Continue).unwrap();
+    let state = Store::new();
+    state.declare_states(&built.graph).unwrap();
+    let mut program = WindowProgram::new(&built, architecture, &Pool::new(1), &[&state, &params]).unwrap();
+    for carried in &built.carried {
+        match session.state(&carried.name, &all).unwrap() {
+            TensorData::F32(x) => state.set(&carried.name, &x).unwrap(),
+            TensorData::I64(x) => state.set(&carried.name, &x).unwrap(),
+            _ => panic!("floats or times"),
+        }
+    }
+    for window in 0..windows {
+        // [steps, rows, ...] to [rows, steps, ...].
+        let at = |b: usize, t: usize| (window * length + t) * ROWS + b;
+        let order: Vec<usize> = (0..ROWS).flat_map(|b| (0..length).map(move |t| at(b, t))).collect();
+        let pick = |data: &[f32], each: usize| -> Vec<f32> {
+            order.iter().flat_map(|i| data[i * each..(i + 1) * each].to_vec()).collect()
+        };
+        for (name, field) in program.fields().to_vec() {
+            match field {
+                Field::Observation(_) => program.program.set(&name, &pick(&observations, 3)).unwrap(),
+                Field::ReturnToGo => program.program.set(&name, &pick(&returns, 1)).unwrap(),
+                Field::Action => {
+                    let actions: Vec<i32> = order.iter().map(|i| actions[*i]).collect();
+                    program.program.set(&name, &actions).unwrap();
+                }
+                other => panic!("{other:?} when acting"),
+            }
+        }
+        program.run(window as u64).unwrap();
+        let logits = program.program.get::<f32>("logits").unwrap();
+        for t in 0..length {
+            let step = window * length + t;
+            let part = step * ROWS..(step + 1) * ROWS;
+            let observation = Values::floats(&observations[3 * part.start..3 * part.end]);
+            let seen = Seen { observation, returns: Some(&returns[part.clone()]) };
+            let got = session.forward(&all, seen).unwrap().to_vec();
+            session.commit(&all, Values::ints(&actions[part])).unwrap();
+            let compared = match agree {
+                Agree::Always => true,
+                Agree::AtTheEnd => t + 1 == length,
+                Agree::FirstWindow => window == 0,
+            };
+            for b in (0..ROWS).filter(|_| compared) {
+                let want = &logits[(b * length + t) * outputs..][..outputs];
+                close(&got[b * outputs..][..outputs], want, &format!("{name}, step {step}, row {b}"));
+            }
+        }
+        for carried in &built.carried {
+            match session.state(&carried.name, &all).unwrap() {
+                TensorData::F32(x) => close(&x, &state.get::<f32>(&carried.name).unwrap(), name),
+                TensorData::I64(x) => {
+                    assert_eq!(carried.start, Start::Never);
+                    assert_eq!(x, state.get::<i64>(&carried.name).unwrap(), "{name}, window {window}");
+                }
+                _ => panic!("floats or times"),
+            }
+        }
+    }
+    assert!(ends.observation.len() == 1);
+}
+
+/// What makes one variant of a model.
+type Change = Box<dyn Fn(&mut Elmur)>;
+
+#[test]
+fn stepping_equals_whole_windows_in_every_variant_of_elmur() {
+    let variants: Vec<(&str, Change)> = vec![
+        ("paper", Box::new(|_| {})),
+        (
+            "pre-norm GELU",
+            Box::new(|c| {
+                c.pre_norm = true;
+                c.ffn = Ffn::Gelu { d_ff: 20 };
+            }),
+        ),
+        (
+            "RMSNorm SwiGLU",
+            Box::new(|c| {
+                c.norm = NormType::Rms;
+                c.ffn = Ffn::SwiGlu { d_ff: 20 };
+            }),
+        ),
+        ("two slots per write", Box::new(|c| c.memory.slots_per_write = 2)),
+        ("all candidates", Box::new(|c| c.memory.candidates = Candidates::All)),
+        ("no bias", Box::new(|c| c.memory.relative_bias = false)),
+        ("no read", Box::new(|c| c.memory.read = false)),
+        ("no write", Box::new(|c| c.memory.write = false)),
+        ("no LRU", Box::new(|c| c.memory.lru = false)),
+        ("learned memory", Box::new(|c| c.memory.init = MemoryInit::Learned)),
+        ("empty slots blended", Box::new(|c| c.compat.empty_slot_blend = true)),
+        ("absolute offset", Box::new(|c| c.compat.absolute_offset = true)),
+        ("observation, action", Box::new(|c| c.tokens = TokenFormat::ObservationAction)),
+        ("observation, return", Box::new(|c| c.tokens = TokenFormat::ObservationReturn)),
+        ("return, observation, action", Box::new(|c| c.tokens = TokenFormat::ReturnObservationAction)),
+        (
+            "absolute offset with actions",
+            Box::new(|c| {
+                c.compat.absolute_offset = true;
+                c.tokens = TokenFormat::ReturnObservationAction;
+            }),
+        ),
+    ];
+    for (name, change) in variants {
+        let mut config = elmur();
+        change(&mut config);
+        stepping_equals_windows(name, &config.into(), Agree::Always);
+    }
+    let mut config = elmur();
+    config.compat = Compat { empty_slot_blend: true, newest_first_times: true, absolute_offset: true };
+    stepping_equals_windows("published", &config.into(), Agree::AtTheEnd);
+    let mut config = elmur();
+    config.memory.shared = true;
+    stepping_equals_windows("shared memory", &config.into(), Agree::AtTheEnd);
+}
+
+#[test]
+fn stepping_equals_whole_windows_for_recurrent_networks() {
+    for layers in [1, 2] {
+        let config = BcLstm {
+            observation: encoder(),
+            action: Action::Categorical { count: 5 },
+            d_model: 8,
+            hidden: 11,
+            layers,
+            window: 4,
+            dropout: 0.1,
+            unroll: 1,
+        };
+        stepping_equals_windows("bc-lstm", &PolicyConfig::BcLstm(config), Agree::Always);
+    }
+}
+
+fn dt() -> Dt {
+    Dt {
+        observation: encoder(),
+        action: Action::Categorical { count: 5 },
+        d_model: 8,
+        heads: 3,
+        d_head: 4,
+        d_ff: 12,
+        layers: 2,
+        window: 4,
+        dropout: 0.1,
+        attention_dropout: 0.1,
+        action_tanh: true,
+        compat: DtCompat::default(),
+    }
+}
+
+#[test]
+fn stepping_equals_the_whole_window_until_it_slides() {
+    stepping_equals_windows("dt", &PolicyConfig::Dt(dt()), Agree::FirstWindow);
+}
+
+/// Once the window slides, a step equals a whole window of the newest steps.
+#[test]
+fn a_sliding_window_shows_the_newest_steps() {
+    let config = PolicyConfig::Dt(dt());
+    let params = init::parameters(config.architecture(), 3).unwrap();
+    let mut session = Session::new(&config, &params, 1, &Pool::new(1)).unwrap();
+    let built = evaluation_graph(config.architecture(), 1, DType::F32, Begin::Continue).unwrap();
+    let mut program = WindowProgram::new(&built, config.architecture(), &Pool::new(1), &[&params]).unwrap();
+    let (observations, returns) = (random(3 * 11, 1), random(11, 2));
+    let actions: Vec<i32> = (0..11).map(|i| i * 3 % 5).collect();
+    for t in 0..11 {
+        let observation = Values::floats(&observations[3 * t..3 * t + 3]);
+        let seen = Seen { observation, returns: Some(&returns[t..=t]) };
+        let got = session.forward(&[0], seen).unwrap().to_vec();
+        if t >= 3 {
+            let window = t - 3..t + 1;
+            program.program.set("observation", &observations[3 * window.start..3 * window.end]).unwrap();
+            program.program.set("returns", &returns[window.clone()]).unwrap();
+            program.program.set("action", &actions[window]).unwrap();
+            program.run(0).unwrap();
+            close(&got, &program.program.get::<f32>("logits").unwrap()[15..], &format!("step {t}"));
+        }
+        session.commit(&[0], Values::ints(&actions[t..=t])).unwrap();
+    }
+}
+
+#[test]
+fn configs_say_which_policy_they_are() {
+    let lstm = r#"{"kind":"bc_lstm","observation":[{"vector":{"dim":4}}],"action":{"categorical":{"count":4}},
+        "d_model":64,"hidden":128,"layers":1,"window":30,"dropout":0.0}"#;
+    let read = |text: &str| serde_json::from_str::<PolicyConfig>(text);
+    let config = read(lstm).unwrap();
+    assert!(matches!(&config, PolicyConfig::BcLstm(c) if c.hidden == 128 && c.unroll == 1));
+    for config in [config, PolicyConfig::Dt(dt()), elmur().into()] {
+        let text = serde_json::to_string(&config).unwrap();
+        assert!(text.contains(&format!("\"kind\":\"{}\"", config.kind())), "{text}");
+        assert_eq!(read(&text).unwrap(), config);
+    }
+    // Files from before there were several kinds are ELMUR's.
+    let mut tree = serde_json::to_value(PolicyConfig::from(elmur())).unwrap();
+    tree.as_object_mut().unwrap().remove("kind");
+    assert_eq!(serde_json::from_value::<PolicyConfig>(tree).unwrap(), elmur().into());
+    let error = read(&lstm.replace("bc_lstm", "bc-lstm")).unwrap_err().to_string();
+    assert!(error.contains("did you mean `bc_lstm`"), "{error}");
+    let error = read(&lstm.replace("hidden", "hiden")).unwrap_err().to_string();
+    assert!(error.contains("unknown field `hiden`"), "{error}");
+}
