@@ -106,6 +106,14 @@ __device__ __forceinline__ Block4 philox(const Rng& rng, u32 stream, u32 block) 
     return {{a, b, c, d}};
 }
 
+// What is dropped: draws of `stream` below `below`; what is kept is multiplied by `keep`. state: of the generator, null where nothing
+// is dropped.
+struct DropArgs {
+    const i64* state;
+    u32 stream, below;
+    float keep;
+};
+
 // Factor of dropout for element `index`: 0 or `keep`.
 __device__ __forceinline__ float drop_factor(const Rng& rng, u32 stream, u32 below, float keep, u64 index) {
     u32 block = (u32)(16 * (index / 64) + index % 16);
@@ -118,7 +126,9 @@ __device__ __forceinline__ i64 index_at(const void* data, int wide, i64 i) {
 }
 
 // Steps of two operands that broadcast to a shape: 0 along repeated axes.
-struct Steps { int rank; int shape[6]; int a[6]; int b[6]; };
+struct Steps {
+    int rank, shape[6], a[6], b[6];
+};
 
 __device__ __forceinline__ void offsets(i64 i, const Steps& s, i64& a, i64& b) {
     a = b = 0;
