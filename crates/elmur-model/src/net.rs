@@ -442,7 +442,7 @@ impl<'a> Net<'a> {
                 };
                 let routed = self.g.expert_mixture(x, gates, chosen, gate_up, down, drop)?;
                 match shared {
-                    Some(shared) => Ok(self.g.add_to(shared, routed)?),
+                    Some(shared) => Ok(self.g.accumulate(shared, routed)?),
                     None => Ok(routed),
                 }
             }

@@ -115,7 +115,7 @@ pub fn training_graph(config: &ModelConfig, settings: &TrainSettings, start: Sta
     g.adamw(settings.optimizer, lr, Some((norm, settings.clip)), &pairs)?;
     let report = g.state(REPORT, settings.dtype, [4])?;
     let total = (start == Start::Continue).then_some(report);
-    let sums = g.tally(&[loss, action_loss, norm, right], total)?;
+    let sums = g.sum_scalars(&[loss, action_loss, norm, right], total)?;
     g.update(report, sums)?;
     for (name, value) in [
         ("loss", loss),
@@ -253,7 +253,7 @@ impl Net<'_> {
         Ok(match self.table {
             Some((rows, steps)) => {
                 let table = self.g.state(&format!("data.{name}"), dtype, [&[rows], each].concat())?;
-                self.g.take(table, steps)?
+                self.g.gather_rows(table, steps)?
             }
             None => self.g.input(name, dtype, [lead, each].concat())?,
         })
@@ -290,7 +290,7 @@ impl Net<'_> {
                 let targets = self.source("targets", DType::I64, &lead, &[1])?;
                 let targets = self.g.reshape(targets, [rows])?;
                 let logits = self.g.reshape(logits, [rows, *actions])?;
-                let right = self.g.count_right(logits, targets)?;
+                let right = self.g.count_correct(logits, targets)?;
                 Ok((self.g.cross_entropy(logits, targets, settings)?, right))
             }
             Action::MultiCategorical { sizes } => {
@@ -304,7 +304,7 @@ impl Net<'_> {
                     let component = self.g.reshape(component, [rows])?;
                     let part = self.g.slice(logits, 1, first..first + size)?;
                     let loss = self.g.cross_entropy(part, component, settings)?;
-                    let more = self.g.count_right(part, component)?;
+                    let more = self.g.count_correct(part, component)?;
                     right = self.g.add(right, more)?;
                     total = Some(match total {
                         Some(total) => self.g.add(total, loss)?,

@@ -322,7 +322,7 @@ mod tests {
     fn structs_of_arguments_are_known_to_their_kernels() {
         assert!(
             takes("norm_rows", "NormArgs")
-                && takes("take_4", "RowArgs")
+                && takes("gather_rows_4", "RowArgs")
                 && takes("attention", "AttentionArgs")
         );
         assert!(!takes("norm_rows", "NormGradArgs"));

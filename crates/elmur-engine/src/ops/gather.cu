@@ -25,15 +25,15 @@ KERNEL embedding_grad(RowArgs<float> args) {
     if (row >= 0 && row < args.rows) atomicAdd(&args.to[row * d + i % d], args.from[i]);
 }
 
-template <class T> __device__ __forceinline__ void take(const RowArgs<T>& args) {
+template <class T> __device__ __forceinline__ void gather_rows(const RowArgs<T>& args) {
     i64 i = thread_number(), width = args.width;
     if (i >= args.n) return;
     i64 row = index_at(args.index, args.wide, i / width);
     if (row >= 0 && row < args.rows) args.to[i] = args.from[row * width + i % width];
 }
-KERNEL take_1(RowArgs<unsigned char> args) { begin(); take(args); }
-KERNEL take_4(RowArgs<u32> args) { begin(); take(args); }
-KERNEL take_8(RowArgs<u64> args) { begin(); take(args); }
+KERNEL gather_rows_1(RowArgs<unsigned char> args) { begin(); gather_rows(args); }
+KERNEL gather_rows_4(RowArgs<u32> args) { begin(); gather_rows(args); }
+KERNEL gather_rows_8(RowArgs<u64> args) { begin(); gather_rows(args); }
 
 // Rows that are written twice are given equal values.
 template <class T> __device__ __forceinline__ void scatter_rows(const RowArgs<T>& args) {

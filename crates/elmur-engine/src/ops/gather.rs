@@ -23,8 +23,8 @@ impl Graph {
 
     /// Rows of a table of any element type: y[..., rest] = table[index[...]] for table [rows, rest] and index of i32 or i64.
     /// Without gradient: for data that lies on the device.
-    pub fn take(&mut self, table: Value, index: Value) -> Result<Value> {
-        self.push1(Take, &[table, index])
+    pub fn gather_rows(&mut self, table: Value, index: Value) -> Result<Value> {
+        self.push1(GatherRows, &[table, index])
     }
 
     /// `table` [rows, rest] of any element type with `values` [n, rest] written over its rows `index` (i32 or
@@ -180,19 +180,19 @@ impl Op for Embedding {
 }
 
 #[derive(Debug)]
-struct Take;
+struct GatherRows;
 
-impl Op for Take {
+impl Op for GatherRows {
     fn name(&self) -> &'static str {
-        "take"
+        "gather_rows"
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        want_index("take", "index", &inputs[1])?;
+        want_index("gather_rows", "index", &inputs[1])?;
         let Some((_, rest)) = inputs[0].shape.split_first() else {
-            return mismatch("take", "table [rows, ...]", inputs[0].to_string());
+            return mismatch("gather_rows", "table [rows, ...]", inputs[0].to_string());
         };
         let ty = inputs[0].with([&inputs[1].shape[..], rest].concat());
-        ty.check("take")?;
+        ty.check("gather_rows")?;
         Ok(vec![ty])
     }
     fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
@@ -203,7 +203,7 @@ impl Op for Take {
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (index, width) = (Indices::new(io, 1), row_len(io.ty(0)));
-        index.check("take", &rows_of(io.ty(0)))?;
+        index.check("gather_rows", &rows_of(io.ty(0)))?;
         dispatch_bits!(io.dtype(), U => {
             let (table, y) = (io.input_bits::<U>(0), io.output_bits::<U>(0));
             io.pool.rows(index.len(), width, RowsMut::new(y, width), |first, y| {
@@ -218,7 +218,7 @@ impl Op for Take {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (y, table) = (launch.output(0), launch.input(0));
         let bytes = row_len(launch.ty(0)) * launch.ty(0).dtype.size();
-        let (kernel, width) = words(bytes, [y, table], ["take_1", "take_4", "take_8"]);
+        let (kernel, width) = words(bytes, [y, table], GATHER_ROWS);
         let args = row_args(launch, y, table, launch.ty(0).shape[0], width);
         launch.elements(kernel, args.n, args)
     }
@@ -280,6 +280,8 @@ impl Op for ScatterRows {
     }
 }
 
+#[cfg(feature = "cuda")]
+const GATHER_ROWS: [&str; 3] = ["gather_rows_1", "gather_rows_4", "gather_rows_8"];
 #[cfg(feature = "cuda")]
 const SCATTER_ROWS: [&str; 3] = ["scatter_rows_1", "scatter_rows_4", "scatter_rows_8"];
 

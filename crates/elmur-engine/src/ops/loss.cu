@@ -58,7 +58,7 @@ KERNEL cross_entropy_grad(CrossEntropyGradArgs args) {
 }
 
 // Rows whose likeliest class is the target (all classes below or equal); one block.
-KERNEL count_right(float* right, const float* logits, const void* targets, int wide, i64 rows, i64 classes) {
+KERNEL count_correct(float* correct, const float* logits, const void* targets, int wide, i64 rows, i64 classes) {
     begin();
     double total = 0;
     for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
@@ -70,7 +70,7 @@ KERNEL count_right(float* right, const float* logits, const void* targets, int w
         total += best;
     }
     total = block_sum(total);
-    if (threadIdx.x == 0) *right = (float)total;
+    if (threadIdx.x == 0) *correct = (float)total;
 }
 
 // One block; `per` elements share one mask entry. loss, count and mask may be null.

@@ -34,8 +34,8 @@ impl Graph {
 
     /// Number of rows (a float) whose target has no class above it, for logits [..., C] and targets [...] of i32 or i64; targets
     /// outside 0..C are not counted. Without gradient.
-    pub fn count_right(&mut self, logits: Value, targets: Value) -> Result<Value> {
-        self.push1(CountRight, &[logits, targets])
+    pub fn count_correct(&mut self, logits: Value, targets: Value) -> Result<Value> {
+        self.push1(CountCorrect, &[logits, targets])
     }
 
     /// Mean of (prediction - target)² (a scalar) over the elements where `mask` holds; all if there is none.
@@ -235,21 +235,21 @@ simd_fn! {
 }
 
 #[derive(Debug)]
-struct CountRight;
+struct CountCorrect;
 
-impl Op for CountRight {
+impl Op for CountCorrect {
     fn name(&self) -> &'static str {
-        "count_right"
+        "count_correct"
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         let (logits, targets) = (&inputs[0], &inputs[1]);
-        want_float("count_right", "logits", logits)?;
-        want_index("count_right", "targets", targets)?;
+        want_float("count_correct", "logits", logits)?;
+        want_index("count_correct", "targets", targets)?;
         match logits.shape.split_last() {
             Some((_, lead)) if lead == targets.shape => Ok(vec![logits.with([])]),
             _ => {
                 let got = format!("{logits} and {targets}");
-                mismatch("count_right", "logits [..., C] and targets [...]", got)
+                mismatch("count_correct", "logits [..., C] and targets [...]", got)
             }
         }
     }
@@ -260,11 +260,11 @@ impl Op for CountRight {
         let targets = Indices::new(io, 1);
         dispatch_float!(io.dtype(), T => {
             let rows = io.input::<T>(0).chunks_exact(io.ty(0).cols()).enumerate();
-            let right = rows.filter(|(row, x)| {
+            let correct = rows.filter(|(row, x)| {
                 let score = usize::try_from(targets.get(*row)).ok().and_then(|t| x.get(t));
                 score.is_some_and(|score| x.iter().all(|other| other <= score))
             });
-            io.output::<T>(0)[0] = T::of(right.count() as f64);
+            io.output::<T>(0)[0] = T::of(correct.count() as f64);
         });
         Ok(())
     }
@@ -273,7 +273,7 @@ impl Op for CountRight {
         let (rows, classes) = (launch.ty(0).rows(), launch.ty(0).cols());
         let wide = launch.ty(1).dtype == DType::I64;
         let args = args![launch.output(0), launch.input(0), launch.input(1), wide, rows, classes];
-        launch.kernel("count_right", [1, 1, 1], 1024, 0, args)
+        launch.kernel("count_correct", [1, 1, 1], 1024, 0, args)
     }
 }
 

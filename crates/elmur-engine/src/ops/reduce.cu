@@ -55,7 +55,7 @@ KERNEL sum_axes(float* y, const float* x, i64 count, Reduction s) {
 }
 
 // y[i] = total[i] + *scalars[i].
-KERNEL tally(float* y, const u64* scalars, const float* total, i64 n) {
+KERNEL sum_scalars(float* y, const u64* scalars, const float* total, i64 n) {
     begin();
     i64 i = thread_number();
     if (i < n) y[i] = (total ? total[i] : 0.0f) + *(const float*)scalars[i];

@@ -46,9 +46,9 @@ impl Graph {
 
     /// Several scalars side by side, `[n]`, added to `total` `[n]` where there is one. Without gradient: for reports that stay
     /// on the device until someone looks.
-    pub fn tally(&mut self, scalars: &[Value], total: Option<Value>) -> Result<Value> {
+    pub fn sum_scalars(&mut self, scalars: &[Value], total: Option<Value>) -> Result<Value> {
         let inputs: Vec<Value> = scalars.iter().copied().chain(total).collect();
-        self.push1(Tally { count: scalars.len() }, &inputs)
+        self.push1(SumScalars { count: scalars.len() }, &inputs)
     }
 
     /// Repeats `x` along axes of extent 1 and missing leading axes until it has `shape`.
@@ -329,22 +329,22 @@ mod smallshape {
 }
 
 #[derive(Debug)]
-struct Tally {
+struct SumScalars {
     count: usize,
 }
 
-impl Op for Tally {
+impl Op for SumScalars {
     fn name(&self) -> &'static str {
-        "tally"
+        "sum_scalars"
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         let Some(first) = inputs.first().filter(|_| self.count > 0) else {
-            return mismatch("tally", "at least one scalar", "none");
+            return mismatch("sum_scalars", "at least one scalar", "none");
         };
-        want_float("tally", "scalars", first)?;
+        want_float("sum_scalars", "scalars", first)?;
         for (i, ty) in inputs.iter().enumerate() {
             let shape: &[usize] = if i < self.count { &[] } else { &[self.count] };
-            want("tally", if i < self.count { "scalar" } else { "total" }, ty, first.dtype, shape)?;
+            want("sum_scalars", if i < self.count { "scalar" } else { "total" }, ty, first.dtype, shape)?;
         }
         Ok(vec![first.with([self.count])])
     }
@@ -365,7 +365,7 @@ impl Op for Tally {
         let addresses: Vec<u64> = (0..self.count).map(|i| launch.input(i)).collect();
         let table = launch.table(&addresses)?;
         let total = launch.input_if((launch.inputs.len() > self.count).then_some(self.count));
-        launch.elements("tally", self.count, args![launch.output(0), table, total, self.count])
+        launch.elements("sum_scalars", self.count, args![launch.output(0), table, total, self.count])
     }
 }
 
