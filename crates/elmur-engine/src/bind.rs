@@ -53,7 +53,7 @@ pub(crate) fn bind(graph: &Graph, device: &Device, stores: &[&Store]) -> Result<
     }
     let plan = plan(graph, device.unshared_budget());
     let scratch_offset = plan.arena_bytes;
-    // On a GPU ops take what they need while they are recorded.
+    // On a GPU ops allocate what they need while they are captured.
     let scratch_bytes = device.pool().map_or(0, |pool| scratch_bytes(graph, &plan, pool.threads()));
     let arena = Allocation::new(device, scratch_offset + scratch_bytes, "a program's arena")?;
     let storage = Storage::new(graph, &plan, device, stores)?;

@@ -25,8 +25,8 @@ pub(crate) struct Launch<'a> {
     pub(super) keep: &'a mut Vec<DeviceBuffer>,
     /// Kernels, products, copies and fills queued.
     pub(super) queued: &'a mut usize,
-    /// Addresses that an op's work leaves for its work aside.
-    pub notes: &'a mut Vec<u64>,
+    /// Addresses of scratch memory that an op's work leaves for its deferred work.
+    pub handoff: &'a mut Vec<u64>,
 }
 
 impl Launch<'_> {

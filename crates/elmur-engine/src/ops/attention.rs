@@ -822,21 +822,21 @@ impl Op for Gradient {
         let shared = base + if staged { rows } else { 0 };
         let kernel = if staged { "attention_grad" } else { "attention_grad_in_place" };
         launch.kernel(kernel, [heads, batch, 1], 32 * warps as u32, shared, args)?;
-        launch.notes.push(partial);
+        launch.handoff.push(partial);
         Ok(())
     }
     #[cfg(feature = "cuda")]
-    fn aside(&self, outputs: usize) -> std::ops::Range<usize> {
+    fn deferred(&self, outputs: usize) -> std::ops::Range<usize> {
         self.shape.layout.operands() + 1..outputs
     }
     #[cfg(feature = "cuda")]
-    fn aside_follows(&self) -> bool {
+    fn deferred_reads_scratch(&self) -> bool {
         true
     }
     #[cfg(feature = "cuda")]
-    fn cuda_aside(&self, launch: &mut Launch<'_>) -> Result<()> {
+    fn cuda_deferred(&self, launch: &mut Launch<'_>) -> Result<()> {
         let operands = self.shape.layout.operands();
-        let (Some(&partial), true) = (launch.notes.first(), launch.outputs.len() > operands + 1) else {
+        let (Some(&partial), true) = (launch.handoff.first(), launch.outputs.len() > operands + 1) else {
             return Ok(());
         };
         let dims = self.shape.dims(|i| launch.ty(i), &self.extra);

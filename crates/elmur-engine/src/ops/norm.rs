@@ -316,11 +316,11 @@ impl Op for Gradient {
         launch.warps("norm_grad", rows, args)
     }
     #[cfg(feature = "cuda")]
-    fn aside(&self, outputs: usize) -> std::ops::Range<usize> {
+    fn deferred(&self, outputs: usize) -> std::ops::Range<usize> {
         1..outputs
     }
     #[cfg(feature = "cuda")]
-    fn cuda_aside(&self, launch: &mut Launch<'_>) -> Result<()> {
+    fn cuda_deferred(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (rows, d) = (launch.ty(0).rows(), launch.ty(0).cols());
         let (tiles, each) = (d.div_ceil(32), rows.div_ceil(16).max(32));
         let parts = rows.div_ceil(each);
