@@ -56,8 +56,7 @@ impl Exec {
         }
         for operand in steps.iter().flat_map(|s| s.inputs.iter().chain(&*s.outputs)) {
             if operand.ty.dtype == DType::F64 {
-                return Err(Error::Op {
-                    op: "program",
+                return Err(Error::Program {
                     expected: "f32 on a GPU (f64 is for the CPU)".to_owned(),
                     got: operand.ty.to_string(),
                 });
