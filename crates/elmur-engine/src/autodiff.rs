@@ -104,7 +104,9 @@ impl Graph {
                     let is_own = results.iter().flatten().filter(|g| **g == grad).count() == 1;
                     grads[slot] = Some(match grads[slot] {
                         None => grad,
-                        Some(sum) => self.accumulate(sum, grad, if is_own { before } else { usize::MAX })?,
+                        Some(sum) => {
+                            self.accumulate_since(sum, grad, if is_own { before } else { usize::MAX })?
+                        }
                     });
                 }
             }
@@ -114,15 +116,15 @@ impl Graph {
 
     /// `sum + x` for an `x` that was computed after `sum` and that nobody else uses: added while it is computed, where its op
     /// can do that.
-    pub fn add_to(&mut self, sum: Value, x: Value) -> Result<Value> {
-        self.check("add_to", sum)?;
-        self.check("add_to", x)?;
-        self.accumulate(sum, x, 0)
+    pub fn accumulate(&mut self, sum: Value, x: Value) -> Result<Value> {
+        self.check("accumulate", sum)?;
+        self.check("accumulate", x)?;
+        self.accumulate_since(sum, x, 0)
     }
 
     /// `sum + x`. Where `x` comes from a node at or after number `since`, whose op can add into a buffer, whose result nobody
     /// else uses and which comes after `sum`, it is told to do so instead.
-    fn accumulate(&mut self, sum: Value, x: Value, since: usize) -> Result<Value> {
+    fn accumulate_since(&mut self, sum: Value, x: Value, since: usize) -> Result<Value> {
         if let Some(node) = self.adder(sum, x, since)
             && let Some(op) = self.nodes[node].op.accumulating()
         {

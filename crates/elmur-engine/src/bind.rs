@@ -49,11 +49,11 @@ pub(crate) struct Check {
 pub(crate) fn bind(graph: &Graph, device: &Device, stores: &[&Store]) -> Result<Bound> {
     if stores.len() > MAX_STORES {
         let got = stores.len().to_string();
-        return Err(Error::Op { op: "program", expected: format!("at most {MAX_STORES} stores"), got });
+        return Err(Error::Program { expected: format!("at most {MAX_STORES} stores"), got });
     }
     let plan = plan(graph, device.unshared_budget());
     let scratch_offset = plan.arena_bytes;
-    // On a GPU ops take what they need while they are recorded.
+    // On a GPU ops allocate what they need while they are captured.
     let scratch_bytes = device.pool().map_or(0, |pool| scratch_bytes(graph, &plan, pool.threads()));
     let arena = Allocation::new(device, scratch_offset + scratch_bytes, "a program's arena")?;
     let storage = Storage::new(graph, &plan, device, stores)?;
@@ -146,8 +146,8 @@ fn stored(graph: &Graph, value: Value, device: &Device, stores: &[&Store]) -> Re
         return Err(Error::StoreMismatch { name, expected, got });
     }
     if !tensor.buffer.is_on(device) {
-        let expected = format!("stores on {device:?}");
-        return Err(Error::Op { op: "program", expected, got: format!("`{name}` elsewhere") });
+        let got = format!("`{name}` on {:?}", stores[index].device());
+        return Err(Error::Program { expected: format!("stores on {device:?}"), got });
     }
     Ok((index, tensor))
 }

@@ -53,7 +53,7 @@ impl Device {
         {
             let _ = precision;
             let expected = "cpu (this build is without CUDA: build with --features cuda)".to_owned();
-            Err(Error::Op { op: "device", expected, got: name.to_owned() })
+            Err(Error::Device { expected, got: name.to_owned() })
         }
     }
 
@@ -63,7 +63,7 @@ impl Device {
         if name == "cpu" || name == "cuda" || name.strip_prefix("cuda:").is_some_and(numbered) {
             return Ok(());
         }
-        Err(Error::Op { op: "device", expected: "cpu, cuda or cuda:N".to_owned(), got: name.to_owned() })
+        Err(Error::Device { expected: "cpu, cuda or cuda:N".to_owned(), got: name.to_owned() })
     }
 
     /// A device of the same kind whose work runs beside this one's: the same threads, or another queue of the
@@ -127,8 +127,9 @@ mod tests {
     fn devices_are_opened_by_name() {
         assert!(Device::open("cpu", 1, Precision::F32).unwrap().is_cpu());
         for bad in ["gpu", "cuda:", "cuda:x", "CPU", ""] {
-            let error = Device::open(bad, 1, Precision::F32).unwrap_err().to_string();
-            assert!(error.contains("expected cpu, cuda or cuda:N"), "{error}");
+            let error = Device::open(bad, 1, Precision::F32).unwrap_err();
+            assert!(matches!(error, Error::Device { .. }));
+            assert_eq!(error.to_string(), format!("device: expected cpu, cuda or cuda:N, got {bad}"));
         }
         #[cfg(not(feature = "cuda"))]
         assert!(

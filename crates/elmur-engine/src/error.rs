@@ -19,6 +19,32 @@ pub enum Error {
         /// What it was given.
         got: String,
     },
+    /// A device that this build does not know, or that this machine does not have.
+    #[error("device: expected {expected}, got {got}")]
+    Device {
+        /// The devices that could be opened.
+        expected: String,
+        /// The device asked for.
+        got: String,
+    },
+    /// A graph and stores that cannot be compiled for a device.
+    #[error("program: expected {expected}, got {got}")]
+    Program {
+        /// What programs of this device accept.
+        expected: String,
+        /// What the program was to be made of.
+        got: String,
+    },
+    /// A tensor that no store can hold.
+    #[error("`{name}`: expected {expected}, got {got}")]
+    Stored {
+        /// The name that the tensor was to have.
+        name: String,
+        /// What stores accept.
+        expected: String,
+        /// The type of the tensor.
+        got: String,
+    },
     /// A value of another graph was passed to this one.
     #[error("{op}: the value passed belongs to another graph; build it with this graph's own methods")]
     ForeignValue {

@@ -70,21 +70,23 @@ pub(crate) trait Op: Debug + Send + Sync {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut crate::cuda::launch::Launch<'_>) -> Result<()>;
 
-    /// Outputs that [`Op::cuda`] leaves to [`Op::cuda_aside`], so that those who need the others do not wait for them.
+    /// Outputs that [`Op::cuda_deferred`] computes, a launch of its own: consumers of the other outputs need not wait
+    /// for it.
     #[cfg(feature = "cuda")]
-    fn aside(&self, _outputs: usize) -> std::ops::Range<usize> {
+    fn deferred(&self, _outputs: usize) -> std::ops::Range<usize> {
         0..0
     }
 
-    /// Whether [`Op::cuda_aside`] takes over from [`Op::cuda`], by its notes, and so comes after it.
+    /// Whether [`Op::cuda_deferred`] reads scratch memory whose addresses [`Op::cuda`] left in `launch.handoff`, and so
+    /// must run after it.
     #[cfg(feature = "cuda")]
-    fn aside_follows(&self) -> bool {
+    fn deferred_reads_scratch(&self) -> bool {
         false
     }
 
-    /// Queues the work for the outputs of [`Op::aside`].
+    /// Queues the work that computes the outputs of [`Op::deferred`] on a GPU.
     #[cfg(feature = "cuda")]
-    fn cuda_aside(&self, _launch: &mut crate::cuda::launch::Launch<'_>) -> Result<()> {
+    fn cuda_deferred(&self, _launch: &mut crate::cuda::launch::Launch<'_>) -> Result<()> {
         Ok(())
     }
 }

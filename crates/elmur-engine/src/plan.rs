@@ -56,14 +56,14 @@ struct Planner<'g> {
     last: Vec<usize>,
 }
 
-/// `roomy` bytes may be spent on giving every value memory of its own, which lets independent ops run side by side; where that
-/// is not enough, values that are never alive together share.
-pub(crate) fn plan(graph: &Graph, roomy: usize) -> Plan {
+/// Plans a graph. Up to `unshared_budget` bytes may be spent on giving every value memory of its own, which lets independent
+/// ops run side by side; where that is not enough, values that are never alive together share memory.
+pub(crate) fn plan(graph: &Graph, unshared_budget: usize) -> Plan {
     let steps = live_nodes(graph);
     let mut planner = Planner::new(graph, steps);
     let copies = planner.place_updates();
     planner.place_in_place();
-    planner.assign(copies, roomy)
+    planner.assign(copies, unshared_budget)
 }
 
 /// Nodes that outputs and updates depend on, in graph order.
@@ -230,7 +230,7 @@ impl<'g> Planner<'g> {
         }
     }
 
-    fn assign(self, copies: Vec<(Value, Value)>, roomy: usize) -> Plan {
+    fn assign(self, copies: Vec<(Value, Value)>, unshared_budget: usize) -> Plan {
         let graph = self.graph;
         let mut touched = vec![false; graph.values.len()];
         for &node in &self.steps {
@@ -267,7 +267,7 @@ impl<'g> Planner<'g> {
             blocks.push(Block { id, bytes: info.ty.bytes().next_multiple_of(ALIGN), lifetime, offset: 0 });
         }
         let apart: usize = blocks.iter().map(|b| b.bytes).sum();
-        let arena_bytes = if apart <= roomy { lay_out(&mut blocks) } else { pack(&mut blocks) };
+        let arena_bytes = if apart <= unshared_budget { lay_out(&mut blocks) } else { pack(&mut blocks) };
         let mut offsets = vec![None; graph.values.len()];
         blocks.iter().for_each(|b| offsets[b.id] = Some(b.offset));
 

@@ -112,7 +112,8 @@ impl Store {
 
     /// Adds zeros of the given type, or checks that `name` already has it.
     pub fn insert(&self, name: &str, ty: TensorType) -> Result<()> {
-        ty.check("store")?;
+        let refused = |expected| Error::Stored { name: name.to_owned(), expected, got: ty.to_string() };
+        ty.valid().map_err(refused)?;
         let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(existing) = tensors.get(name) {
             if *existing.ty == ty {
@@ -226,6 +227,10 @@ mod tests {
         assert_eq!(
             message(store.insert("w", TensorType::new(DType::F32, [4]))),
             "`w` is f32[4] in the graph, but f32[2, 2] in the store"
+        );
+        assert_eq!(
+            message(store.insert("x", TensorType::new(DType::F32, [2, 0]))),
+            "`x`: expected at most 6 axes, none of them 0, and at most 1099511627776 bytes, got f32[2, 0]"
         );
     }
 }

@@ -119,17 +119,18 @@ impl TensorType {
         Self::new(self.dtype, shape)
     }
 
-    /// Rejects empty axes, excessive rank and sizes that no machine has.
-    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+    /// Fails, with what a tensor may be, for empty axes, excessive rank and sizes that no machine has.
+    pub(crate) fn valid(&self) -> Result<(), String> {
         let bytes = self.shape.iter().try_fold(self.dtype.size(), |n, &axis| n.checked_mul(axis));
         if self.shape.len() > MAX_RANK || self.shape.contains(&0) || bytes.is_none_or(|b| b > MAX_BYTES) {
-            return Err(Error::Op {
-                op,
-                expected: format!("at most {MAX_RANK} axes, none of them 0, and at most {MAX_BYTES} bytes"),
-                got: self.to_string(),
-            });
+            return Err(format!("at most {MAX_RANK} axes, none of them 0, and at most {MAX_BYTES} bytes"));
         }
         Ok(())
+    }
+
+    /// Fails in the name of `op` unless a tensor can have this type.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        self.valid().map_err(|expected| Error::Op { op, expected, got: self.to_string() })
     }
 }
 

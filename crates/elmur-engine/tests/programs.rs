@@ -410,7 +410,7 @@ fn malformed_graphs_never_panic() {
                 36 => g.global_norm(&[a, b]).map(|v| vec![v]),
                 37 => g.adamw(AdamW::default(), a, None, &[(b, c)]).map(|()| vec![]),
                 38 => g.gradients(a, &[b, c]).map(|grads| grads.into_iter().flatten().collect()),
-                39 => g.take(a, b).map(|v| vec![v]),
+                39 => g.gather_rows(a, b).map(|v| vec![v]),
                 40 => g.scatter_rows(a, b, c).map(|v| vec![v]),
                 41 => g.lstm(a, b, c, d, e).map(|l| vec![l.hidden, l.last_hidden, l.last_cell]),
                 _ => g.random_normal(types[below(8)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),

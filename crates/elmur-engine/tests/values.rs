@@ -620,7 +620,7 @@ fn rows_of_every_type_are_gathered_and_scattered() {
         let gathered = run::<T>(|g| {
             let table = g.constant(&want, shape(rows))?;
             let index = g.constant(&index.map(|row| row as i32), [5])?;
-            g.take(table, index)
+            g.gather_rows(table, index)
         });
         assert_eq!(gathered, values);
     }
@@ -648,13 +648,13 @@ fn a_states_rows_are_updated_in_place_after_they_are_read() {
         let mut g = Graph::new();
         let bank = g.state("bank", F64, [rows, width]).unwrap();
         let index = g.input("index", DType::I32, [3]).unwrap();
-        let old = g.take(bank, index).unwrap();
+        let old = g.gather_rows(bank, index).unwrap();
         let new = g.affine(old, 2.0, 1.0).unwrap();
         let updated = g.scatter_rows(bank, index, new).unwrap();
         g.update(bank, updated).unwrap();
         g.output("old", old).unwrap();
         if read_again {
-            let again = g.take(bank, index).unwrap();
+            let again = g.gather_rows(bank, index).unwrap();
             g.output("again", again).unwrap();
         }
         let store = Store::new();

@@ -579,7 +579,7 @@ impl Net<'_> {
             let logits = self.g.reshape(outputs, [rows, action.outputs()])?;
             if let [_] = sizes {
                 let targets = self.g.reshape(targets, [rows])?;
-                let correct = self.g.count_right(logits, targets)?;
+                let correct = self.g.count_correct(logits, targets)?;
                 let action = self.g.cross_entropy(logits, targets, settings)?;
                 return Ok(Loss { action, auxiliary: None, correct: Some(correct) });
             }
@@ -591,7 +591,7 @@ impl Net<'_> {
                 let component = self.g.reshape(component, [rows])?;
                 let part = self.g.slice(logits, 1, first..first + size)?;
                 let loss = self.g.cross_entropy(part, component, settings)?;
-                let more = self.g.count_right(part, component)?;
+                let more = self.g.count_correct(part, component)?;
                 correct = self.g.add(correct, more)?;
                 total = Some(match total {
                     Some(total) => self.g.add(total, loss)?,

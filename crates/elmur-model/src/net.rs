@@ -258,7 +258,7 @@ impl<'a> Net<'a> {
         let stored = self.declare_carried(name, dtype, shape, &start)?;
         let read = match (self.pass, self.bank) {
             (Pass::Windows { fresh: true, .. }, _) => self.fresh(dtype, shape, &start)?,
-            (_, Some((_, rows))) => self.g.take(stored, rows)?,
+            (_, Some((_, rows))) => self.g.gather_rows(stored, rows)?,
             _ => stored,
         };
         self.states.insert(name.to_owned(), State { stored, read, kept: read, done: false });
@@ -309,7 +309,7 @@ impl<'a> Net<'a> {
         let written = self.g.scatter_rows(stored, places, flat)?;
         self.g.update(stored, written)?;
         let all = match self.bank {
-            Some((_, rows)) => self.g.take(written, rows)?,
+            Some((_, rows)) => self.g.gather_rows(written, rows)?,
             None => written,
         };
         self.states.insert(name.to_owned(), State { stored, read: all, kept: all, done: true });
@@ -401,7 +401,7 @@ impl<'a> Net<'a> {
         let table = format!("data.{name}");
         let stored = self.g.state(&table, dtype, [vec![rows], each].concat())?;
         self.declared.tables.push((table, field));
-        let value = self.g.take(stored, steps)?;
+        let value = self.g.gather_rows(stored, steps)?;
         self.fed.insert(name, value);
         Ok(value)
     }

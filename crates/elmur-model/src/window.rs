@@ -187,7 +187,7 @@ pub fn training_graph(
     g.adamw(settings.optimizer, lr, Some((norm, settings.clip)), &pairs)?;
     let report = g.state(REPORT, settings.dtype, [4])?;
     let total = (begin == Begin::Continue).then_some(report);
-    let sums = g.tally(&[loss, parts.action, norm, correct], total)?;
+    let sums = g.sum_scalars(&[loss, parts.action, norm, correct], total)?;
     g.update(report, sums)?;
     for (name, value) in [
         ("loss", loss),

@@ -22,8 +22,8 @@ impl Devices {
     pub fn open(config: &RunConfig) -> Result<Self> {
         let t = &config.train;
         let open = |key: &str, name: &str| match Device::open(name, t.threads, t.precision.into()) {
-            // A build without CUDA: as much a mistake in the config as an unknown name.
-            Err(elmur_engine::Error::Op { expected, got, .. }) => Err(Error::config(key, expected, got)),
+            // A device that this build or machine lacks is as much a mistake in the config as an unknown name.
+            Err(elmur_engine::Error::Device { expected, got }) => Err(Error::config(key, expected, got)),
             opened => Ok(opened?),
         };
         let elsewhere = config.eval.device.as_deref().filter(|name| *name != t.device);

@@ -64,7 +64,7 @@ impl Context {
         if ordinal >= count as usize {
             let expected =
                 if count == 0 { "a GPU".to_owned() } else { format!("cuda:0 to cuda:{}", count - 1) };
-            return Err(Error::Op { op: "device", expected, got: format!("cuda:{ordinal}") });
+            return Err(Error::Device { expected, got: format!("cuda:{ordinal}") });
         }
         let mut device = 0;
         call!(cuDeviceGet(&raw mut device, ordinal as i32))?;

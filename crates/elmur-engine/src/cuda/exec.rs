@@ -7,10 +7,10 @@ use std::time::Duration;
 use cudarc::driver::sys;
 
 use super::Gpu;
+use super::capture::{capture_steps, replayed_time};
+use super::dependencies::{critical_path, parts};
 use super::driver::{DeviceBuffer, Pinned, call};
 use super::inputs::{Fetch, Input, Span, spans};
-use super::parts::{longest_way, parts};
-use super::record::{record, replayed_time};
 use crate::allocation::Allocation;
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ struct Output {
 pub(crate) struct Exec {
     replay: sys::CUgraphExec,
     steps: Vec<Step>,
-    /// Device memory that the recorded work uses.
+    /// Device memory that the captured work uses.
     _arena: Allocation,
     _keep: Vec<DeviceBuffer>,
     inputs: Vec<Input>,
@@ -56,8 +56,7 @@ impl Exec {
         }
         for operand in steps.iter().flat_map(|s| s.inputs.iter().chain(&*s.outputs)) {
             if operand.ty.dtype == DType::F64 {
-                return Err(Error::Op {
-                    op: "program",
+                return Err(Error::Program {
                     expected: "f32 on a GPU (f64 is for the CPU)".to_owned(),
                     got: operand.ty.to_string(),
                 });
@@ -82,7 +81,7 @@ impl Exec {
         let ring = ring.collect::<Result<Vec<_>>>()?;
         let (mut keep, mut queued) = (Vec::new(), 0);
         let fetch = Fetch::new(gpu, &spans, &ring, &mut keep)?;
-        let replay = record(gpu, |stream| fetch.queue(gpu, stream), &steps, &mut keep, &mut queued)?;
+        let replay = capture_steps(gpu, |stream| fetch.queue(gpu, stream), &steps, &mut keep, &mut queued)?;
         queued += usize::from(fetch.spans > 0);
         Ok(Self {
             replay,
@@ -144,28 +143,28 @@ impl Exec {
         Ok(output.host.ptr())
     }
 
-    /// For each step, its time when run on its own again and again, and whether it lies on the longest way
+    /// For each step, its time when run on its own again and again, and whether it lies on the critical path
     /// through the graph by those times.
     fn replay_steps(&self) -> Result<Vec<(Duration, bool)>> {
         self.gpu.0.context.enter()?;
         let steps = &self.steps;
         let parts = parts(steps);
         let mut times = Vec::with_capacity(parts.len());
-        // Scratch is kept to the end: work aside may go on with it.
-        let (mut keep, mut queued, mut notes) = (Vec::new(), 0, Vec::new());
+        // Scratch is kept to the end: deferred work may go on with it.
+        let (mut keep, mut queued, mut handoff) = (Vec::new(), 0, Vec::new());
         for part in &parts {
-            if !part.is_aside {
-                notes.clear();
+            if !part.is_deferred {
+                handoff.clear();
             }
             let step = &steps[part.step];
             times.push(replayed_time(&self.gpu, |stream| {
-                step.queue(&self.gpu, stream, &mut keep, &mut queued, &mut notes, part.is_aside)
+                step.queue(&self.gpu, stream, &mut keep, &mut queued, &mut handoff, part.is_deferred)
             })?);
         }
         let mut result = vec![(Duration::ZERO, false); steps.len()];
-        for ((part, time), critical) in parts.iter().zip(&times).zip(longest_way(&parts, &times)) {
+        for ((part, time), critical) in parts.iter().zip(&times).zip(critical_path(&parts, &times)) {
             let step = &mut result[part.step];
-            // Of a step and its work aside, what others wait for counts.
+            // Of a step and its deferred work, what others wait for counts.
             if critical == step.1 {
                 step.0 += *time;
             } else if critical {
@@ -220,7 +219,7 @@ impl Drop for Exec {
     fn drop(&mut self) {
         // Work in flight uses this program's memory.
         if self.gpu.synchronize().is_ok() {
-            // SAFETY: instantiated by `record`, and no longer running.
+            // SAFETY: instantiated by `capture_steps`, and no longer running.
             unsafe { sys::cuGraphExecDestroy(self.replay) };
         }
     }

@@ -4,8 +4,9 @@
 use cudarc::driver::sys;
 
 use super::Gpu;
+use super::args::args;
 use super::driver::{DeviceBuffer, Pinned};
-use super::launch::{Shape, args, launch_kernel};
+use super::kernels::Shape;
 use crate::buffer::{ALIGN, Buffer};
 use crate::error::Result;
 
@@ -107,7 +108,7 @@ impl Fetch {
         }
         let args = args![self.table, self.slots, self.turn, self.counter, self.depth];
         let shape = Shape { grid: [self.spans, 1, 1], threads: 1024, shared: 0, cluster: 1 };
-        launch_kernel(&gpu.0.kernels, stream, "fetch_inputs", shape, args)
+        gpu.0.kernels.launch(stream, "fetch_inputs", shape, args)
     }
 }
 

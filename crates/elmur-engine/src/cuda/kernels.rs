@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 
+use super::args::Args;
 use super::driver::{Context, call, require};
 use crate::error::{Error, Result};
 
@@ -109,6 +110,39 @@ impl Kernels {
         Ok(function.raw)
     }
 
+    /// Queues the kernel `name`.
+    pub fn launch(
+        &self,
+        stream: sys::CUstream,
+        name: &'static str,
+        shape: Shape,
+        mut args: Args,
+    ) -> Result<()> {
+        debug_assert!(args.structs.iter().all(|structure| takes(name, structure)), "arguments of {name}");
+        let function = self.function(name, shape.shared as u32)?;
+        let mut pointers = args.pointers();
+        let [x, y, z] = shape.grid.map(|n| n as u32);
+        // SAFETY: plain numbers; those of the cluster are written below.
+        let mut cluster: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        cluster.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        cluster.value.clusterDim =
+            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 1, y: 1, z: shape.cluster };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: shape.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shape.shared as u32,
+            hStream: stream,
+            attrs: &raw mut cluster,
+            // Older GPUs know no clusters, not even of one block.
+            numAttrs: u32::from(shape.cluster > 1),
+        };
+        call!(cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()))
+    }
+
     /// Whether a function is one of these kernels.
     pub fn has(&self, function: sys::CUfunction) -> bool {
         let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,6 +161,17 @@ impl Drop for Kernels {
     }
 }
 
+/// How a kernel is launched.
+pub(super) struct Shape {
+    pub grid: [usize; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: usize,
+    /// Blocks along the last axis that run together and see each other's shared memory.
+    pub cluster: u32,
+}
+
 /// What stands before a kernel's name.
 const MACROS: [&str; 4] = ["KERNEL ", "\nPRODUCT(", "\nATTENTION(", "\nATTENTION_GRAD("];
 
@@ -135,6 +180,13 @@ fn file_of(name: &str) -> Option<usize> {
     let starts =
         MACROS.map(|start| format!("{start}{name}")).map(|start| [format!("{start}("), format!("{start},")]);
     FILES.iter().position(|file| starts.iter().flatten().any(|start| file.contains(start)))
+}
+
+/// Whether the kernel `name` has a parameter of type `structure`, as far as its source says so in one place.
+fn takes(name: &str, structure: &str) -> bool {
+    let start = format!("KERNEL {name}(");
+    let declared = FILES.iter().find_map(|file| file.split_once(&start)?.1.split(')').next());
+    declared.is_none_or(|parameters| parameters.contains(structure))
 }
 
 fn load_module(image: &[u8]) -> Result<sys::CUmodule> {
@@ -254,6 +306,27 @@ mod tests {
             }
         }
         assert!(names.len() > 80, "{}", names.len());
+    }
+
+    #[test]
+    fn kernels_take_at_most_six_parameters() {
+        for file in FILES {
+            for rest in file.split("KERNEL ").skip(1) {
+                let parameters = rest.trim_start_matches("__launch_bounds__(32 * warps) ").split(')').next();
+                let count = parameters.unwrap_or_default().split(',').count();
+                assert!(count <= 6, "{}", rest.lines().next().unwrap_or_default());
+            }
+        }
+    }
+
+    #[test]
+    fn structs_of_arguments_are_known_to_their_kernels() {
+        assert!(
+            takes("norm_rows", "NormArgs")
+                && takes("gather_rows_4", "RowArgs")
+                && takes("attention", "AttentionArgs")
+        );
+        assert!(!takes("norm_rows", "NormGradArgs"));
     }
 
     #[test]

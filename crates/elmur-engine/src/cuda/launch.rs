@@ -1,100 +1,16 @@
 //! What an op's `cuda` method is given: operands on the device, and ways to queue work on them.
 
-use std::ffi::c_void;
+use cudarc::driver::sys::CUstream;
 
-use cudarc::driver::sys::{self, CUstream};
-
+use super::args::Args;
 use super::driver::{DeviceBuffer, call};
-use super::kernels::Kernels;
+use super::kernels::Shape;
 use super::{Gpu, product};
 use crate::error::Result;
 use crate::operand::Operand;
 use crate::types::TensorType;
 
 pub(crate) use product::Product;
-
-/// One kernel argument: a number, an address, a struct of 4-byte integers, or one of [`struct_arg`].
-pub(crate) trait Arg {
-    fn push(&self, args: &mut Args);
-}
-
-/// Arguments of a kernel, each starting at a multiple of 8 bytes.
-#[derive(Default)]
-pub(crate) struct Args {
-    words: Vec<u64>,
-    starts: Vec<usize>,
-}
-
-macro_rules! scalar_args {
-    ($($ty:ty => |$x:ident| $word:expr),* $(,)?) => {$(
-        impl Arg for $ty {
-            fn push(&self, args: &mut Args) {
-                let $x = *self;
-                args.starts.push(args.words.len());
-                args.words.push($word);
-            }
-        }
-    )*};
-}
-scalar_args! {
-    u64 => |x| x,
-    i64 => |x| x as u64,
-    i32 => |x| u64::from(x as u32),
-    u32 => |x| u64::from(x),
-    f32 => |x| u64::from(x.to_bits()),
-    f64 => |x| x.to_bits(),
-    // Extents: kernels take them as 64-bit integers, or as 32-bit ones where they are known to fit.
-    usize => |x| x as u64,
-    bool => |x| u64::from(x),
-}
-
-/// A struct of 4-byte integers.
-impl<const N: usize> Arg for [i32; N] {
-    fn push(&self, args: &mut Args) {
-        args.starts.push(args.words.len());
-        for pair in self.chunks(2) {
-            let high = pair.get(1).map_or(0, |x| u64::from(*x as u32) << 32);
-            args.words.push(u64::from(pair[0] as u32) | high);
-        }
-    }
-}
-
-impl Args {
-    /// Adds a struct of 8-byte fields.
-    pub fn push_words(&mut self, words: &[u64]) {
-        self.starts.push(self.words.len());
-        self.words.extend_from_slice(words);
-    }
-}
-
-/// Defines a struct of addresses and extents that a kernel takes by value. The `.cu` file has one of the same
-/// name with the same fields in the same order, each a pointer or an `i64`.
-macro_rules! struct_arg {
-    ($(#[$meta:meta])* struct $name:ident { $($field:ident),* $(,)? }) => {
-        $(#[$meta])*
-        struct $name { $($field: u64),* }
-        #[cfg(test)]
-        impl $name {
-            const FIELDS: &[&str] = &[$(stringify!($field)),*];
-        }
-        impl $crate::cuda::launch::Arg for $name {
-            fn push(&self, args: &mut $crate::cuda::launch::Args) {
-                args.push_words(&[$(self.$field),*]);
-            }
-        }
-    };
-}
-pub(crate) use struct_arg;
-
-/// `args![a, b, c]`: arguments in the kernel's order. `usize` and `i64` become `i64` (or `int`, if the kernel says so), `bool` becomes `int`.
-macro_rules! args {
-    ($($arg:expr),* $(,)?) => {{
-        let mut args = $crate::cuda::launch::Args::default();
-        $($crate::cuda::launch::Arg::push(&$arg, &mut args);)*
-        args
-    }};
-}
-pub(crate) use args;
 
 /// Threads of most kernels' blocks.
 pub(crate) const THREADS: u32 = 256;
@@ -109,8 +25,8 @@ pub(crate) struct Launch<'a> {
     pub(super) keep: &'a mut Vec<DeviceBuffer>,
     /// Kernels, products, copies and fills queued.
     pub(super) queued: &'a mut usize,
-    /// Addresses that an op's work leaves for its work aside.
-    pub notes: &'a mut Vec<u64>,
+    /// Addresses of scratch memory that an op's work leaves for its deferred work.
+    pub handoff: &'a mut Vec<u64>,
 }
 
 impl Launch<'_> {
@@ -144,25 +60,20 @@ impl Launch<'_> {
         grid: [usize; 3],
         threads: u32,
         shared: usize,
-        args: Args,
+        args: impl Into<Args>,
     ) -> Result<()> {
         *self.queued += 1;
-        launch_kernel(
-            &self.gpu.0.kernels,
-            self.stream,
-            name,
-            Shape { grid, threads, shared, cluster: 1 },
-            args,
-        )
+        let shape = Shape { grid, threads, shared, cluster: 1 };
+        self.gpu.0.kernels.launch(self.stream, name, shape, args.into())
     }
 
     /// Queues a kernel with one thread per element.
-    pub fn elements(&mut self, name: &'static str, count: usize, args: Args) -> Result<()> {
+    pub fn elements(&mut self, name: &'static str, count: usize, args: impl Into<Args>) -> Result<()> {
         self.kernel(name, [count.div_ceil(THREADS as usize), 1, 1], THREADS, 0, args)
     }
 
     /// Queues a kernel with one warp per row, eight to a block.
-    pub fn warps(&mut self, name: &'static str, rows: usize, args: Args) -> Result<()> {
+    pub fn warps(&mut self, name: &'static str, rows: usize, args: impl Into<Args>) -> Result<()> {
         self.kernel(name, [rows.div_ceil(8), 1, 1], 256, 0, args)
     }
 
@@ -215,50 +126,4 @@ fn kept(gpu: &Gpu, keep: &mut Vec<DeviceBuffer>, bytes: usize) -> Result<u64> {
     let address = buffer.address();
     keep.push(buffer);
     Ok(address)
-}
-
-/// How a kernel is launched.
-pub(super) struct Shape {
-    pub grid: [usize; 3],
-    /// Threads of a block.
-    pub threads: u32,
-    /// Bytes of dynamic shared memory of a block.
-    pub shared: usize,
-    /// Blocks along the last axis that run together and see each other's shared memory.
-    pub cluster: u32,
-}
-
-/// Queues a kernel.
-pub(super) fn launch_kernel(
-    kernels: &Kernels,
-    stream: CUstream,
-    name: &'static str,
-    shape: Shape,
-    mut args: Args,
-) -> Result<()> {
-    let function = kernels.function(name, shape.shared as u32)?;
-    let words = args.words.as_mut_ptr();
-    // SAFETY: starts lie inside the words.
-    let mut pointers: Vec<*mut c_void> =
-        args.starts.iter().map(|s| unsafe { words.add(*s) }.cast()).collect();
-    let [x, y, z] = shape.grid.map(|n| n as u32);
-    // SAFETY: plain numbers; those of the cluster are written below.
-    let mut cluster: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-    cluster.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    cluster.value.clusterDim =
-        sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 1, y: 1, z: shape.cluster };
-    let config = sys::CUlaunchConfig {
-        gridDimX: x,
-        gridDimY: y,
-        gridDimZ: z,
-        blockDimX: shape.threads,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: shape.shared as u32,
-        hStream: stream,
-        attrs: &raw mut cluster,
-        // Older GPUs know no clusters, not even of one block.
-        numAttrs: u32::from(shape.cluster > 1),
-    };
-    call!(cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()))
 }

@@ -3,20 +3,23 @@
 //! - `driver.rs`: context, streams, device and pinned memory; errors that name the call and the cause.
 //! - `kernels.rs`: the kernels (`*.cu` beside each op), compiled by NVRTC once and kept on disk.
 //! - `product.rs`: matrix products by cuBLASLt or our own kernel.
+//! - `args.rs`: arguments of kernels.
 //! - `launch.rs`: what an op's `cuda` method is given.
-//! - `parts.rs`: what of a program must wait for what; `record.rs`: its steps as a CUDA graph with just those edges.
+//! - `dependencies.rs`: which part of a program waits for which; `capture.rs`: its steps as a CUDA graph with just
+//!   those edges.
 //! - `exec.rs`: running it, outputs, and the time of every step; `inputs.rs`: inputs.
 //!
 //! Libraries are loaded at run time: this compiles and runs on machines without CUDA, where opening a GPU is an error.
 
+pub(crate) mod args;
+mod capture;
+mod dependencies;
 mod driver;
 pub(crate) mod exec;
 mod inputs;
 mod kernels;
 pub(crate) mod launch;
-mod parts;
 mod product;
-mod record;
 
 use std::sync::Arc;
 

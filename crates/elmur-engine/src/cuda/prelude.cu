@@ -8,8 +8,8 @@ typedef long long i64;
 #define INF __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fc00000)
 
-// The first line of every kernel: waits for all work it depends on, then lets the work that depends on it be made ready beside it (see
-// `hasten` in record.rs).
+// The first line of every kernel: waits for all work that the kernel depends on, then lets the kernels that depend on it be launched
+// beside it (see `enable_early_launch` in capture.rs).
 __device__ __forceinline__ void begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -106,6 +106,14 @@ __device__ __forceinline__ Block4 philox(const Rng& rng, u32 stream, u32 block) 
     return {{a, b, c, d}};
 }
 
+// What is dropped: draws of `stream` below `below`; what is kept is multiplied by `keep`. state: of the generator, null where nothing
+// is dropped.
+struct DropArgs {
+    const i64* state;
+    u32 stream, below;
+    float keep;
+};
+
 // Factor of dropout for element `index`: 0 or `keep`.
 __device__ __forceinline__ float drop_factor(const Rng& rng, u32 stream, u32 below, float keep, u64 index) {
     u32 block = (u32)(16 * (index / 64) + index % 16);
@@ -118,7 +126,9 @@ __device__ __forceinline__ i64 index_at(const void* data, int wide, i64 i) {
 }
 
 // Steps of two operands that broadcast to a shape: 0 along repeated axes.
-struct Steps { int rank; int shape[6]; int a[6]; int b[6]; };
+struct Steps {
+    int rank, shape[6], a[6], b[6];
+};
 
 __device__ __forceinline__ void offsets(i64 i, const Steps& s, i64& a, i64& b) {
     a = b = 0;

@@ -6,11 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{self, cublasStatus_t};
 
+use super::args::kernel_args;
 use super::driver::{Context, Stream, call, require};
-use super::kernels::Kernels;
-use super::launch::{Shape, args, launch_kernel};
+use super::kernels::{Kernels, Shape};
 use crate::error::{Error, Result};
 use crate::precision::Precision;
+
+kernel_args! {
+    /// What our own kernel is given.
+    struct ProductArgs in "../ops/matmul.cu" {
+        c: u64, a: u64, b: u64, bias: u64, addend: u64, a_stride: usize, b_stride: usize,
+        c_stride: usize, m: i32, n: i32, k: i32, relu: i32, log_ranks: i32,
+    }
+}
 
 /// C[m, n] = A[m, k] B[k, n] (+ bias per column) (+ addend), `batch` times; all row-major.
 #[derive(Debug, Clone, Copy)]
@@ -304,9 +312,22 @@ impl Products {
     }
 
     fn multiply_own(&self, p: &Product, way: Own, stream: cudarc::driver::sys::CUstream) -> Result<()> {
-        let [sa, sb, sc] = p.strides;
-        let log_cluster = way.log_cluster as i32;
-        let args = args![p.c, p.a, p.b, p.bias, p.addend, p.m, p.n, p.k, p.relu, sa, sb, sc, log_cluster];
+        let [a_stride, b_stride, c_stride] = p.strides;
+        let args = ProductArgs {
+            c: p.c,
+            a: p.a,
+            b: p.b,
+            bias: p.bias,
+            addend: p.addend,
+            a_stride,
+            b_stride,
+            c_stride,
+            m: p.m as i32,
+            n: p.n as i32,
+            k: p.k as i32,
+            relu: i32::from(p.relu),
+            log_ranks: way.log_cluster as i32,
+        };
         let cluster = 1 << way.log_cluster;
         let shape = Shape {
             grid: [p.n.div_ceil(Own::TILE), p.m.div_ceil(Own::TILE), p.batch * cluster],
@@ -314,7 +335,7 @@ impl Products {
             shared: way.shared(p),
             cluster: cluster as u32,
         };
-        launch_kernel(&self.kernels, stream, way.kernel(p, self.is_exact(p)), shape, args)
+        self.kernels.launch(stream, way.kernel(p, self.is_exact(p)), shape, args.into())
     }
 
     fn algorithm(&self, p: &Product, d: &Descriptors) -> Result<Algorithm> {

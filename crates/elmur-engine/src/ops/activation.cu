@@ -45,12 +45,18 @@ KERNEL activation_grad(int kind, float* dx, const float* dy, const float* seen, 
     dx[i] = kind == 1 ? (seen[i] > 0.0f ? dy[i] : 0.0f) : dy[i] * derivative(kind, seen[i]);
 }
 
-// z += bias by column, y = f(z); z is kept where it is not null.
-KERNEL bias_activation(int kind, float* y, float* z, const float* x, const float* bias, i64 columns, i64 n) {
+// z = x + bias by column, y = f(z). y, z and bias may be null.
+struct BiasActivationArgs {
+    float *y, *z;
+    const float *x, *bias;
+    i64 columns, n;
+    int kind;
+};
+KERNEL bias_activation(BiasActivationArgs args) {
     begin();
     i64 i = thread_number();
-    if (i >= n) return;
-    float v = x[i] + (bias ? bias[i % columns] : 0.0f);
-    if (z) z[i] = v;
-    if (y) y[i] = activate(kind, v);
+    if (i >= args.n) return;
+    float v = args.x[i] + (args.bias ? args.bias[i % args.columns] : 0.0f);
+    if (args.z) args.z[i] = v;
+    if (args.y) args.y[i] = activate(args.kind, v);
 }

@@ -1,15 +1,23 @@
 // kind: 0 a + b, 1 a - b, 2 a b. flat: 1 equal shapes, 2 b is one number, 0 by steps.
-template <class T> __device__ __forceinline__ void binary(int kind, T* y, const T* a, const T* b, i64 n, int flat, const Steps& s) {
+template <class T> struct BinaryArgs {
+    T* y;
+    const T *a, *b;
+    i64 n;
+    int kind, flat;
+    Steps steps;
+};
+template <class T> __device__ __forceinline__ void binary(const BinaryArgs<T>& args) {
     i64 i = thread_number();
-    if (i >= n) return;
-    i64 p = i, q = flat == 2 ? 0 : i;
-    if (!flat) offsets(i, s, p, q);
-    T u = a[p], v = b[q];
-    y[i] = kind == 0 ? u + v : kind == 1 ? u - v : u * v;
+    if (i >= args.n) return;
+    int kind = args.kind;
+    i64 p = i, q = args.flat == 2 ? 0 : i;
+    if (!args.flat) offsets(i, args.steps, p, q);
+    T u = args.a[p], v = args.b[q];
+    args.y[i] = kind == 0 ? u + v : kind == 1 ? u - v : u * v;
 }
-KERNEL binary_f32(int kind, float* y, const float* a, const float* b, i64 n, int flat, Steps s) { begin(); binary(kind, y, a, b, n, flat, s); }
-KERNEL binary_i32(int kind, int* y, const int* a, const int* b, i64 n, int flat, Steps s) { begin(); binary(kind, y, a, b, n, flat, s); }
-KERNEL binary_i64(int kind, i64* y, const i64* a, const i64* b, i64 n, int flat, Steps s) { begin(); binary(kind, y, a, b, n, flat, s); }
+KERNEL binary_f32(BinaryArgs<float> args) { begin(); binary(args); }
+KERNEL binary_i32(BinaryArgs<int> args) { begin(); binary(args); }
+KERNEL binary_i64(BinaryArgs<i64> args) { begin(); binary(args); }
 
 KERNEL affine(float* y, const float* x, float factor, float offset, i64 n) {
     begin();

@@ -5,12 +5,14 @@ use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float};
 use crate::ops::reduce::{broadcast_steps, row_offset};
-use crate::types::{DType, Element, TensorType};
+use crate::types::{DType, Element, MAX_RANK, TensorType};
 
 impl Graph {
     /// a + b, broadcasting. Integers too (counters, offsets), where only `b` may broadcast.
@@ -84,18 +86,31 @@ fn broadcast_shape(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
         .collect()
 }
 
-/// Rank, shape, and the steps of two operands that broadcast to it: `Steps` of the kernels.
 #[cfg(feature = "cuda")]
-pub(crate) fn cuda_steps(shape: &[usize], a: &[usize], b: &[usize]) -> [i32; 19] {
-    let mut steps = [0; 19];
-    steps[0] = shape.len() as i32;
-    let (a, b) = (broadcast_steps(a, shape), broadcast_steps(b, shape));
-    for (axis, extent) in shape.iter().enumerate() {
-        steps[1 + axis] = *extent as i32;
-        steps[7 + axis] = a.map_or(0, |a| a[axis] as i32);
-        steps[13 + axis] = b.map_or(0, |b| b[axis] as i32);
+kernel_args! {
+    /// A shape, and the steps of two operands that broadcast to it.
+    pub(crate) struct Steps in "../cuda/prelude.cu" {
+        rank: i32, shape: [i32; 6], a: [i32; 6], b: [i32; 6],
     }
-    steps
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// A sum, difference or product of two operands.
+    struct BinaryArgs in "arith.cu" {
+        y: u64, a: u64, b: u64, n: usize, kind: i32, flat: i32, steps: Steps,
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Steps {
+    pub(crate) fn new(shape: &[usize], a: &[usize], b: &[usize]) -> Self {
+        // Axes along which an operand repeats have step 0, and so have axes beyond the rank.
+        let steps = |operand| broadcast_steps(operand, shape).unwrap_or_default().map(|step| step as i32);
+        let mut extents = [0; MAX_RANK];
+        extents.iter_mut().zip(shape).for_each(|(to, extent)| *to = *extent as i32);
+        Self { rank: shape.len() as i32, shape: extents, a: steps(a), b: steps(b) }
+    }
 }
 
 /// The variant of a kernel for elements of 1, 4 or 8 bytes.
@@ -173,9 +188,15 @@ impl Op for Binary {
             DType::I64 => "binary_i64",
             _ => "binary_f32",
         };
-        let steps = cuda_steps(&out.shape, &a.shape, &b.shape);
-        let args =
-            args![self.0 as i32, launch.output(0), launch.input(0), launch.input(1), out.len(), flat, steps,];
+        let args = BinaryArgs {
+            y: launch.output(0),
+            a: launch.input(0),
+            b: launch.input(1),
+            n: out.len(),
+            kind: self.0 as i32,
+            flat,
+            steps: Steps::new(&out.shape, &a.shape, &b.shape),
+        };
         launch.elements(kernel, out.len(), args)
     }
 }
@@ -223,7 +244,7 @@ fn binary<T: Float>(io: &Io<'_>, kind: Kind) {
         return;
     }
     let last = out.shape.len() - 1;
-    let row = |data: &'_ [T], row: usize, steps: &[usize; crate::types::MAX_RANK]| -> (usize, usize) {
+    let row = |data: &'_ [T], row: usize, steps: &[usize; MAX_RANK]| -> (usize, usize) {
         let offset = row_offset(row, &out.shape, steps);
         debug_assert!(offset < data.len());
         (offset, if steps[last] == 0 { 1 } else { cols })

@@ -83,10 +83,23 @@ struct Columns {
 };
 
 // A warp per query, but scores are computed by all threads alike. Shared memory: per warp the scores of its query, then staged rows.
-template <bool staged>
-__device__ __forceinline__ void attention_forward(float* y, float* weights, const float* q, const float* k, const float* v, const float* u, const float* w,
-                                                  const float* r, const float* bias, const int* start, const unsigned char* mask, const i64* state, u32 stream,
-                                                  u32 below, float keep, float scale, const AttentionShape& s) {
+struct AttentionArgs {
+    float *y, *weights;
+    const float *q, *k, *v, *u, *w, *r, *bias;
+    const int* start;
+    const unsigned char* mask;
+    DropArgs drop;
+    float scale;
+    AttentionShape shape;
+};
+template <bool staged> __device__ __forceinline__ void attention_forward(const AttentionArgs& args) {
+    float *y = args.y, *weights = args.weights, scale = args.scale, keep = args.drop.keep;
+    const float *q = args.q, *k = args.k, *v = args.v, *u = args.u, *w = args.w, *r = args.r, *bias = args.bias;
+    const int* start = args.start;
+    const unsigned char* mask = args.mask;
+    const i64* state = args.drop.state;
+    u32 stream = args.drop.stream, below = args.drop.below;
+    const AttentionShape& s = args.shape;
     extern __shared__ float shared[];
     Rng rng(state);
     int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * s.width, room = (s.keys + 3) / 4 * 4;
@@ -159,10 +172,22 @@ __device__ __forceinline__ void attention_forward(float* y, float* weights, cons
 
 // ds and dropped live in `spill` where it is not null ([batch, heads, 2, queries, keys]), else in shared memory.
 // partial: [batch, 2 + distances, d] sums for u, w, r. Shared memory: ds, dropped, column sums, diagonals, then staged rows.
-template <bool staged>
-__device__ __forceinline__ void attention_backward(float* dq, float* dk, float* dv, float* ds_out, float* partial, float* spill, const float* q, const float* k,
-                                                   const float* v, const float* u, const float* w, const float* r, const int* start, const i64* state, u32 stream,
-                                                   u32 below, float keep, float scale, const float* weights, const float* dy, const AttentionShape& s) {
+struct AttentionGradArgs {
+    float *dq, *dk, *dv, *ds_out, *partial, *spill;
+    const float *q, *k, *v, *u, *w, *r, *weights, *dy;
+    const int* start;
+    DropArgs drop;
+    float scale;
+    AttentionShape shape;
+};
+template <bool staged> __device__ __forceinline__ void attention_backward(const AttentionGradArgs& args) {
+    float *dq = args.dq, *dk = args.dk, *dv = args.dv, *ds_out = args.ds_out, *partial = args.partial, *spill = args.spill;
+    const float *q = args.q, *k = args.k, *v = args.v, *u = args.u, *w = args.w, *r = args.r, *weights = args.weights, *dy = args.dy;
+    const int* start = args.start;
+    const i64* state = args.drop.state;
+    u32 stream = args.drop.stream, below = args.drop.below;
+    float keep = args.drop.keep, scale = args.scale;
+    const AttentionShape& s = args.shape;
     extern __shared__ float shared[];
     Rng rng(state);
     int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * s.width, cells = s.queries * s.keys;
@@ -283,17 +308,14 @@ __device__ __forceinline__ void attention_backward(float* dq, float* dk, float* 
 }
 
 // Grid (heads, batch, query tiles).
-#define ATTENTION(name, staged)                                                                                                                                \
-    KERNEL name(float* y, float* weights, const float* q, const float* k, const float* v, const float* u, const float* w, const float* r, const float* bias,   \
-                const int* start, const unsigned char* mask, const i64* state, u32 stream, u32 below, float keep, float scale, AttentionShape s) {             \
-        begin();                                                                                                                                               \
-        attention_forward<staged>(y, weights, q, k, v, u, w, r, bias, start, mask, state, stream, below, keep, scale, s);                                      \
+#define ATTENTION(name, staged)            \
+    KERNEL name(AttentionArgs args) {      \
+        begin();                           \
+        attention_forward<staged>(args);   \
     }
 // Grid (heads, batch).
-#define ATTENTION_GRAD(name, staged)                                                                                                                           \
-    KERNEL name(float* dq, float* dk, float* dv, float* ds_out, float* partial, float* spill, const float* q, const float* k, const float* v, const float* u,  \
-                const float* w, const float* r, const int* start, const i64* state, u32 stream, u32 below, float keep, float scale, const float* weights,      \
-                const float* dy, AttentionShape s) {                                                                                                           \
-        begin();                                                                                                                                               \
-        attention_backward<staged>(dq, dk, dv, ds_out, partial, spill, q, k, v, u, w, r, start, state, stream, below, keep, scale, weights, dy, s);            \
+#define ATTENTION_GRAD(name, staged)       \
+    KERNEL name(AttentionGradArgs args) {  \
+        begin();                           \
+        attention_backward<staged>(args);  \
     }

@@ -17,10 +17,14 @@ use crate::cpu::gemm::{Rows, SmallProducts, Tiles};
 use crate::cpu::pool::{Rows as _, RowsMut, max_tasks};
 use crate::cpu::simd::{dot, simd_fn};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::kernel_args;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
+#[cfg(feature = "cuda")]
+use crate::ops::dropout::DropArgs;
 use crate::ops::dropout::{DropStream, Mask as DropMask, want_rng};
 use crate::ops::softmax::softmax_row;
 use crate::types::{DType, TensorType};
@@ -230,61 +234,83 @@ fn log_parts(products: usize, warps: usize) -> u32 {
     (32 * warps / products.max(1)).clamp(1, 8).ilog2()
 }
 
-/// Arguments that both passes take.
 #[cfg(feature = "cuda")]
-struct Common {
-    rng: u64,
-    stream: u32,
-    below: u32,
-    keep: f32,
-    scale: f32,
-    shape: [i32; 16],
+kernel_args! {
+    /// Extents and options that both passes take.
+    struct AttentionShape in "attention.cu" {
+        batch: i32, heads: i32, queries: i32, keys: i32, width: i32, distances: i32, causal: i32,
+        relative: i32, q_stride: i32, k_stride: i32, v_stride: i32, r_batch: i32, bias_batch: i32,
+        mask_batch: i32, padded: i32, log_parts: i32,
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// What attention reads and writes.
+    struct AttentionArgs in "attention.cu" {
+        y: u64, weights: u64, q: u64, k: u64, v: u64, u: u64, w: u64, r: u64, bias: u64, start: u64,
+        mask: u64, drop: DropArgs, scale: f32, shape: AttentionShape,
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// What the gradient of attention reads and writes.
+    struct AttentionGradArgs in "attention.cu" {
+        dq: u64, dk: u64, dv: u64, ds_out: u64, partial: u64, spill: u64, q: u64, k: u64, v: u64,
+        u: u64, w: u64, r: u64, weights: u64, dy: u64, start: u64, drop: DropArgs, scale: f32,
+        shape: AttentionShape,
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Sums over the batch of the gradients of u, w and r.
+    struct AttentionTablesArgs in "attention_backward.cu" {
+        du: u64, dw: u64, dr: u64, partial: u64, batch: usize, d: usize, columns: usize,
+    }
+}
+
+/// What is dropped, given the generator among the operands.
+#[cfg(feature = "cuda")]
+fn cuda_drop(launch: &Launch<'_>, extra: &Extra, drop: Option<DropStream>) -> DropArgs {
+    drop.map_or(DropArgs::NONE, |drop| drop.cuda(launch.input_if(extra.rng)))
+}
+
+/// Factor of the scores: 1 / sqrt(width).
+#[cfg(feature = "cuda")]
+fn cuda_scale(dims: &Dims) -> f32 {
+    1.0 / (dims.width as f32).sqrt()
 }
 
 #[cfg(feature = "cuda")]
 impl Shape {
-    fn cuda(
-        &self,
-        launch: &Launch<'_>,
-        extra: &Extra,
-        drop: Option<DropStream>,
-        dims: &Dims,
-        log_parts: u32,
-    ) -> Common {
-        let (stream, below, keep) = drop.map_or((0, 0, 1.0), |drop| drop.cuda());
+    fn cuda(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims, log_parts: u32) -> AttentionShape {
         let d = dims.d();
         let strides = self.layout.places().map(|(operand, _)| self.layout.widths()[operand] * d);
         // Elements from one batch row to the next of an operand that may have only one.
         let step = |input: Option<usize>| match input.map(|i| launch.ty(i)) {
-            Some(ty) if ty.shape[0] == dims.batch && dims.batch > 1 => ty.len() / dims.batch,
+            Some(ty) if ty.shape[0] == dims.batch && dims.batch > 1 => (ty.len() / dims.batch) as i32,
             _ => 0,
         };
         let table = extra.relative.map(|i| i + 2).filter(|i| launch.ty(*i).shape.len() == 3);
-        let numbers = [
-            dims.batch,
-            dims.heads,
-            dims.queries,
-            dims.keys,
-            dims.width,
-            self.distances(launch, extra, dims),
-            usize::from(self.causal),
-            usize::from(extra.relative.is_some()),
-            strides[0],
-            strides[1],
-            strides[2],
-            step(table),
-            step(extra.bias),
-            step(extra.mask),
-            padded(dims.width),
-            log_parts as usize,
-        ];
-        Common {
-            rng: if drop.is_some() { launch.input_if(extra.rng) } else { 0 },
-            stream,
-            below,
-            keep,
-            scale: 1.0 / (dims.width as f32).sqrt(),
-            shape: numbers.map(|n| n as i32),
+        AttentionShape {
+            batch: dims.batch as i32,
+            heads: dims.heads as i32,
+            queries: dims.queries as i32,
+            keys: dims.keys as i32,
+            width: dims.width as i32,
+            distances: self.distances(launch, extra, dims) as i32,
+            causal: i32::from(self.causal),
+            relative: i32::from(extra.relative.is_some()),
+            q_stride: strides[0] as i32,
+            k_stride: strides[1] as i32,
+            v_stride: strides[2] as i32,
+            r_batch: step(table),
+            bias_batch: step(extra.bias),
+            mask_batch: step(extra.mask),
+            padded: padded(dims.width) as i32,
+            log_parts: log_parts as i32,
         }
     }
 
@@ -459,30 +485,24 @@ impl Op for Forward {
             return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
         }
         let log_parts = log_parts(warps.min(queries) * keys, warps);
-        let common = self.shape.cuda(launch, &self.extra, self.drop, &dims, log_parts);
         let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
         let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
-        let [bias, start, mask] =
-            [self.extra.bias, self.extra.start, self.extra.mask].map(|i| launch.input_if(i));
-        let args = args![
-            launch.output(0),
-            launch.output(1),
+        let args = AttentionArgs {
+            y: launch.output(0),
+            weights: launch.output(1),
             q,
             k,
             v,
             u,
             w,
             r,
-            bias,
-            start,
-            mask,
-            common.rng,
-            common.stream,
-            common.below,
-            common.keep,
-            common.scale,
-            common.shape,
-        ];
+            bias: launch.input_if(self.extra.bias),
+            start: launch.input_if(self.extra.start),
+            mask: launch.input_if(self.extra.mask),
+            drop: cuda_drop(launch, &self.extra, self.drop),
+            scale: cuda_scale(&dims),
+            shape: self.shape.cuda(launch, &self.extra, &dims, log_parts),
+        };
         // Few batch rows and many queries: several blocks share a head's queries.
         let tiles = queries.div_ceil(warps).min((264 / (heads * batch)).max(1));
         let shared = own + if staged { rows } else { 0 };
@@ -772,7 +792,6 @@ impl Op for Gradient {
         let staged = !spills && base + rows <= GPU_SHARED;
         let warps = queries.clamp(4, 16);
         let log_parts = log_parts(queries * keys, warps);
-        let common = self.shape.cuda(launch, &self.extra, self.drop, &dims, log_parts);
         let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
         let [dq, dk, dv] = self.shape.cuda_parts(&dims, |operand| launch.output(operand));
         let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
@@ -780,13 +799,11 @@ impl Op for Gradient {
         let columns = (2 + distances) * dims.d();
         let wanted = self.extra.relative.is_some() && (1..4).any(|o| launch.output(operands + o) != 0);
         let partial = if wanted { launch.scratch(4 * batch * columns)? } else { 0 };
-        let start = launch.input_if(self.extra.start);
-        let (weights, dy) = (launch.input(launch.inputs.len() - 2), launch.input(launch.inputs.len() - 1));
-        let args = args![
+        let args = AttentionGradArgs {
             dq,
             dk,
             dv,
-            launch.output(operands),
+            ds_out: launch.output(operands),
             partial,
             spill,
             q,
@@ -795,40 +812,37 @@ impl Op for Gradient {
             u,
             w,
             r,
-            start,
-            common.rng,
-            common.stream,
-            common.below,
-            common.keep,
-            common.scale,
-            weights,
-            dy,
-            common.shape,
-        ];
+            weights: launch.input(launch.inputs.len() - 2),
+            dy: launch.input(launch.inputs.len() - 1),
+            start: launch.input_if(self.extra.start),
+            drop: cuda_drop(launch, &self.extra, self.drop),
+            scale: cuda_scale(&dims),
+            shape: self.shape.cuda(launch, &self.extra, &dims, log_parts),
+        };
         let shared = base + if staged { rows } else { 0 };
         let kernel = if staged { "attention_grad" } else { "attention_grad_in_place" };
         launch.kernel(kernel, [heads, batch, 1], 32 * warps as u32, shared, args)?;
-        launch.notes.push(partial);
+        launch.handoff.push(partial);
         Ok(())
     }
     #[cfg(feature = "cuda")]
-    fn aside(&self, outputs: usize) -> std::ops::Range<usize> {
+    fn deferred(&self, outputs: usize) -> std::ops::Range<usize> {
         self.shape.layout.operands() + 1..outputs
     }
     #[cfg(feature = "cuda")]
-    fn aside_follows(&self) -> bool {
+    fn deferred_reads_scratch(&self) -> bool {
         true
     }
     #[cfg(feature = "cuda")]
-    fn cuda_aside(&self, launch: &mut Launch<'_>) -> Result<()> {
+    fn cuda_deferred(&self, launch: &mut Launch<'_>) -> Result<()> {
         let operands = self.shape.layout.operands();
-        let (Some(&partial), true) = (launch.notes.first(), launch.outputs.len() > operands + 1) else {
+        let (Some(&partial), true) = (launch.handoff.first(), launch.outputs.len() > operands + 1) else {
             return Ok(());
         };
         let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
         let columns = (2 + dims.distances) * dims.d();
         let [du, dw, dr] = [1, 2, 3].map(|o| launch.output(operands + o));
-        let args = args![du, dw, dr, partial, dims.batch, dims.d(), columns];
+        let args = AttentionTablesArgs { du, dw, dr, partial, batch: dims.batch, d: dims.d(), columns };
         launch.kernel("attention_tables", [columns.div_ceil(32), 1, 1], 256, 0, args)
     }
 }

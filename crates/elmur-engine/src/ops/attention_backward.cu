@@ -3,8 +3,16 @@ ATTENTION_GRAD(attention_grad, true)
 ATTENTION_GRAD(attention_grad_in_place, false)
 
 // Sums of attention_grad's partial [batch, 2 + distances, d] over the batch, into du [d], dw [d], dr [distances, d]; 32 columns by 8 rows.
-KERNEL attention_tables(float* du, float* dw, float* dr, const float* partial, i64 batch, i64 d, i64 columns) {
+struct AttentionTablesArgs {
+    float *du, *dw, *dr;
+    const float* partial;
+    i64 batch, d, columns;
+};
+KERNEL attention_tables(AttentionTablesArgs args) {
     begin();
+    float *du = args.du, *dw = args.dw, *dr = args.dr;
+    const float* partial = args.partial;
+    i64 batch = args.batch, d = args.d, columns = args.columns;
     __shared__ float sums[8][33];
     int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
     i64 c = (i64)blockIdx.x * 32 + tx;

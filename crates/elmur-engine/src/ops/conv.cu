@@ -1,5 +1,7 @@
-// Geometry: channels, height, width, kernel h, kernel w, patches i, patches j, stride, padding.
-struct Geometry { int c, h, w, p, q, i, j, stride, padding; };
+// Images of c channels, h by w; kernels of p by q; i by j patches.
+struct Geometry {
+    int c, h, w, p, q, i, j, stride, padding;
+};
 
 // columns[b, depth, count] from images [b, c, h, w].
 KERNEL unfold(float* columns, const float* images, Geometry g, i64 n) {

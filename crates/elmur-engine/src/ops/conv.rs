@@ -9,7 +9,9 @@ use crate::cpu::float::Float;
 use crate::cpu::gemm::{Mat, Product, Tiles, gemm, scratch_len};
 use crate::cpu::pool::{Pool, Rows, RowsMut, max_tasks};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, Product as GpuProduct, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, Product as GpuProduct};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -54,6 +56,14 @@ struct Dims {
     patches: (usize, usize),
 }
 
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// How images, kernels and patches lie.
+    struct Geometry in "conv.cu" {
+        c: i32, h: i32, w: i32, p: i32, q: i32, i: i32, j: i32, stride: i32, padding: i32,
+    }
+}
+
 impl Dims {
     fn new(x: &TensorType, w: &TensorType, conv: Conv2d) -> Option<Self> {
         let (&[batch, channels, height, width], &[outputs, inner, h, v]) = (&x.shape[..], &w.shape[..])
@@ -75,13 +85,19 @@ impl Dims {
         })
     }
 
-    /// `Geometry` of the kernels.
     #[cfg(feature = "cuda")]
-    fn cuda(&self, conv: Conv2d) -> [i32; 9] {
-        let (image, kernel, patches) = (self.image, self.kernel, self.patches);
-        let all = [self.channels, image.0, image.1, kernel.0, kernel.1, patches.0, patches.1];
-        let [c, h, w, p, q, i, j] = all.map(|x| x as i32);
-        [c, h, w, p, q, i, j, conv.stride as i32, conv.padding as i32]
+    fn geometry(&self, conv: Conv2d) -> Geometry {
+        Geometry {
+            c: self.channels as i32,
+            h: self.image.0 as i32,
+            w: self.image.1 as i32,
+            p: self.kernel.0 as i32,
+            q: self.kernel.1 as i32,
+            i: self.patches.0 as i32,
+            j: self.patches.1 as i32,
+            stride: conv.stride as i32,
+            padding: conv.padding as i32,
+        }
     }
 
     /// Elements of one patch.
@@ -220,7 +236,7 @@ impl Op for Forward {
         let Some(dims) = Dims::new(launch.ty(0), launch.ty(1), self.conv) else { return Ok(()) };
         let (m, n, k) = (dims.outputs, dims.count(), dims.depth());
         let columns = launch.scratch(4 * dims.batch * k * n)?;
-        let args = args![columns, launch.input(0), dims.cuda(self.conv), dims.batch * k * n];
+        let args = args![columns, launch.input(0), dims.geometry(self.conv), dims.batch * k * n];
         launch.elements("unfold", dims.batch * k * n, args)?;
         let y = launch.output(0);
         launch.product(&GpuProduct {
@@ -307,7 +323,7 @@ impl Op for InputGrad {
             ..GpuProduct::new(m, n, k, (launch.input(1), true), (launch.input(0), false))
         })?;
         let total = self.image.len();
-        launch.elements("fold", total, args![launch.output(0), columns, dims.cuda(self.conv), total])
+        launch.elements("fold", total, args![launch.output(0), columns, dims.geometry(self.conv), total])
     }
 }
 
@@ -380,7 +396,7 @@ impl Op for WeightGrad {
         let Some(dims) = Dims::new(launch.ty(1), &self.weight, self.conv) else { return Ok(()) };
         let (m, n, k) = (dims.outputs, dims.depth(), dims.count());
         let columns = launch.scratch(4 * dims.batch * n * k)?;
-        let args = args![columns, launch.input(1), dims.cuda(self.conv), dims.batch * n * k];
+        let args = args![columns, launch.input(1), dims.geometry(self.conv), dims.batch * n * k];
         launch.elements("unfold", dims.batch * n * k, args)?;
         let partial = launch.scratch(4 * dims.batch * m * n)?;
         launch.product(&GpuProduct {

@@ -1,5 +1,5 @@
 // One thread per block of the generator: it serves four elements, sixteen apart.
-KERNEL dropout(float* y, const float* x, const i64* rng, u32 stream, u32 below, float keep, i64 n) {
+KERNEL dropout(float* y, const float* x, DropArgs drop, i64 n) {
     begin();
     i64 block = thread_number(), first = block / 16 * 64 + block % 16;
     if (first >= n) return;
@@ -7,10 +7,10 @@ KERNEL dropout(float* y, const float* x, const i64* rng, u32 stream, u32 below, 
     float read[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) read[w] = first + 16 * w < n ? x[first + 16 * w] : 0.0f;
-    Block4 draws = philox(Rng(rng), stream, (u32)block);
+    Block4 draws = philox(Rng(drop.state), drop.stream, (u32)block);
 #pragma unroll
     for (int w = 0; w < 4; ++w)
-        if (first + 16 * w < n) y[first + 16 * w] = read[w] * (draws.w[w] < below ? 0.0f : keep);
+        if (first + 16 * w < n) y[first + 16 * w] = read[w] * (draws.w[w] < drop.below ? 0.0f : drop.keep);
 }
 
 // Four numbers from each block of the generator, by Box-Muller in f64.

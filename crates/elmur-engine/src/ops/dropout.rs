@@ -8,7 +8,9 @@ use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -76,11 +78,26 @@ pub(crate) struct DropStream {
     stream: u32,
 }
 
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// What is dropped, as kernels take it.
+    pub(crate) struct DropArgs in "../cuda/prelude.cu" {
+        state: u64, stream: u32, below: u32, keep: f32,
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl DropArgs {
+    /// Nothing is dropped.
+    pub(crate) const NONE: Self = Self { state: 0, stream: 0, below: 0, keep: 1.0 };
+}
+
 impl DropStream {
-    /// Stream, threshold and factor, as kernels take them.
+    /// As kernels take it, with the address of the generator's state.
     #[cfg(feature = "cuda")]
-    pub(crate) fn cuda(&self) -> (u32, u32, f32) {
-        (self.stream, drop_threshold(self.p), (1.0 / (1.0 - self.p)) as f32)
+    pub(crate) fn cuda(&self, state: u64) -> DropArgs {
+        let (below, keep) = (drop_threshold(self.p), (1.0 / (1.0 - self.p)) as f32);
+        DropArgs { state, stream: self.stream, below, keep }
     }
 
     /// The mask of this run, given the generator's state.
@@ -165,8 +182,8 @@ impl Op for Dropout {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let n = launch.ty(0).len();
-        let (stream, below, keep) = self.0.cuda();
-        let args = args![launch.output(0), launch.input(0), launch.input(1), stream, below, keep, n];
+        let drop = self.0.cuda(launch.input(1));
+        let args = args![launch.output(0), launch.input(0), drop, n];
         launch.elements("dropout", n.div_ceil(64) * 16, args)
     }
 }

@@ -66,8 +66,20 @@ KERNEL gather_by_expert_grad(float* dx, const float* dy, const int* position, in
 // y[r] = x[r] W[e]^T (W [E, n, k], transpose) or x[r] W[e] (W [E, k, n]) for the expert e whose rows r are in
 // offsets[e]..offsets[e + 1]. Blocks of 256 threads compute 32 rows by 32 columns, 128 of the depth at a time; a tile may span several
 // experts. Dynamic shared memory: 2 x min(k, 128) x 33.
-KERNEL grouped_linear(float* y, const float* x, const float* weight, const int* offsets, int experts, i64 rows, i64 k, i64 n, int transpose) {
+struct GroupedLinearArgs {
+    float* y;
+    const float *x, *weight;
+    const int* offsets;
+    i64 rows, k, n;
+    int experts, transpose;
+};
+KERNEL grouped_linear(GroupedLinearArgs args) {
     begin();
+    float* y = args.y;
+    const float *x = args.x, *weight = args.weight;
+    const int* offsets = args.offsets;
+    i64 rows = args.rows, k = args.k, n = args.n;
+    int experts = args.experts, transpose = args.transpose;
     extern __shared__ float shared[];
     int t = threadIdx.x, tx = t % 16, ty = t / 16, panel = (int)min(k, (i64)128);
     float *xs = shared, *ws = shared + panel * 33;
@@ -110,8 +122,20 @@ KERNEL grouped_linear(float* y, const float* x, const float* weight, const int* 
 
 // partial[part, e, m, n] = a^T b over the rows of expert e that lie in the part. Blocks of 256 threads compute 32 by 32.
 // Grid: (tiles of n, tiles of m, experts x parts).
-KERNEL grouped_weight_grad(float* partial, const float* a, const float* b, const int* offsets, int experts, i64 rows, i64 m, i64 n, i64 rows_per_part) {
+struct GroupedWeightGradArgs {
+    float* partial;
+    const float *a, *b;
+    const int* offsets;
+    i64 rows, m, n, rows_per_part;
+    int experts;
+};
+KERNEL grouped_weight_grad(GroupedWeightGradArgs args) {
     begin();
+    float* partial = args.partial;
+    const float *a = args.a, *b = args.b;
+    const int* offsets = args.offsets;
+    i64 rows = args.rows, m = args.m, n = args.n, rows_per_part = args.rows_per_part;
+    int experts = args.experts;
     __shared__ float as[16][33], bs[16][33];
     int t = threadIdx.x, tx = t % 16, ty = t / 16, e = blockIdx.z % experts, part = blockIdx.z / experts;
     i64 from = max((i64)offsets[e], part * rows_per_part), to = min((i64)offsets[e + 1], min(rows, (part + 1) * rows_per_part));
@@ -137,23 +161,41 @@ KERNEL grouped_weight_grad(float* partial, const float* a, const float* b, const
         }
 }
 
-KERNEL combine_experts(float* out, const float* y, const float* gates, const int* position, int k, i64 d, i64 n) {
+// out[token] = the sum of its k rows of y, each weighed by its gate.
+struct CombineArgs {
+    float* out;
+    const float *y, *gates;
+    const int* position;
+    i64 d, n;
+    int k;
+};
+KERNEL combine_experts(CombineArgs args) {
     begin();
-    i64 i = thread_number();
-    if (i >= n) return;
+    i64 i = thread_number(), d = args.d;
+    if (i >= args.n) return;
     i64 token = i / d;
+    int k = args.k;
     float total = 0;
-    for (int s = 0; s < k; ++s) total += gates[token * k + s] * y[position[token * k + s] * d + i % d];
-    out[i] = total;
+    for (int s = 0; s < k; ++s) total += args.gates[token * k + s] * args.y[args.position[token * k + s] * d + i % d];
+    args.out[i] = total;
 }
 
 // One warp per assignment s of token n, which sits in sorted row position[s]: dy[row] = gate dout[n], dgate = dout[n] . y[row].
-KERNEL combine_experts_grad(float* dy, float* dgates, const float* dout, const float* y, const float* gates, const int* position, int k, i64 d, i64 assignments) {
+struct CombineGradArgs {
+    float *dy, *dgates;
+    const float *dout, *y, *gates;
+    const int* position;
+    i64 d, assignments;
+    int k;
+};
+KERNEL combine_experts_grad(CombineGradArgs args) {
     begin();
-    i64 s = warp_number();
-    if (s >= assignments) return;
-    i64 row = position[s], token = s / k;
-    float along = 0, gate = gates[s];
+    float *dy = args.dy, *dgates = args.dgates;
+    const float *dout = args.dout, *y = args.y;
+    i64 s = warp_number(), d = args.d;
+    if (s >= args.assignments) return;
+    i64 row = args.position[s], token = s / args.k;
+    float along = 0, gate = args.gates[s];
     for (i64 i = lane(); i < d; i += 32) {
         float g = dout[token * d + i];
         if (dy) dy[row * d + i] = gate * g;
@@ -172,22 +214,38 @@ __device__ __forceinline__ i64 gate_of(i64 row, const int* experts, int k, int c
 }
 
 // y = gate silu(g) u for h = [g, u], rows [token, expert].
-KERNEL gated_swiglu(float* y, const float* h, const float* gates, const int* experts, int k, int count, i64 f, i64 n) {
+struct GatedSwigluArgs {
+    float* y;
+    const float *h, *gates;
+    const int* experts;
+    i64 f, n;
+    int k, count;
+};
+KERNEL gated_swiglu(GatedSwigluArgs args) {
     begin();
-    i64 i = thread_number();
-    if (i >= n) return;
-    i64 row = i / f, slot = gate_of(row, experts, k, count);
-    const float* from = h + row * 2 * f + i % f;
-    y[i] = slot < 0 ? 0.0f : from[0] * sigmoid(from[0]) * from[f] * gates[slot];
+    i64 i = thread_number(), f = args.f;
+    if (i >= args.n) return;
+    i64 row = i / f, slot = gate_of(row, args.experts, args.k, args.count);
+    const float* from = args.h + row * 2 * f + i % f;
+    args.y[i] = slot < 0 ? 0.0f : from[0] * sigmoid(from[0]) * from[f] * args.gates[slot];
 }
 
 // One warp per row; dgates may be null, dh may stand where h does.
-KERNEL gated_swiglu_grad(float* dh, float* dgates, const float* h, const float* gates, const int* experts, const float* dy, int k, int count, i64 f, i64 rows) {
+struct GatedSwigluGradArgs {
+    float *dh, *dgates;
+    const float *h, *gates, *dy;
+    const int* experts;
+    i64 f, rows;
+    int k, count;
+};
+KERNEL gated_swiglu_grad(GatedSwigluGradArgs args) {
     begin();
-    i64 row = warp_number();
-    if (row >= rows) return;
-    i64 slot = gate_of(row, experts, k, count), at = row * 2 * f;
-    float gate = slot < 0 ? 0.0f : gates[slot], along = 0;
+    float *dh = args.dh, *dgates = args.dgates;
+    const float *h = args.h, *dy = args.dy;
+    i64 row = warp_number(), f = args.f;
+    if (row >= args.rows) return;
+    i64 slot = gate_of(row, args.experts, args.k, args.count), at = row * 2 * f;
+    float gate = slot < 0 ? 0.0f : args.gates[slot], along = 0;
     for (i64 i = lane(); i < f; i += 32) {
         float g = h[at + i], u = h[at + f + i], d = dy[row * f + i], s = sigmoid(g), silu = g * s;
         along += d * silu * u;

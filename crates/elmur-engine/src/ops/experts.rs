@@ -9,7 +9,9 @@ use crate::cpu::gemm::{Mat, Product, gemm, scratch_len};
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{axpy, dot, simd_fn};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
@@ -106,6 +108,14 @@ impl Graph {
 /// Up to this many experts are computed for all tokens.
 const DENSE_EXPERTS: usize = 4;
 
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// y = gate silu(g) u for h = [g, u].
+    struct GatedSwigluArgs in "experts.cu" {
+        y: u64, h: u64, gates: u64, experts: u64, f: usize, n: usize, k: i32, count: i32,
+    }
+}
+
 /// SwiGLU of every expert for every token, weighed by gates: from h [N E, 2f], gates [N, k] and experts i32 [N, k], y[n E + e] is
 /// silu(g) u times the gate of expert e for token n, 0 if it was not chosen.
 #[derive(Debug)]
@@ -167,10 +177,27 @@ impl Op for GatedSwiGlu {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (k, f, n) = (launch.ty(2).cols() as i32, launch.out_ty(0).cols(), launch.out_ty(0).len());
-        let [h, gates, experts] = [launch.input(0), launch.input(1), launch.input(2)];
-        let args = args![launch.output(0), h, gates, experts, k, self.experts as i32, f, n];
+        let n = launch.out_ty(0).len();
+        let args = GatedSwigluArgs {
+            y: launch.output(0),
+            h: launch.input(0),
+            gates: launch.input(1),
+            experts: launch.input(2),
+            f: launch.out_ty(0).cols(),
+            n,
+            k: launch.ty(2).cols() as i32,
+            count: self.experts as i32,
+        };
         launch.elements("gated_swiglu", n, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Gradients of h and the gates of a gated SwiGLU.
+    struct GatedSwigluGradArgs in "experts.cu" {
+        dh: u64, dgates: u64, h: u64, gates: u64, dy: u64, experts: u64, f: usize, rows: usize, k: i32,
+        count: i32,
     }
 }
 
@@ -220,10 +247,19 @@ impl Op for GatedSwiGluGrad {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (k, rows, f) = (launch.ty(2).cols() as i32, launch.ty(3).rows(), launch.ty(3).cols());
-        let [h, gates, experts, dy] = [0, 1, 2, 3].map(|i| launch.input(i));
-        let (dh, dgates) = (launch.output(0), launch.output(1));
-        let args = args![dh, dgates, h, gates, experts, dy, k, self.experts as i32, f, rows];
+        let rows = launch.ty(3).rows();
+        let args = GatedSwigluGradArgs {
+            dh: launch.output(0),
+            dgates: launch.output(1),
+            h: launch.input(0),
+            gates: launch.input(1),
+            dy: launch.input(3),
+            experts: launch.input(2),
+            f: launch.ty(3).cols(),
+            rows,
+            k: launch.ty(2).cols() as i32,
+            count: self.experts as i32,
+        };
         launch.warps("gated_swiglu_grad", rows, args)
     }
 }
@@ -435,6 +471,15 @@ impl Op for GatherGrad {
     }
 }
 
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Products of groups of rows, each with the weight of its expert.
+    struct GroupedLinearArgs in "experts.cu" {
+        y: u64, x: u64, weight: u64, offsets: u64, rows: usize, k: usize, n: usize, experts: i32,
+        transpose: i32,
+    }
+}
+
 /// y[r] = x[r] W[e]ᵀ (`transpose`) or x[r] W[e].
 #[derive(Debug)]
 struct GroupedLinear {
@@ -505,20 +550,28 @@ impl Op for GroupedLinear {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (rows, k, n) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.out_ty(0).shape[1]);
-        let experts = launch.ty(1).shape[0] as i32;
-        let args = args![
-            launch.output(0),
-            launch.input(0),
-            launch.input(1),
-            launch.input(2),
-            experts,
+        let args = GroupedLinearArgs {
+            y: launch.output(0),
+            x: launch.input(0),
+            weight: launch.input(1),
+            offsets: launch.input(2),
             rows,
             k,
             n,
-            self.transpose,
-        ];
+            experts: launch.ty(1).shape[0] as i32,
+            transpose: i32::from(self.transpose),
+        };
         let shared = 2 * k.min(128) * 33 * 4;
         launch.kernel("grouped_linear", [n.div_ceil(32), rows.div_ceil(32), 1], 256, shared, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Gradients of the experts' weights, in parts of the rows.
+    struct GroupedWeightGradArgs in "experts.cu" {
+        partial: u64, a: u64, b: u64, offsets: u64, rows: usize, m: usize, n: usize,
+        rows_per_part: usize, experts: i32,
     }
 }
 
@@ -581,17 +634,17 @@ impl Op for GroupedWeightGrad {
         let whole = experts * m * n;
         let direct = parts == 1 && !self.accumulate;
         let partial = if direct { launch.output(0) } else { launch.scratch(4 * parts * whole)? };
-        let args = args![
+        let args = GroupedWeightGradArgs {
             partial,
-            launch.input(0),
-            launch.input(1),
-            launch.input(2),
-            experts as i32,
+            a: launch.input(0),
+            b: launch.input(1),
+            offsets: launch.input(2),
             rows,
             m,
             n,
-            each,
-        ];
+            rows_per_part: each,
+            experts: experts as i32,
+        };
         let grid = [n.div_ceil(32), m.div_ceil(32), experts * parts];
         launch.kernel("grouped_weight_grad", grid, 256, 0, args)?;
         if direct {
@@ -599,6 +652,14 @@ impl Op for GroupedWeightGrad {
         }
         let dw = if self.accumulate { launch.in_place(3, 0)? } else { launch.output(0) };
         crate::ops::reduce::cuda_sum_columns(launch, dw, partial, parts, whole, self.accumulate)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Sums of the experts' rows of each token, weighed by gates.
+    struct CombineArgs in "experts.cu" {
+        out: u64, y: u64, gates: u64, position: u64, d: usize, n: usize, k: i32,
     }
 }
 
@@ -647,8 +708,16 @@ impl Op for Combine {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (k, d, n) = (launch.ty(1).shape[1], launch.ty(0).shape[1], launch.out_ty(0).len());
-        let args = args![launch.output(0), launch.input(0), launch.input(1), launch.input(3), k as i32, d, n];
+        let n = launch.out_ty(0).len();
+        let args = CombineArgs {
+            out: launch.output(0),
+            y: launch.input(0),
+            gates: launch.input(1),
+            position: launch.input(3),
+            d: launch.ty(0).shape[1],
+            n,
+            k: launch.ty(1).shape[1] as i32,
+        };
         launch.elements("combine_experts", n, args)
     }
 }
@@ -661,6 +730,15 @@ simd_fn! {
                 axpy(out, gates[s], &y[position[s] as usize * d..][..d]);
             }
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Gradients of the experts' rows and the gates.
+    struct CombineGradArgs in "experts.cu" {
+        dy: u64, dgates: u64, dout: u64, y: u64, gates: u64, position: u64, d: usize,
+        assignments: usize, k: i32,
     }
 }
 
@@ -703,18 +781,18 @@ impl Op for CombineGrad {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (k, d, assignments) = (launch.ty(2).shape[1], launch.ty(0).shape[1], launch.ty(3).len());
-        let args = args![
-            launch.output(0),
-            launch.output(1),
-            launch.input(0),
-            launch.input(1),
-            launch.input(2),
-            launch.input(4),
-            k as i32,
-            d,
+        let assignments = launch.ty(3).len();
+        let args = CombineGradArgs {
+            dy: launch.output(0),
+            dgates: launch.output(1),
+            dout: launch.input(0),
+            y: launch.input(1),
+            gates: launch.input(2),
+            position: launch.input(4),
+            d: launch.ty(0).shape[1],
             assignments,
-        ];
+            k: launch.ty(2).shape[1] as i32,
+        };
         launch.warps("combine_experts_grad", assignments, args)
     }
 }

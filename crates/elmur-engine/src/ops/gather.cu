@@ -1,39 +1,101 @@
-KERNEL embedding(float* y, const float* table, const void* index, int wide, i64 rows, i64 d, i64 n) {
+// Rows of `width` elements that an index names. A gather reads them from the table at `from`, one after the other into `to`; a scatter
+// writes them over those of the table at `to`. wide: indices have 64 bits. n: elements of all rows named.
+template <class T> struct RowArgs {
+    T* to;
+    const T* from;
+    const void* index;
+    i64 rows, width, n;
+    int wide;
+};
+
+KERNEL embedding(RowArgs<float> args) {
     begin();
-    i64 i = thread_number();
-    if (i >= n) return;
-    i64 row = index_at(index, wide, i / d);
-    y[i] = row >= 0 && row < rows ? table[row * d + i % d] : NOT_A_NUMBER;
+    i64 i = thread_number(), d = args.width;
+    if (i >= args.n) return;
+    i64 row = index_at(args.index, args.wide, i / d);
+    args.to[i] = row >= 0 && row < args.rows ? args.from[row * d + i % d] : NOT_A_NUMBER;
 }
 
 // Adds into zeros, in any order.
-KERNEL embedding_grad(float* dtable, const float* dy, const void* index, int wide, i64 rows, i64 d, i64 n) {
+KERNEL embedding_grad(RowArgs<float> args) {
     begin();
-    i64 i = thread_number();
-    if (i >= n) return;
-    i64 row = index_at(index, wide, i / d);
-    if (row >= 0 && row < rows) atomicAdd(&dtable[row * d + i % d], dy[i]);
+    i64 i = thread_number(), d = args.width;
+    if (i >= args.n) return;
+    i64 row = index_at(args.index, args.wide, i / d);
+    if (row >= 0 && row < args.rows) atomicAdd(&args.to[row * d + i % d], args.from[i]);
 }
+
+template <class T> __device__ __forceinline__ void gather_rows(const RowArgs<T>& args) {
+    i64 i = thread_number(), width = args.width;
+    if (i >= args.n) return;
+    i64 row = index_at(args.index, args.wide, i / width);
+    if (row >= 0 && row < args.rows) args.to[i] = args.from[row * width + i % width];
+}
+KERNEL gather_rows_1(RowArgs<unsigned char> args) { begin(); gather_rows(args); }
+KERNEL gather_rows_4(RowArgs<u32> args) { begin(); gather_rows(args); }
+KERNEL gather_rows_8(RowArgs<u64> args) { begin(); gather_rows(args); }
+
+// Rows that are written twice are given equal values.
+template <class T> __device__ __forceinline__ void scatter_rows(const RowArgs<T>& args) {
+    i64 i = thread_number(), width = args.width;
+    if (i >= args.n) return;
+    i64 row = index_at(args.index, args.wide, i / width);
+    if (row >= 0 && row < args.rows) args.to[row * width + i % width] = args.from[i];
+}
+KERNEL scatter_rows_1(RowArgs<unsigned char> args) { begin(); scatter_rows(args); }
+KERNEL scatter_rows_4(RowArgs<u32> args) { begin(); scatter_rows(args); }
+KERNEL scatter_rows_8(RowArgs<u64> args) { begin(); scatter_rows(args); }
 
 __device__ __forceinline__ i64 bias_row(i64 q, i64 k, i64 reach) { return max(-reach, min(reach, q - k)) + reach; }
 
-// q_rows and k_rows: elements from one batch row's times to the next, 0 where one serves all.
-KERNEL relative_bias(float* y, const float* table, const i64* q, const i64* k, i64 q_rows, i64 k_rows, int heads, int queries, int keys, i64 reach, i64 n) {
+// y [batch, heads, queries, keys] from table [2 reach + 1, heads], or dtable from dy. q_rows and k_rows: elements from one batch row's
+// times to the next, 0 where one serves all.
+struct BiasArgs {
+    float* to;
+    const float* from;
+    const i64 *q, *k;
+    i64 q_rows, k_rows, reach, n;
+    int heads, queries, keys;
+};
+KERNEL relative_bias(BiasArgs args) {
     begin();
     i64 i = thread_number();
-    if (i >= n) return;
-    i64 j = i % keys, rest = i / keys, t = rest % queries;
-    rest /= queries;
-    i64 h = rest % heads, b = rest / heads;
-    y[i] = table[bias_row(q[b * q_rows + t], k[b * k_rows + j], reach) * heads + h];
+    if (i >= args.n) return;
+    i64 j = i % args.keys, rest = i / args.keys, t = rest % args.queries;
+    rest /= args.queries;
+    i64 h = rest % args.heads, b = rest / args.heads;
+    i64 row = bias_row(args.q[b * args.q_rows + t], args.k[b * args.k_rows + j], args.reach);
+    args.to[i] = args.from[row * args.heads + h];
+}
+
+// For tables too large for shared memory. Adds into zeros, in any order.
+KERNEL relative_bias_grad_anywhere(BiasArgs args) {
+    begin();
+    i64 i = thread_number();
+    if (i >= args.n) return;
+    i64 j = i % args.keys, rest = i / args.keys, t = rest % args.queries;
+    rest /= args.queries;
+    i64 h = rest % args.heads, b = rest / args.heads;
+    i64 row = bias_row(args.q[b * args.q_rows + t], args.k[b * args.k_rows + j], args.reach);
+    atomicAdd(&args.to[row * args.heads + h], args.from[i]);
 }
 
 // Sums of dy by table row and head, in a fixed order. Every warp has a table of its own for one head, and a tile of up to 32 queries by 32 keys, which
 // it goes through key by key with a lane per query: their times differ, so that lanes rarely meet in one row.
 // Grid (heads, parts). Dynamic shared memory: per warp a table [rows] and a tile [32, 33]. partial: [parts, heads, rows]; counters: [heads].
-KERNEL relative_bias_grad(float* dtable, float* partial, u32* counters, const float* __restrict__ dy, const i64* __restrict__ q, const i64* __restrict__ k, i64 q_rows,
-                          i64 k_rows, int batch, int heads, int queries, int keys, int rows) {
+// What is only read comes by itself: `__restrict__` counts for parameters alone.
+struct BiasGradArgs {
+    float *dtable, *partial;
+    u32* counters;
+    i64 q_rows, k_rows;
+    int batch, heads, queries, keys, rows;
+};
+KERNEL relative_bias_grad(const float* __restrict__ dy, const i64* __restrict__ q, const i64* __restrict__ k, BiasGradArgs args) {
     begin();
+    float *dtable = args.dtable, *partial = args.partial;
+    u32* counters = args.counters;
+    i64 q_rows = args.q_rows, k_rows = args.k_rows;
+    int batch = args.batch, heads = args.heads, queries = args.queries, keys = args.keys, rows = args.rows;
     extern __shared__ float shared[];
     int h = blockIdx.x, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     float *table = shared + warp * rows, *tile = shared + warps * rows + warp * 32 * 33;
@@ -89,46 +151,19 @@ KERNEL relative_bias_grad(float* dtable, float* partial, u32* counters, const fl
     }
 }
 
-// For tables too large for shared memory. Adds into zeros, in any order.
-KERNEL relative_bias_grad_anywhere(float* dtable, const float* dy, const i64* q, const i64* k, i64 q_rows, i64 k_rows, int heads, int queries, int keys, i64 reach, i64 n) {
-    begin();
-    i64 i = thread_number();
-    if (i >= n) return;
-    i64 j = i % keys, rest = i / keys, t = rest % queries;
-    rest /= queries;
-    i64 h = rest % heads, b = rest / heads;
-    atomicAdd(&dtable[bias_row(q[b * q_rows + t], k[b * k_rows + j], reach) * heads + h], dy[i]);
+// Rows [batch, count, width] into cache [batch, length, width] from position at[b] on; n: elements of the rows.
+template <class T> struct WriteRowsArgs {
+    T* cache;
+    const T* rows;
+    const int* at;
+    i64 length, count, width, n;
+};
+template <class T> __device__ __forceinline__ void write_rows(const WriteRowsArgs<T>& args) {
+    i64 i = thread_number(), length = args.length, width = args.width, each = args.count * width;
+    if (i >= args.n) return;
+    i64 b = i / each, start = args.at[b];
+    if (start >= 0 && start + args.count <= length) args.cache[(b * length + start) * width + i % each] = args.rows[i];
 }
-
-// Rows [batch, count, width] into cache [batch, length, width] from position at[b] on.
-template <class T> __device__ __forceinline__ void write_rows(T* cache, const T* rows, const int* at, i64 length, i64 count, i64 width, i64 n) {
-    i64 i = thread_number();
-    if (i >= n) return;
-    i64 b = i / (count * width), start = at[b];
-    if (start >= 0 && start + count <= length) cache[(b * length + start) * width + i % (count * width)] = rows[i];
-}
-KERNEL write_rows_1(unsigned char* c, const unsigned char* r, const int* at, i64 l, i64 k, i64 w, i64 n) { begin(); write_rows(c, r, at, l, k, w, n); }
-KERNEL write_rows_4(u32* c, const u32* r, const int* at, i64 l, i64 k, i64 w, i64 n) { begin(); write_rows(c, r, at, l, k, w, n); }
-KERNEL write_rows_8(u64* c, const u64* r, const int* at, i64 l, i64 k, i64 w, i64 n) { begin(); write_rows(c, r, at, l, k, w, n); }
-
-template <class T> __device__ __forceinline__ void take(T* y, const T* table, const void* index, int wide, i64 rows, i64 width, i64 n) {
-    i64 i = thread_number();
-    if (i >= n) return;
-    i64 row = index_at(index, wide, i / width);
-    if (row >= 0 && row < rows) y[i] = table[row * width + i % width];
-}
-KERNEL take_1(unsigned char* y, const unsigned char* t, const void* x, int w, i64 r, i64 d, i64 n) { begin(); take(y, t, x, w, r, d, n); }
-KERNEL take_4(u32* y, const u32* t, const void* x, int w, i64 r, i64 d, i64 n) { begin(); take(y, t, x, w, r, d, n); }
-KERNEL take_8(u64* y, const u64* t, const void* x, int w, i64 r, i64 d, i64 n) { begin(); take(y, t, x, w, r, d, n); }
-
-// Row index[i] of the table becomes row i of values. Rows that are written twice are given equal values.
-template <class T>
-__device__ __forceinline__ void scatter_rows(T* table, const T* values, const void* index, int wide, i64 rows, i64 width, i64 n) {
-    i64 i = thread_number();
-    if (i >= n) return;
-    i64 row = index_at(index, wide, i / width);
-    if (row >= 0 && row < rows) table[row * width + i % width] = values[i];
-}
-KERNEL scatter_rows_1(unsigned char* t, const unsigned char* v, const void* x, int w, i64 r, i64 d, i64 n) { begin(); scatter_rows(t, v, x, w, r, d, n); }
-KERNEL scatter_rows_4(u32* t, const u32* v, const void* x, int w, i64 r, i64 d, i64 n) { begin(); scatter_rows(t, v, x, w, r, d, n); }
-KERNEL scatter_rows_8(u64* t, const u64* v, const void* x, int w, i64 r, i64 d, i64 n) { begin(); scatter_rows(t, v, x, w, r, d, n); }
+KERNEL write_rows_1(WriteRowsArgs<unsigned char> args) { begin(); write_rows(args); }
+KERNEL write_rows_4(WriteRowsArgs<u32> args) { begin(); write_rows(args); }
+KERNEL write_rows_8(WriteRowsArgs<u64> args) { begin(); write_rows(args); }

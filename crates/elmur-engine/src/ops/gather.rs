@@ -4,7 +4,9 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::{Rows, RowsMut, max_tasks};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float, want_index};
@@ -21,8 +23,8 @@ impl Graph {
 
     /// Rows of a table of any element type: y[..., rest] = table[index[...]] for table [rows, rest] and index of i32 or i64.
     /// Without gradient: for data that lies on the device.
-    pub fn take(&mut self, table: Value, index: Value) -> Result<Value> {
-        self.push1(Take, &[table, index])
+    pub fn gather_rows(&mut self, table: Value, index: Value) -> Result<Value> {
+        self.push1(GatherRows, &[table, index])
     }
 
     /// `table` [..., rest] of any element type with `values` [n, rest] written over its rows `index` (i32 or
@@ -98,6 +100,21 @@ fn row_len(table: &TensorType) -> usize {
     table.shape[1..].iter().product()
 }
 
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Rows that an index names, read from a table or written to one.
+    struct RowArgs in "gather.cu" {
+        to: u64, from: u64, index: u64, rows: usize, width: usize, n: usize, wide: i32,
+    }
+}
+
+/// Arguments for the rows that input 1 names in a table of `rows` rows; `width` elements (or words) each.
+#[cfg(feature = "cuda")]
+fn row_args(launch: &Launch<'_>, to: u64, from: u64, rows: usize, width: usize) -> RowArgs {
+    let wide = i32::from(launch.ty(1).dtype == DType::I64);
+    RowArgs { to, from, index: launch.input(1), rows, width, n: launch.ty(1).len() * width, wide }
+}
+
 /// The widest words in which rows of `bytes` bytes at these addresses can be moved: the variant of a kernel
 /// for words of 1, 4 or 8 bytes, and the words of a row.
 #[cfg(feature = "cuda")]
@@ -157,27 +174,26 @@ impl Op for Embedding {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (rows, d, n) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.out_ty(0).len());
-        let wide = launch.ty(1).dtype == DType::I64;
-        let args = args![launch.output(0), launch.input(0), launch.input(1), wide, rows, d, n];
-        launch.elements("embedding", n, args)
+        let (rows, width) = (launch.ty(0).shape[0], launch.ty(0).shape[1]);
+        let args = row_args(launch, launch.output(0), launch.input(0), rows, width);
+        launch.elements("embedding", args.n, args)
     }
 }
 
 #[derive(Debug)]
-struct Take;
+struct GatherRows;
 
-impl Op for Take {
+impl Op for GatherRows {
     fn name(&self) -> &'static str {
-        "take"
+        "gather_rows"
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        want_index("take", "index", &inputs[1])?;
+        want_index("gather_rows", "index", &inputs[1])?;
         let Some((_, rest)) = inputs[0].shape.split_first() else {
-            return mismatch("take", "table [rows, ...]", inputs[0].to_string());
+            return mismatch("gather_rows", "table [rows, ...]", inputs[0].to_string());
         };
         let ty = inputs[0].with([&inputs[1].shape[..], rest].concat());
-        ty.check("take")?;
+        ty.check("gather_rows")?;
         Ok(vec![ty])
     }
     fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
@@ -188,7 +204,7 @@ impl Op for Take {
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (index, width) = (Indices::new(io, 1), row_len(io.ty(0)));
-        index.check("take", &rows_of(io.ty(0)))?;
+        index.check("gather_rows", &rows_of(io.ty(0)))?;
         dispatch_bits!(io.dtype(), U => {
             let (table, y) = (io.input_bits::<U>(0), io.output_bits::<U>(0));
             io.pool.rows(index.len(), width, RowsMut::new(y, width), |first, y| {
@@ -203,10 +219,9 @@ impl Op for Take {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (y, table) = (launch.output(0), launch.input(0));
         let bytes = row_len(launch.ty(0)) * launch.ty(0).dtype.size();
-        let (kernel, width) = words(bytes, [y, table], ["take_1", "take_4", "take_8"]);
-        let (rows, n) = (launch.ty(0).shape[0], launch.ty(1).len() * width);
-        let wide = launch.ty(1).dtype == DType::I64;
-        launch.elements(kernel, n, args![y, table, launch.input(1), wide, rows, width, n])
+        let (kernel, width) = words(bytes, [y, table], GATHER_ROWS);
+        let args = row_args(launch, y, table, launch.ty(0).shape[0], width);
+        launch.elements(kernel, args.n, args)
     }
 }
 
@@ -272,12 +287,13 @@ impl Op for ScatterRows {
         let (table, values) = (launch.in_place(0, 0)?, launch.input(2));
         let bytes = row_len(launch.ty(2)) * launch.ty(2).dtype.size();
         let (kernel, width) = words(bytes, [table, values], SCATTER_ROWS);
-        let (rows, n) = (launch.ty(0).bytes() / bytes, launch.ty(1).len() * width);
-        let wide = launch.ty(1).dtype == DType::I64;
-        launch.elements(kernel, n, args![table, values, launch.input(1), wide, rows, width, n])
+        let args = row_args(launch, table, values, launch.ty(0).bytes() / bytes, width);
+        launch.elements(kernel, args.n, args)
     }
 }
 
+#[cfg(feature = "cuda")]
+const GATHER_ROWS: [&str; 3] = ["gather_rows_1", "gather_rows_4", "gather_rows_8"];
 #[cfg(feature = "cuda")]
 const SCATTER_ROWS: [&str; 3] = ["scatter_rows_1", "scatter_rows_4", "scatter_rows_8"];
 
@@ -317,11 +333,18 @@ impl Op for EmbeddingGrad {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (d, n) = (launch.ty(0).cols(), launch.ty(0).len());
-        let wide = launch.ty(1).dtype == DType::I64;
         launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
-        let args = args![launch.output(0), launch.input(0), launch.input(1), wide, self.rows, d, n];
-        launch.elements("embedding_grad", n, args)
+        let args = row_args(launch, launch.output(0), launch.input(0), self.rows, launch.ty(0).cols());
+        launch.elements("embedding_grad", args.n, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// A relative bias from its table, or the gradient of the table.
+    struct BiasArgs in "gather.cu" {
+        to: u64, from: u64, q: u64, k: u64, q_rows: usize, k_rows: usize, reach: usize, n: usize,
+        heads: i32, queries: i32, keys: i32,
     }
 }
 
@@ -343,12 +366,20 @@ fn batch_step(times: &TensorType) -> usize {
 /// Queues either pass of the relative bias over y or dy [B, H, Tq, Tk].
 #[cfg(feature = "cuda")]
 fn cuda_bias(launch: &mut Launch<'_>, kernel: &'static str, ty: TensorType, rows: usize) -> Result<()> {
-    let [heads, queries, keys] = [1, 2, 3].map(|axis| ty.shape[axis] as i32);
-    let (q_rows, k_rows, n) = (batch_step(launch.ty(1)), batch_step(launch.ty(2)), ty.len());
-    let (q, k) = (launch.input(1), launch.input(2));
-    let args =
-        args![launch.output(0), launch.input(0), q, k, q_rows, k_rows, heads, queries, keys, rows / 2, n,];
-    launch.elements(kernel, n, args)
+    let args = BiasArgs {
+        to: launch.output(0),
+        from: launch.input(0),
+        q: launch.input(1),
+        k: launch.input(2),
+        q_rows: batch_step(launch.ty(1)),
+        k_rows: batch_step(launch.ty(2)),
+        reach: rows / 2,
+        n: ty.len(),
+        heads: ty.shape[1] as i32,
+        queries: ty.shape[2] as i32,
+        keys: ty.shape[3] as i32,
+    };
+    launch.elements(kernel, args.n, args)
 }
 
 impl Op for RelativeBias {
@@ -418,6 +449,15 @@ impl Op for RelativeBias {
     }
 }
 
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// What the gradient of a bias table writes, and its extents.
+    struct BiasGradArgs in "gather.cu" {
+        dtable: u64, partial: u64, counters: u64, q_rows: usize, k_rows: usize, batch: i32, heads: i32,
+        queries: i32, keys: i32, rows: i32,
+    }
+}
+
 #[derive(Debug)]
 struct RelativeBiasGrad {
     rows: usize,
@@ -476,23 +516,28 @@ impl Op for RelativeBiasGrad {
         let parts = tiles.div_ceil(4 * warps).min(256usize.div_ceil(heads)).max(1);
         let partial = if parts > 1 { launch.scratch(4 * parts * heads * self.rows)? } else { 0 };
         let counters = launch.scratch(4 * heads)?;
-        let [q_rows, k_rows] = [1, 2].map(|i| batch_step(launch.ty(i)));
-        let args = args![
-            launch.output(0),
+        let args = BiasGradArgs {
+            dtable: launch.output(0),
             partial,
             counters,
-            launch.input(0),
-            launch.input(1),
-            launch.input(2),
-            q_rows,
-            k_rows,
-            batch,
-            heads,
-            queries,
-            keys,
-            self.rows,
-        ];
+            q_rows: batch_step(launch.ty(1)),
+            k_rows: batch_step(launch.ty(2)),
+            batch: batch as i32,
+            heads: heads as i32,
+            queries: queries as i32,
+            keys: keys as i32,
+            rows: self.rows as i32,
+        };
+        let args = args![launch.input(0), launch.input(1), launch.input(2), args];
         launch.kernel("relative_bias_grad", [heads, parts, 1], 32 * warps as u32, warps * each, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Rows written into a cache.
+    struct WriteRowsArgs in "gather.cu" {
+        cache: u64, rows: u64, at: u64, length: usize, count: usize, width: usize, n: usize,
     }
 }
 
@@ -555,9 +600,16 @@ impl Op for WriteRows {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (length, count) = (launch.ty(0).shape[1], launch.ty(1).shape[1]);
         let width = launch.ty(0).shape[2..].iter().product::<usize>();
-        let cache = launch.in_place(0, 0)?;
-        let n = launch.ty(1).len();
         let kernel = by_size(launch.ty(0).dtype, ["write_rows_1", "write_rows_4", "write_rows_8"]);
-        launch.elements(kernel, n, args![cache, launch.input(1), launch.input(2), length, count, width, n])
+        let args = WriteRowsArgs {
+            cache: launch.in_place(0, 0)?,
+            rows: launch.input(1),
+            at: launch.input(2),
+            length,
+            count,
+            width,
+            n: launch.ty(1).len(),
+        };
+        launch.elements(kernel, args.n, args)
     }
 }

@@ -1,13 +1,18 @@
 // y[r, y_start + c] = x[r, x_start + c] for rows of y_width and x_width elements.
-template <class T> __device__ __forceinline__ void copy_columns(T* y, i64 y_width, i64 y_start, const T* x, i64 x_width, i64 x_start, i64 rows, i64 columns) {
+template <class T> struct ColumnsArgs {
+    T* y;
+    const T* x;
+    i64 y_width, y_start, x_width, x_start, rows, columns;
+};
+template <class T> __device__ __forceinline__ void copy_columns(const ColumnsArgs<T>& args) {
     i64 i = thread_number();
-    if (i >= rows * columns) return;
-    i64 r = i / columns, c = i % columns;
-    y[r * y_width + y_start + c] = x[r * x_width + x_start + c];
+    if (i >= args.rows * args.columns) return;
+    i64 r = i / args.columns, c = i % args.columns;
+    args.y[r * args.y_width + args.y_start + c] = args.x[r * args.x_width + args.x_start + c];
 }
-KERNEL copy_columns_1(unsigned char* y, i64 yw, i64 ys, const unsigned char* x, i64 xw, i64 xs, i64 r, i64 c) { begin(); copy_columns(y, yw, ys, x, xw, xs, r, c); }
-KERNEL copy_columns_4(u32* y, i64 yw, i64 ys, const u32* x, i64 xw, i64 xs, i64 r, i64 c) { begin(); copy_columns(y, yw, ys, x, xw, xs, r, c); }
-KERNEL copy_columns_8(u64* y, i64 yw, i64 ys, const u64* x, i64 xw, i64 xs, i64 r, i64 c) { begin(); copy_columns(y, yw, ys, x, xw, xs, r, c); }
+KERNEL copy_columns_1(ColumnsArgs<unsigned char> args) { begin(); copy_columns(args); }
+KERNEL copy_columns_4(ColumnsArgs<u32> args) { begin(); copy_columns(args); }
+KERNEL copy_columns_8(ColumnsArgs<u64> args) { begin(); copy_columns(args); }
 
 // y at i = x at the steps `a`.
 template <class T> __device__ __forceinline__ void rearrange(T* y, const T* x, i64 n, const Steps& s) {

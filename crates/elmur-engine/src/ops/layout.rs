@@ -5,12 +5,14 @@ use std::ops::Range;
 use crate::autodiff::Backward;
 use crate::cpu::pool::RowsMut;
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_bits, mismatch};
 #[cfg(feature = "cuda")]
-use crate::ops::arith::{by_size, cuda_steps};
+use crate::ops::arith::{Steps, by_size};
 use crate::types::{DType, MAX_RANK, TensorType};
 
 impl Graph {
@@ -187,6 +189,15 @@ impl Op for Full {
 }
 
 #[cfg(feature = "cuda")]
+kernel_args! {
+    /// Columns of rows, copied between rows of other widths.
+    struct ColumnsArgs in "layout.cu" {
+        y: u64, x: u64, y_width: usize, y_start: usize, x_width: usize, x_start: usize, rows: usize,
+        columns: usize,
+    }
+}
+
+#[cfg(feature = "cuda")]
 const COPY_COLUMNS: [&str; 3] = ["copy_columns_1", "copy_columns_4", "copy_columns_8"];
 
 /// Copies each input over the output of the same number; only ever run on a GPU, where one kernel does it for
@@ -280,8 +291,16 @@ impl Op for Slice {
         let shape = &launch.ty(0).shape;
         let (outer, inner) = around(shape, self.axis);
         let (from, to) = (shape[self.axis] * inner, self.range.len() * inner);
-        let args =
-            args![launch.output(0), to, 0usize, launch.input(0), from, self.range.start * inner, outer, to,];
+        let args = ColumnsArgs {
+            y: launch.output(0),
+            x: launch.input(0),
+            y_width: to,
+            y_start: 0,
+            x_width: from,
+            x_start: self.range.start * inner,
+            rows: outer,
+            columns: to,
+        };
         launch.elements(by_size(launch.ty(0).dtype, COPY_COLUMNS), outer * to, args)
     }
 }
@@ -335,7 +354,16 @@ impl Op for Place {
         if from != to {
             launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
         }
-        let args = args![launch.output(0), to, start, launch.input(0), from, 0usize, outer, from];
+        let args = ColumnsArgs {
+            y: launch.output(0),
+            x: launch.input(0),
+            y_width: to,
+            y_start: start,
+            x_width: from,
+            x_start: 0,
+            rows: outer,
+            columns: from,
+        };
         launch.elements(by_size(launch.ty(0).dtype, COPY_COLUMNS), outer * from, args)
     }
 }
@@ -410,7 +438,16 @@ impl Op for Concat {
         let mut start = 0;
         for part in 0..launch.inputs.len() {
             let len = launch.ty(part).shape[self.axis] * inner;
-            let args = args![launch.output(0), to, start, launch.input(part), len, 0usize, outer, len];
+            let args = ColumnsArgs {
+                y: launch.output(0),
+                x: launch.input(part),
+                y_width: to,
+                y_start: start,
+                x_width: len,
+                x_start: 0,
+                rows: outer,
+                columns: len,
+            };
             launch.elements(by_size(launch.ty(0).dtype, COPY_COLUMNS), outer * len, args)?;
             start += len;
         }
@@ -478,9 +515,9 @@ impl Op for Transpose {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let shape = &launch.out_ty(0).shape;
-        let mut steps = cuda_steps(shape, shape, shape);
+        let mut steps = Steps::new(shape, shape, shape);
         for (i, &axis) in self.0.iter().enumerate() {
-            steps[7 + i] = launch.ty(0).shape[axis + 1..].iter().product::<usize>() as i32;
+            steps.a[i] = launch.ty(0).shape[axis + 1..].iter().product::<usize>() as i32;
         }
         let n = launch.ty(0).len();
         let args = args![launch.output(0), launch.input(0), n, steps];

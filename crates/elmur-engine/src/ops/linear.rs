@@ -5,7 +5,9 @@ use crate::cpu::gemm::{Mat, Product, Tile, gemm, scratch_len};
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{add_assign, simd_fn};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, Product as GpuProduct, args};
+use crate::cuda::args::kernel_args;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::{Launch, Product as GpuProduct};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -24,6 +26,14 @@ impl Graph {
         let mut inputs = vec![x, weight];
         inputs.extend(bias);
         self.push1(Linear { bias: bias.is_some(), activation }, &inputs)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// z = x + bias by column, y = f(z).
+    struct BiasActivationArgs in "activation.cu" {
+        y: u64, z: u64, x: u64, bias: u64, columns: usize, n: usize, kind: i32,
     }
 }
 
@@ -139,7 +149,8 @@ impl Op for Linear {
             return Ok(());
         }
         let kind = self.activation as i32;
-        launch.elements("bias_activation", m * n, args![kind, y, z, product.c, bias, n, m * n])
+        let args = BiasActivationArgs { y, z, x: product.c, bias, columns: n, n: m * n, kind };
+        launch.elements("bias_activation", m * n, args)
     }
 }
 

@@ -1,6 +1,16 @@
-// One block: loss, log-sum-exp per row (lse may be null), number of rows that count.
-KERNEL cross_entropy(float* loss, float* lse, float* count, const float* __restrict__ logits, const void* __restrict__ targets, int wide, i64 ignored, float smoothing, i64 rows, i64 classes) {
+// One block: loss, log-sum-exp per row, number of rows that count; each may be null. wide: targets have 64 bits. What is only read comes
+// by itself: `__restrict__` counts for parameters alone.
+struct CrossEntropyArgs {
+    float *loss, *lse, *count;
+    i64 ignored, rows, classes;
+    float smoothing;
+    int wide;
+};
+KERNEL cross_entropy(const float* __restrict__ logits, const void* __restrict__ targets, CrossEntropyArgs args) {
     begin();
+    float *loss = args.loss, *lse = args.lse, *count = args.count, smoothing = args.smoothing;
+    i64 ignored = args.ignored, rows = args.rows, classes = args.classes;
+    int wide = args.wide;
     double total = 0, counted = 0;
     for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
         const float* x = logits + row * classes;
@@ -28,20 +38,27 @@ KERNEL cross_entropy(float* loss, float* lse, float* count, const float* __restr
     }
 }
 
-KERNEL cross_entropy_grad(float* dx, const float* logits, const void* targets, int wide, const float* lse, const float* count, const float* grad, i64 ignored,
-                          float smoothing, i64 classes, i64 n) {
+struct CrossEntropyGradArgs {
+    float* dx;
+    const float *logits, *lse, *count, *grad;
+    const void* targets;
+    i64 ignored, classes, n;
+    float smoothing;
+    int wide;
+};
+KERNEL cross_entropy_grad(CrossEntropyGradArgs args) {
     begin();
-    i64 i = thread_number();
-    if (i >= n) return;
-    i64 row = i / classes, target = index_at(targets, wide, row);
-    float scale = *grad / *count;
-    float d = scale * (expf(logits[i] - lse[row]) - smoothing / classes);
+    i64 i = thread_number(), classes = args.classes;
+    if (i >= args.n) return;
+    i64 row = i / classes, target = index_at(args.targets, args.wide, row);
+    float scale = *args.grad / *args.count, smoothing = args.smoothing;
+    float d = scale * (expf(args.logits[i] - args.lse[row]) - smoothing / classes);
     if (i % classes == target) d -= scale * (1.0f - smoothing);
-    dx[i] = target == ignored ? 0.0f : d;
+    args.dx[i] = target == args.ignored ? 0.0f : d;
 }
 
 // Rows whose likeliest class is the target (all classes below or equal); one block.
-KERNEL count_right(float* right, const float* logits, const void* targets, int wide, i64 rows, i64 classes) {
+KERNEL count_correct(float* correct, const float* logits, const void* targets, int wide, i64 rows, i64 classes) {
     begin();
     double total = 0;
     for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
@@ -53,12 +70,22 @@ KERNEL count_right(float* right, const float* logits, const void* targets, int w
         total += best;
     }
     total = block_sum(total);
-    if (threadIdx.x == 0) *right = (float)total;
+    if (threadIdx.x == 0) *correct = (float)total;
 }
 
-// One block; `per` elements share one mask entry.
-KERNEL mse(float* loss, float* count, const float* x, const float* t, const unsigned char* mask, i64 per, i64 n) {
+// One block; `per` elements share one mask entry. loss, count and mask may be null.
+struct MseArgs {
+    float *loss, *count;
+    const float *x, *t;
+    const unsigned char* mask;
+    i64 per, n;
+};
+KERNEL mse(MseArgs args) {
     begin();
+    float *loss = args.loss, *count = args.count;
+    const float *x = args.x, *t = args.t;
+    const unsigned char* mask = args.mask;
+    i64 per = args.per, n = args.n;
     double total = 0, counted = 0;
     for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
         if (mask && !mask[i / per]) continue;
@@ -74,8 +101,16 @@ KERNEL mse(float* loss, float* count, const float* x, const float* t, const unsi
     }
 }
 
-KERNEL mse_grad(float* dx, const float* x, const float* t, const float* count, const float* grad, const unsigned char* mask, i64 per, i64 n) {
+struct MseGradArgs {
+    float* dx;
+    const float *x, *t, *count, *grad;
+    const unsigned char* mask;
+    i64 per, n;
+};
+KERNEL mse_grad(MseGradArgs args) {
     begin();
     i64 i = thread_number();
-    if (i < n) dx[i] = mask && !mask[i / per] ? 0.0f : 2.0f * *grad / *count * (x[i] - t[i]);
+    if (i >= args.n) return;
+    bool hidden = args.mask && !args.mask[i / args.per];
+    args.dx[i] = hidden ? 0.0f : 2.0f * *args.grad / *args.count * (args.x[i] - args.t[i]);
 }

@@ -7,7 +7,9 @@ use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{max, reduce, simd_fn, sum};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float, want_index};
@@ -32,8 +34,8 @@ impl Graph {
 
     /// Number of rows (a float) whose target has no class above it, for logits [..., C] and targets [...] of i32 or i64; targets
     /// outside 0..C are not counted. Without gradient.
-    pub fn count_right(&mut self, logits: Value, targets: Value) -> Result<Value> {
-        self.push1(CountRight, &[logits, targets])
+    pub fn count_correct(&mut self, logits: Value, targets: Value) -> Result<Value> {
+        self.push1(CountCorrect, &[logits, targets])
     }
 
     /// Mean of (prediction - target)² (a scalar) over the elements where `mask` holds; all if there is none.
@@ -43,6 +45,15 @@ impl Graph {
         let mut inputs = vec![prediction, target];
         inputs.extend(mask);
         self.push1(Mse, &inputs)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// What cross entropy writes, and its settings.
+    struct CrossEntropyArgs in "loss.cu" {
+        loss: u64, lse: u64, count: u64, ignored: i64, rows: usize, classes: usize, smoothing: f32,
+        wide: i32,
     }
 }
 
@@ -129,18 +140,17 @@ impl Op for CrossEntropyOp {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (rows, classes) = (launch.ty(0).rows(), launch.ty(0).cols());
         let wide = launch.ty(1).dtype == DType::I64;
-        let args = args![
-            launch.output(0),
-            launch.output(1),
-            launch.output(2),
-            launch.input(0),
-            launch.input(1),
-            wide,
-            self.0.ignored,
-            self.0.label_smoothing as f32,
+        let args = CrossEntropyArgs {
+            loss: launch.output(0),
+            lse: launch.output(1),
+            count: launch.output(2),
+            ignored: self.0.ignored,
             rows,
             classes,
-        ];
+            smoothing: self.0.label_smoothing as f32,
+            wide: i32::from(wide),
+        };
+        let args = args![launch.input(0), launch.input(1), args];
         launch.kernel("cross_entropy", [1, 1, 1], 1024, 0, args)
     }
 }
@@ -151,6 +161,15 @@ simd_fn! {
         let top = max(x);
         let total = reduce(x, |x| (x - top).exp());
         (top + total.ln(), sum(x) / T::of(x.len() as f64))
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Gradient of the logits.
+    struct CrossEntropyGradArgs in "loss.cu" {
+        dx: u64, logits: u64, lse: u64, count: u64, grad: u64, targets: u64, ignored: i64,
+        classes: usize, n: usize, smoothing: f32, wide: i32,
     }
 }
 
@@ -192,19 +211,19 @@ impl Op for CrossEntropyGrad {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (classes, n) = (launch.ty(0).cols(), launch.ty(0).len());
         let wide = launch.ty(1).dtype == DType::I64;
-        let args = args![
-            launch.output(0),
-            launch.input(0),
-            launch.input(1),
-            wide,
-            launch.input(2),
-            launch.input(3),
-            launch.input(4),
-            self.0.ignored,
-            self.0.label_smoothing as f32,
+        let args = CrossEntropyGradArgs {
+            dx: launch.output(0),
+            logits: launch.input(0),
+            lse: launch.input(2),
+            count: launch.input(3),
+            grad: launch.input(4),
+            targets: launch.input(1),
+            ignored: self.0.ignored,
             classes,
             n,
-        ];
+            smoothing: self.0.label_smoothing as f32,
+            wide: i32::from(wide),
+        };
         launch.elements("cross_entropy_grad", n, args)
     }
 }
@@ -216,21 +235,21 @@ simd_fn! {
 }
 
 #[derive(Debug)]
-struct CountRight;
+struct CountCorrect;
 
-impl Op for CountRight {
+impl Op for CountCorrect {
     fn name(&self) -> &'static str {
-        "count_right"
+        "count_correct"
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         let (logits, targets) = (&inputs[0], &inputs[1]);
-        want_float("count_right", "logits", logits)?;
-        want_index("count_right", "targets", targets)?;
+        want_float("count_correct", "logits", logits)?;
+        want_index("count_correct", "targets", targets)?;
         match logits.shape.split_last() {
             Some((_, lead)) if lead == targets.shape => Ok(vec![logits.with([])]),
             _ => {
                 let got = format!("{logits} and {targets}");
-                mismatch("count_right", "logits [..., C] and targets [...]", got)
+                mismatch("count_correct", "logits [..., C] and targets [...]", got)
             }
         }
     }
@@ -241,11 +260,11 @@ impl Op for CountRight {
         let targets = Indices::new(io, 1);
         dispatch_float!(io.dtype(), T => {
             let rows = io.input::<T>(0).chunks_exact(io.ty(0).cols()).enumerate();
-            let right = rows.filter(|(row, x)| {
+            let correct = rows.filter(|(row, x)| {
                 let score = usize::try_from(targets.get(*row)).ok().and_then(|t| x.get(t));
                 score.is_some_and(|score| x.iter().all(|other| other <= score))
             });
-            io.output::<T>(0)[0] = T::of(right.count() as f64);
+            io.output::<T>(0)[0] = T::of(correct.count() as f64);
         });
         Ok(())
     }
@@ -254,7 +273,15 @@ impl Op for CountRight {
         let (rows, classes) = (launch.ty(0).rows(), launch.ty(0).cols());
         let wide = launch.ty(1).dtype == DType::I64;
         let args = args![launch.output(0), launch.input(0), launch.input(1), wide, rows, classes];
-        launch.kernel("count_right", [1, 1, 1], 1024, 0, args)
+        launch.kernel("count_correct", [1, 1, 1], 1024, 0, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Mean squared difference of x and t where the mask holds.
+    struct MseArgs in "loss.cu" {
+        loss: u64, count: u64, x: u64, t: u64, mask: u64, per: usize, n: usize,
     }
 }
 
@@ -333,9 +360,24 @@ impl Op for Mse {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (mask, per) = cuda_mask(launch, 2);
         let n = launch.ty(0).len();
-        let (loss, count) = (launch.output(0), launch.output(1));
-        let args = args![loss, count, launch.input(0), launch.input(1), mask, per, n];
+        let args = MseArgs {
+            loss: launch.output(0),
+            count: launch.output(1),
+            x: launch.input(0),
+            t: launch.input(1),
+            mask,
+            per,
+            n,
+        };
         launch.kernel("mse", [1, 1, 1], 1024, 0, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Gradient of x.
+    struct MseGradArgs in "loss.cu" {
+        dx: u64, x: u64, t: u64, count: u64, grad: u64, mask: u64, per: usize, n: usize,
     }
 }
 
@@ -365,16 +407,16 @@ impl Op for MseGrad {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (mask, per) = cuda_mask(launch, 4);
         let n = launch.ty(0).len();
-        let args = args![
-            launch.output(0),
-            launch.input(0),
-            launch.input(1),
-            launch.input(2),
-            launch.input(3),
+        let args = MseGradArgs {
+            dx: launch.output(0),
+            x: launch.input(0),
+            t: launch.input(1),
+            count: launch.input(2),
+            grad: launch.input(3),
             mask,
             per,
             n,
-        ];
+        };
         launch.elements("mse_grad", n, args)
     }
 }

@@ -24,31 +24,57 @@ KERNEL lru_select(int* slots, i64* times, const i64* anchors, int count, int m, 
     }
 }
 
-KERNEL gather_slots(float* y, const float* memory, const int* slots, int w, int m, i64 d, i64 n) {
+// Slots [B, w] of a memory [B, m, d]: read from `from` into `to` [B, w, d], or added from `from` [B, w, d] into `to`.
+struct SlotArgs {
+    float* to;
+    const float* from;
+    const int* slots;
+    i64 d, n;
+    int w, m;
+};
+KERNEL gather_slots(SlotArgs args) {
     begin();
-    i64 i = thread_number();
-    if (i >= n) return;
+    i64 i = thread_number(), d = args.d;
+    if (i >= args.n) return;
     i64 row = i / d;
-    int slot = slots[row];
-    y[i] = slot >= 0 && slot < m ? memory[(row / w * m + slot) * d + i % d] : NOT_A_NUMBER;
+    int slot = args.slots[row], m = args.m;
+    args.to[i] = slot >= 0 && slot < m ? args.from[(row / args.w * m + slot) * d + i % d] : NOT_A_NUMBER;
 }
 
 // Into zeros; slots of a row are distinct.
-KERNEL scatter_slots(float* dmemory, const float* grad, const int* slots, int w, int m, i64 d, i64 n) {
+KERNEL scatter_slots(SlotArgs args) {
     begin();
-    i64 i = thread_number();
-    if (i >= n) return;
+    i64 i = thread_number(), d = args.d;
+    if (i >= args.n) return;
     i64 row = i / d;
-    int slot = slots[row];
-    if (slot >= 0 && slot < m) dmemory[(row / w * m + slot) * d + i % d] += grad[i];
+    int slot = args.slots[row], m = args.m;
+    if (slot >= 0 && slot < m) args.to[(row / args.w * m + slot) * d + i % d] += args.from[i];
 }
 
 __device__ __forceinline__ float blend_weight(i64 anchor, float lambda, int empty_too) { return anchor < 0 && !empty_too ? 1.0f : lambda; }
 
 // One block per batch row; outputs may stand where their inputs do, or be null. Dynamic shared memory: w floats.
-KERNEL lru_blend(float* new_memory, i64* new_anchors, const float* memory, const i64* anchors, const int* slots, const float* candidates, const i64* times,
-                 const unsigned char* active, float lambda, int empty_too, int w, int m, i64 d) {
+struct BlendArgs {
+    float* new_memory;
+    i64* new_anchors;
+    const float *memory, *candidates;
+    const i64 *anchors, *times;
+    const int* slots;
+    const unsigned char* active;
+    i64 d;
+    int w, m, empty_too;
+    float lambda;
+};
+KERNEL lru_blend(BlendArgs args) {
     begin();
+    float *new_memory = args.new_memory, lambda = args.lambda;
+    i64* new_anchors = args.new_anchors;
+    const float *memory = args.memory, *candidates = args.candidates;
+    const i64 *anchors = args.anchors, *times = args.times;
+    const int* slots = args.slots;
+    const unsigned char* active = args.active;
+    i64 d = args.d;
+    int w = args.w, m = args.m, empty_too = args.empty_too;
     extern __shared__ float shared[];
     i64 b = blockIdx.x;
     bool written = !active || active[b];
@@ -69,9 +95,25 @@ KERNEL lru_blend(float* new_memory, i64* new_anchors, const float* memory, const
 }
 
 // One block per batch row.
-KERNEL lru_blend_grad(float* dmemory, float* dcandidates, const float* grad, const i64* anchors, const int* slots, const unsigned char* active, float lambda,
-                      int empty_too, int w, int m, i64 d) {
+struct BlendGradArgs {
+    float *dmemory, *dcandidates;
+    const float* grad;
+    const i64* anchors;
+    const int* slots;
+    const unsigned char* active;
+    i64 d;
+    int w, m, empty_too;
+    float lambda;
+};
+KERNEL lru_blend_grad(BlendGradArgs args) {
     begin();
+    float *dmemory = args.dmemory, *dcandidates = args.dcandidates, lambda = args.lambda;
+    const float* grad = args.grad;
+    const i64* anchors = args.anchors;
+    const int* slots = args.slots;
+    const unsigned char* active = args.active;
+    i64 d = args.d;
+    int w = args.w, m = args.m, empty_too = args.empty_too;
     i64 b = blockIdx.x;
     bool written = !active || active[b];
     for (i64 i = threadIdx.x; i < m * d && dmemory; i += blockDim.x) {

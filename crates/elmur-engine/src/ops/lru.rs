@@ -10,7 +10,9 @@
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
@@ -128,6 +130,14 @@ fn slot_bound(memory: &TensorType, input: usize) -> IndexBound {
     IndexBound { input, what: "slot", limit: memory.shape[1], ignored: None }
 }
 
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Slots that are read from a memory, or added into one.
+    struct SlotArgs in "lru.cu" {
+        to: u64, from: u64, slots: u64, d: usize, n: usize, w: i32, m: i32,
+    }
+}
+
 #[derive(Debug)]
 struct GatherSlots;
 
@@ -167,7 +177,15 @@ impl Op for GatherSlots {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (m, d) = (launch.ty(0).shape[1], launch.ty(0).shape[2]);
         let (w, n) = (launch.ty(1).cols(), launch.out_ty(0).len());
-        let args = args![launch.output(0), launch.input(0), launch.input(1), w as i32, m as i32, d, n];
+        let args = SlotArgs {
+            to: launch.output(0),
+            from: launch.input(0),
+            slots: launch.input(1),
+            d,
+            n,
+            w: w as i32,
+            m: m as i32,
+        };
         launch.elements("gather_slots", n, args)
     }
 }
@@ -208,8 +226,25 @@ impl Op for ScatterSlots {
         let (m, d) = (self.memory.shape[1], self.memory.shape[2]);
         let (w, n) = (launch.ty(1).cols(), launch.ty(0).len());
         launch.clear(launch.output(0), self.memory.bytes())?;
-        let args = args![launch.output(0), launch.input(0), launch.input(1), w as i32, m as i32, d, n];
+        let args = SlotArgs {
+            to: launch.output(0),
+            from: launch.input(0),
+            slots: launch.input(1),
+            d,
+            n,
+            w: w as i32,
+            m: m as i32,
+        };
         launch.elements("scatter_slots", n, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Candidates blended into slots of a memory.
+    struct BlendArgs in "lru.cu" {
+        new_memory: u64, new_anchors: u64, memory: u64, candidates: u64, anchors: u64, times: u64,
+        slots: u64, active: u64, d: usize, w: i32, m: i32, empty_too: i32, lambda: f32,
     }
 }
 
@@ -297,23 +332,31 @@ impl Op for BlendSlots {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (batch, m, d) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.ty(0).shape[2]);
         let w = launch.ty(2).cols();
-        let active = launch.input_if((launch.inputs.len() > 5).then_some(5));
-        let args = args![
-            launch.output(0),
-            launch.output(1),
-            launch.input(0),
-            launch.input(1),
-            launch.input(2),
-            launch.input(3),
-            launch.input(4),
-            active,
-            self.0.lambda as f32,
-            self.0.empty_slots_too,
-            w as i32,
-            m as i32,
+        let args = BlendArgs {
+            new_memory: launch.output(0),
+            new_anchors: launch.output(1),
+            memory: launch.input(0),
+            candidates: launch.input(3),
+            anchors: launch.input(1),
+            times: launch.input(4),
+            slots: launch.input(2),
+            active: launch.input_if((launch.inputs.len() > 5).then_some(5)),
             d,
-        ];
+            w: w as i32,
+            m: m as i32,
+            empty_too: i32::from(self.0.empty_slots_too),
+            lambda: self.0.lambda as f32,
+        };
         launch.kernel("lru_blend", [batch, 1, 1], 256, 4 * w, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Gradients of a memory and of the candidates blended into it.
+    struct BlendGradArgs in "lru.cu" {
+        dmemory: u64, dcandidates: u64, grad: u64, anchors: u64, slots: u64, active: u64, d: usize,
+        w: i32, m: i32, empty_too: i32, lambda: f32,
     }
 }
 
@@ -363,20 +406,19 @@ impl Op for BlendGrad {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (batch, m, d) = (launch.ty(0).shape[0], launch.ty(0).shape[1], launch.ty(0).shape[2]);
         let w = launch.ty(2).cols();
-        let active = launch.input_if((launch.inputs.len() > 3).then_some(3));
-        let args = args![
-            launch.output(0),
-            launch.output(1),
-            launch.input(0),
-            launch.input(1),
-            launch.input(2),
-            active,
-            self.0.lambda as f32,
-            self.0.empty_slots_too,
-            w as i32,
-            m as i32,
+        let args = BlendGradArgs {
+            dmemory: launch.output(0),
+            dcandidates: launch.output(1),
+            grad: launch.input(0),
+            anchors: launch.input(1),
+            slots: launch.input(2),
+            active: launch.input_if((launch.inputs.len() > 3).then_some(3)),
             d,
-        ];
+            w: w as i32,
+            m: m as i32,
+            empty_too: i32::from(self.0.empty_slots_too),
+            lambda: self.0.lambda as f32,
+        };
         launch.kernel("lru_blend_grad", [batch, 1, 1], 256, 0, args)
     }
 }

@@ -4,24 +4,38 @@
 
 // Fields as in lstm.rs, [batch, steps, width] where nothing else is said. Outputs that nobody reads are null.
 struct LstmForward {
-    float *hidden, *last_hidden, *last_cell;  // [batch, width] the last two
-    float *gates, *cells, *before;            // gates: [batch, steps, 4 width]
-    const float *x;                           // [batch, steps, 4 width]
-    const float *weight;                      // [width, 4 width], transposed
-    const float *bias;                        // [4 width]
-    const float *first_hidden, *first_cell;   // [batch, width], possibly where last_hidden and last_cell are
-    i64 batch, steps, width, lanes;
+    float* hidden;              // [batch, steps, width]
+    float* last_hidden;         // [batch, width]
+    float* last_cell;           // [batch, width]
+    float* gates;               // [batch, steps, 4 width]
+    float* cells;               // [batch, steps, width]
+    float* before;              // [batch, steps, width]
+    const float* x;             // [batch, steps, 4 width]
+    const float* weight;        // [width, 4 width], transposed
+    const float* bias;          // [4 width]
+    const float* first_hidden;  // [batch, width], possibly where last_hidden is
+    const float* first_cell;    // [batch, width], possibly where last_cell is
+    i64 batch;
+    i64 steps;
+    i64 width;
+    i64 lanes;
 };
 
 struct LstmBackward {
-    float *dz;                                   // [batch, steps, 4 width], possibly where the gates are
-    float *dfirst_hidden, *dfirst_cell;          // [batch, width]
-    const float *gates, *cells;                  // gates: [batch, steps, 4 width]
-    const float *weight;                         // [4 width, width]
-    const float *first_cell;                     // [batch, width]
-    const float *dhidden;                        // null where there is no such gradient, like the next two
-    const float *dlast_hidden, *dlast_cell;      // [batch, width]
-    i64 batch, steps, width, lanes;
+    float* dz;                  // [batch, steps, 4 width], possibly where the gates are
+    float* dfirst_hidden;       // [batch, width]
+    float* dfirst_cell;         // [batch, width]
+    const float* gates;         // [batch, steps, 4 width]
+    const float* cells;         // [batch, steps, width]
+    const float* weight;        // [4 width, width]
+    const float* first_cell;    // [batch, width]
+    const float* dhidden;       // [batch, steps, width]; null where there is no such gradient, like the next two
+    const float* dlast_hidden;  // [batch, width]
+    const float* dlast_cell;    // [batch, width]
+    i64 batch;
+    i64 steps;
+    i64 width;
+    i64 lanes;
 };
 
 // parts[g, r, c] = sum of in[r, k] w[k, c] over the g-th part of the depth, for R rows. Each group of `lanes`

@@ -24,10 +24,14 @@ use crate::cpu::gemm::{DOT_ROWS, Mat, PackedRight, Product, Tiles, gemm};
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{add_assign, simd_fn};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args, struct_arg};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
+#[cfg(feature = "cuda")]
+use crate::ops::arith::Steps;
 use crate::types::TensorType;
 
 /// What [`Graph::lstm`] returns.
@@ -195,8 +199,8 @@ impl Op for Forward {
         let blocks = Blocks::of(window, 4 * width, 2 * width)?;
         // Threads that compute neighbouring gates read neighbouring weights: [width, 4 width].
         let weight = launch.scratch(launch.ty(1).bytes())?;
-        let mut transpose = crate::ops::arith::cuda_steps(&[width, 4 * width], &[], &[]);
-        (transpose[7], transpose[8]) = (1, width as i32);
+        let mut transpose = Steps::new(&[width, 4 * width], &[], &[]);
+        (transpose.a[0], transpose.a[1]) = (1, width as i32);
         let count = launch.ty(1).len();
         launch.elements("rearrange_4", count, args![weight, launch.input(1), count, transpose])?;
         let args = LstmForward {
@@ -211,13 +215,13 @@ impl Op for Forward {
             bias: launch.input(2),
             first_hidden: launch.input(3),
             first_cell: launch.input(4),
-            batch: batch as u64,
-            steps: steps as u64,
-            width: width as u64,
-            lanes: blocks.lanes as u64,
+            batch,
+            steps,
+            width,
+            lanes: blocks.lanes,
         };
         let kernel = ["lstm_forward_1", "lstm_forward_2", "lstm_forward_4"][blocks.variant];
-        launch.kernel(kernel, [blocks.count, 1, 1], Blocks::THREADS as u32, blocks.shared, args![args])
+        launch.kernel(kernel, [blocks.count, 1, 1], Blocks::THREADS as u32, blocks.shared, args)
     }
 }
 
@@ -368,13 +372,13 @@ impl Op for Gradient {
             dhidden: upper[0],
             dlast_hidden: upper[1],
             dlast_cell: upper[2],
-            batch: batch as u64,
-            steps: steps as u64,
-            width: width as u64,
-            lanes: blocks.lanes as u64,
+            batch,
+            steps,
+            width,
+            lanes: blocks.lanes,
         };
         let kernel = ["lstm_backward_1", "lstm_backward_2", "lstm_backward_4"][blocks.variant];
-        launch.kernel(kernel, [blocks.count, 1, 1], Blocks::THREADS as u32, blocks.shared, args![args])
+        launch.kernel(kernel, [blocks.count, 1, 1], Blocks::THREADS as u32, blocks.shared, args)
     }
 }
 
@@ -488,22 +492,18 @@ impl Blocks {
 }
 
 #[cfg(feature = "cuda")]
-struct_arg! {
-    /// What the kernels `lstm_forward_*` take, by the names in `lstm.cu`.
-    struct LstmForward {
-        hidden, last_hidden, last_cell, gates, cells, before,
-        x, weight, bias, first_hidden, first_cell,
-        batch, steps, width, lanes,
+kernel_args! {
+    /// What the kernels `lstm_forward_*` take.
+    struct LstmForward in "lstm.cu" {
+        hidden: u64, last_hidden: u64, last_cell: u64, gates: u64, cells: u64, before: u64, x: u64, weight: u64, bias: u64, first_hidden: u64, first_cell: u64, batch: usize, steps: usize, width: usize, lanes: usize,
     }
 }
 
 #[cfg(feature = "cuda")]
-struct_arg! {
-    /// What the kernels `lstm_backward_*` take, by the names in `lstm.cu`.
-    struct LstmBackward {
-        dz, dfirst_hidden, dfirst_cell,
-        gates, cells, weight, first_cell, dhidden, dlast_hidden, dlast_cell,
-        batch, steps, width, lanes,
+kernel_args! {
+    /// What the kernels `lstm_backward_*` take.
+    struct LstmBackward in "lstm.cu" {
+        dz: u64, dfirst_hidden: u64, dfirst_cell: u64, gates: u64, cells: u64, weight: u64, first_cell: u64, dhidden: u64, dlast_hidden: u64, dlast_cell: u64, batch: usize, steps: usize, width: usize, lanes: usize,
     }
 }
 
@@ -511,22 +511,6 @@ struct_arg! {
 #[cfg(feature = "cuda")]
 mod tests {
     use super::*;
-
-    /// Names of the members of a struct in the kernels' source, in order.
-    fn members(name: &str) -> Vec<String> {
-        let source = include_str!("lstm.cu");
-        let body = source.split_once(&format!("struct {name} {{")).unwrap().1.split_once("};").unwrap().0;
-        let code: String = body.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
-        let words = code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        let is_name = |word: &&str| !["", "const", "float", "i64"].contains(word);
-        words.filter(is_name).map(str::to_owned).collect()
-    }
-
-    #[test]
-    fn kernels_name_their_fields_in_the_same_order() {
-        assert_eq!(members("LstmForward"), LstmForward::FIELDS);
-        assert_eq!(members("LstmBackward"), LstmBackward::FIELDS);
-    }
 
     #[test]
     fn blocks_fit_shared_memory_and_cover_all_rows() {

@@ -93,9 +93,22 @@ __device__ __forceinline__ float4 read4(const float* from, int count, bool wide)
 }
 __device__ __forceinline__ void add(float4& x, float4 y) { x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w; }
 
+// C = A B (+ bias per column) (+ addend), for each matrix of a batch; strides are elements from one matrix to the next. bias and addend may
+// be null. No matrix has more than 2^31 elements. log_ranks: logarithm of the number of blocks in a cluster.
+struct ProductArgs {
+    float* c;
+    const float *a, *b, *bias, *addend;
+    i64 a_stride, b_stride, c_stride;
+    int m, n, k, relu, log_ranks;
+};
+
 // A is [m, k] (a_along) or [k, m]; B is [n, k] (b_along) or [k, n]. exact: from both parts of every number, 22 bits, as good as f32.
-template <bool a_along, bool b_along, bool exact, int warps>
-__device__ __forceinline__ void product(float* c, const float* a, const float* b, const float* bias, const float* addend, int m, int n, int k, int relu, int log_ranks) {
+template <bool a_along, bool b_along, bool exact, int warps> __device__ __forceinline__ void product(const ProductArgs& args) {
+    int m = args.m, n = args.n, k = args.k, relu = args.relu, log_ranks = args.log_ranks;
+    i64 z = blockIdx.z >> log_ranks;
+    float* c = args.c + z * args.c_stride;
+    const float *a = args.a + z * args.a_stride, *b = args.b + z * args.b_stride, *bias = args.bias;
+    const float* addend = args.addend ? args.addend + z * args.c_stride : args.addend;
     using A = Panel<a_along>;
     using B = Panel<b_along>;
     constexpr int THREADS = 32 * warps, VECTORS = T * T / 4 / THREADS, STAGE = A::SIZE + B::SIZE;
@@ -227,11 +240,9 @@ __device__ __forceinline__ void product(float* c, const float* a, const float* b
     }
 }
 
-// Grid (tiles of n, tiles of m, batch x blocks of a cluster). No matrix has more than 2^31 elements.
-#define PRODUCT(name, a_along, b_along, exact, warps)                                                                                                          \
-    KERNEL __launch_bounds__(32 * warps) name(float* c, const float* a, const float* b, const float* bias, const float* addend, int m, int n, int k, int relu, \
-                                              i64 sa, i64 sb, i64 sc, int log_ranks) {                                                                         \
-        begin();                                                                                                                                               \
-        i64 z = blockIdx.z >> log_ranks;                                                                                                                       \
-        product<a_along, b_along, exact, warps>(c + z * sc, a + z * sa, b + z * sb, bias, addend ? addend + z * sc : addend, m, n, k, relu, log_ranks);         \
+// Grid (tiles of n, tiles of m, batch x blocks of a cluster).
+#define PRODUCT(name, a_along, b_along, exact, warps)              \
+    KERNEL __launch_bounds__(32 * warps) name(ProductArgs args) {  \
+        begin();                                                   \
+        product<a_along, b_along, exact, warps>(args);             \
     }

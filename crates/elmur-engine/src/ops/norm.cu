@@ -1,6 +1,16 @@
 // One warp per row: s = x (+ f), y = normalised s gamma (+ beta). beta: LayerNorm, none: RMSNorm.
-KERNEL norm_rows(float* y, float* stats, float* sums, const float* x, const float* f, const float* gamma, const float* beta, float eps, i64 rows, i64 d) {
+// stats, sums, f and beta may be null.
+struct NormArgs {
+    float *y, *stats, *sums;
+    const float *x, *f, *gamma, *beta;
+    i64 rows, d;
+    float eps;
+};
+KERNEL norm_rows(NormArgs args) {
     begin();
+    float *y = args.y, *stats = args.stats, *sums = args.sums, eps = args.eps;
+    const float *x = args.x, *f = args.f, *gamma = args.gamma, *beta = args.beta;
+    i64 rows = args.rows, d = args.d;
     i64 row = warp_number();
     if (row >= rows) return;
     i64 at = row * d;
@@ -51,9 +61,19 @@ KERNEL norm_rows(float* y, float* stats, float* sums, const float* x, const floa
     }
 }
 
-// One warp per row.
-KERNEL norm_grad(float* ds, const float* s, const float* stats, const float* gamma, const float* dy, const float* passed, int layer, i64 rows, i64 d) {
+// One warp per row. passed may be null.
+struct NormGradArgs {
+    float* ds;
+    const float *s, *stats, *gamma, *dy, *passed;
+    i64 rows, d;
+    int layer;
+};
+KERNEL norm_grad(NormGradArgs args) {
     begin();
+    float* ds = args.ds;
+    const float *s = args.s, *stats = args.stats, *gamma = args.gamma, *dy = args.dy, *passed = args.passed;
+    i64 rows = args.rows, d = args.d;
+    int layer = args.layer;
     i64 row = warp_number();
     if (row >= rows) return;
     i64 at = row * d;
@@ -95,8 +115,18 @@ KERNEL norm_grad(float* ds, const float* s, const float* stats, const float* gam
 
 // dgamma = sum dy n and dbeta = sum dy by column; blocks of 32 columns by 32 rows sum a part of the rows, the last one the parts.
 // partial: [parts, 2 d].
-KERNEL norm_tables(float* dgamma, float* dbeta, float* partial, u32* counter, const float* s, const float* stats, const float* dy, i64 rows_per_part, i64 rows, i64 d) {
+struct NormTablesArgs {
+    float *dgamma, *dbeta, *partial;
+    u32* counter;
+    const float *s, *stats, *dy;
+    i64 rows_per_part, rows, d;
+};
+KERNEL norm_tables(NormTablesArgs args) {
     begin();
+    float *dgamma = args.dgamma, *dbeta = args.dbeta, *partial = args.partial;
+    u32* counter = args.counter;
+    const float *s = args.s, *stats = args.stats, *dy = args.dy;
+    i64 rows_per_part = args.rows_per_part, rows = args.rows, d = args.d;
     __shared__ float sums[2][32][33];
     int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
     i64 c = (i64)blockIdx.x * 32 + tx, start = blockIdx.y * rows_per_part, end = min(rows, start + rows_per_part);

@@ -11,7 +11,9 @@ use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{dot, reduce, simd_fn, sum};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::kernel_args;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -64,6 +66,15 @@ impl Graph {
         };
         inputs.extend(f);
         self.push(Forward { layer, residual: f.is_some(), eps: norm.eps }, &inputs)
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Normalised rows of x, or of x + f.
+    struct NormArgs in "norm.cu" {
+        y: u64, stats: u64, sums: u64, x: u64, f: u64, gamma: u64, beta: u64, rows: usize, d: usize,
+        eps: f32,
     }
 }
 
@@ -153,21 +164,18 @@ impl Op for Forward {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (rows, d) = (launch.ty(0).rows(), launch.ty(0).cols());
-        let f = launch.input_if(self.residual.then(|| self.f_index()));
-        let beta = launch.input_if(self.layer.then_some(2));
-        let sums = if self.residual { launch.output(2) } else { 0 };
-        let args = args![
-            launch.output(0),
-            launch.output(1),
-            sums,
-            launch.input(0),
-            f,
-            launch.input(1),
-            beta,
-            self.eps as f32,
+        let args = NormArgs {
+            y: launch.output(0),
+            stats: launch.output(1),
+            sums: if self.residual { launch.output(2) } else { 0 },
+            x: launch.input(0),
+            f: launch.input_if(self.residual.then(|| self.f_index())),
+            gamma: launch.input(1),
+            beta: launch.input_if(self.layer.then_some(2)),
             rows,
             d,
-        ];
+            eps: self.eps as f32,
+        };
         launch.warps("norm_rows", rows, args)
     }
 }
@@ -212,6 +220,24 @@ simd_fn! {
                 None => y.iter_mut().zip(gamma).for_each(|(y, gamma)| *y = *y * inverse * *gamma),
             }
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Gradient of what was normalised.
+    struct NormGradArgs in "norm.cu" {
+        ds: u64, s: u64, stats: u64, gamma: u64, dy: u64, passed: u64, rows: usize, d: usize,
+        layer: i32,
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Gradients of gamma and beta.
+    struct NormTablesArgs in "norm.cu" {
+        dgamma: u64, dbeta: u64, partial: u64, counter: u64, s: u64, stats: u64, dy: u64,
+        rows_per_part: usize, rows: usize, d: usize,
     }
 }
 
@@ -276,43 +302,41 @@ impl Op for Gradient {
         if launch.output(0) == 0 {
             return Ok(());
         }
-        let passed = launch.input_if(self.passed.then_some(4));
-        let args = args![
-            launch.output(0),
-            launch.input(0),
-            launch.input(1),
-            launch.input(2),
-            launch.input(3),
-            passed,
-            self.layer,
+        let args = NormGradArgs {
+            ds: launch.output(0),
+            s: launch.input(0),
+            stats: launch.input(1),
+            gamma: launch.input(2),
+            dy: launch.input(3),
+            passed: launch.input_if(self.passed.then_some(4)),
             rows,
             d,
-        ];
+            layer: i32::from(self.layer),
+        };
         launch.warps("norm_grad", rows, args)
     }
     #[cfg(feature = "cuda")]
-    fn aside(&self, outputs: usize) -> std::ops::Range<usize> {
+    fn deferred(&self, outputs: usize) -> std::ops::Range<usize> {
         1..outputs
     }
     #[cfg(feature = "cuda")]
-    fn cuda_aside(&self, launch: &mut Launch<'_>) -> Result<()> {
+    fn cuda_deferred(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (rows, d) = (launch.ty(0).rows(), launch.ty(0).cols());
         let (tiles, each) = (d.div_ceil(32), rows.div_ceil(16).max(32));
         let parts = rows.div_ceil(each);
         let (partial, counter) = (launch.scratch(4 * parts * 2 * d)?, launch.scratch(4)?);
-        let dbeta = if self.layer { launch.output(2) } else { 0 };
-        let args = args![
-            launch.output(1),
-            dbeta,
+        let args = NormTablesArgs {
+            dgamma: launch.output(1),
+            dbeta: if self.layer { launch.output(2) } else { 0 },
             partial,
             counter,
-            launch.input(0),
-            launch.input(1),
-            launch.input(3),
-            each,
+            s: launch.input(0),
+            stats: launch.input(1),
+            dy: launch.input(3),
+            rows_per_part: each,
             rows,
             d,
-        ];
+        };
         launch.kernel("norm_tables", [tiles, parts, 1], 1024, 0, args)
     }
 }

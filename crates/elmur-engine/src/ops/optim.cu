@@ -1,9 +1,20 @@
 // A block of 256 threads takes a chunk of up to 2048 elements, eight per thread; every chunk has an entry of its own.
 
 // Entries of 8 words: old p, old m, old v, gradient, new p, new m, new v, elements.
-KERNEL adamw(const u64* table, const float* lr, const i64* step, const float* norm, float max_norm, double b1, double b2, double log_b1, double log_b2, float eps,
-             float weight_decay, float lr_scale) {
+struct AdamWArgs {
+    const u64* table;
+    const float *lr, *norm;
+    const i64* step;
+    double b1, b2, log_b1, log_b2;
+    float max_norm, eps, weight_decay, lr_scale;
+};
+KERNEL adamw(AdamWArgs args) {
     begin();
+    const u64* table = args.table;
+    const float *lr = args.lr, *norm = args.norm;
+    const i64* step = args.step;
+    double b1 = args.b1, b2 = args.b2, log_b1 = args.log_b1, log_b2 = args.log_b2;
+    float max_norm = args.max_norm, eps = args.eps, weight_decay = args.weight_decay, lr_scale = args.lr_scale;
     __shared__ float rate[4];
     const u64* entry = table + 8 * (i64)blockIdx.x;
     const float *p = (const float*)entry[0], *m = (const float*)entry[1], *v = (const float*)entry[2], *g = (const float*)entry[3];

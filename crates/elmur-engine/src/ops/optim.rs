@@ -9,7 +9,9 @@
 use crate::cpu::float::Float;
 use crate::cpu::simd::{dot, simd_fn};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -90,6 +92,15 @@ impl Graph {
             self.update(target, new)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// A table of parameters and moments, and the settings of their update.
+    struct AdamWArgs in "optim.cu" {
+        table: u64, lr: u64, norm: u64, step: u64, b1: f64, b2: f64, log_b1: f64, log_b2: f64,
+        max_norm: f32, eps: f32, weight_decay: f32, lr_scale: f32,
     }
 }
 
@@ -214,22 +225,21 @@ impl Op for AdamWOp {
         }
         let chunks = table.len() / 8;
         let table = launch.table(&table)?;
-        let norm = launch.input_if(self.max_norm.map(|_| 2));
         let AdamW { betas: (b1, b2), eps, weight_decay, lr_scale } = self.settings;
-        let args = args![
+        let args = AdamWArgs {
             table,
-            launch.input(0),
-            launch.input(1),
-            norm,
-            self.max_norm.unwrap_or(0.0) as f32,
+            lr: launch.input(0),
+            norm: launch.input_if(self.max_norm.map(|_| 2)),
+            step: launch.input(1),
             b1,
             b2,
-            b1.ln(),
-            b2.ln(),
-            eps as f32,
-            weight_decay as f32,
-            lr_scale as f32,
-        ];
+            log_b1: b1.ln(),
+            log_b2: b2.ln(),
+            max_norm: self.max_norm.unwrap_or(0.0) as f32,
+            eps: eps as f32,
+            weight_decay: weight_decay as f32,
+            lr_scale: lr_scale as f32,
+        };
         launch.kernel("adamw", [chunks, 1, 1], 256, 0, args)
     }
 }

@@ -28,8 +28,12 @@ KERNEL sum_columns(float* y, const float* x, i64 rows, i64 columns, i64 rows_per
     }
 }
 
+// Axes that are kept, with their extents and steps in the input, and axes that are summed.
+struct Reduction {
+    int kept, shape[6], step[6];
+    int summed, extent[6], stride[6];
+};
 // Any axes: one block per output, walking the summed axes.
-struct Reduction { int kept; int shape[6]; int step[6]; int summed; int extent[6]; int stride[6]; };
 KERNEL sum_axes(float* y, const float* x, i64 count, Reduction s) {
     begin();
     i64 base = 0, rest = blockIdx.x;
@@ -51,7 +55,7 @@ KERNEL sum_axes(float* y, const float* x, i64 count, Reduction s) {
 }
 
 // y[i] = total[i] + *scalars[i].
-KERNEL tally(float* y, const u64* scalars, const float* total, i64 n) {
+KERNEL sum_scalars(float* y, const u64* scalars, const float* total, i64 n) {
     begin();
     i64 i = thread_number();
     if (i < n) y[i] = (total ? total[i] : 0.0f) + *(const float*)scalars[i];

@@ -6,7 +6,9 @@ use crate::cpu::float::Float;
 use crate::cpu::pool::{Pool, RowsMut};
 use crate::cpu::simd::{add_assign, simd_fn, sum};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -44,9 +46,9 @@ impl Graph {
 
     /// Several scalars side by side, `[n]`, added to `total` `[n]` where there is one. Without gradient: for reports that stay
     /// on the device until someone looks.
-    pub fn tally(&mut self, scalars: &[Value], total: Option<Value>) -> Result<Value> {
+    pub fn sum_scalars(&mut self, scalars: &[Value], total: Option<Value>) -> Result<Value> {
         let inputs: Vec<Value> = scalars.iter().copied().chain(total).collect();
-        self.push1(Tally { count: scalars.len() }, &inputs)
+        self.push1(SumScalars { count: scalars.len() }, &inputs)
     }
 
     /// Repeats `x` along axes of extent 1 and missing leading axes until it has `shape`.
@@ -56,6 +58,14 @@ impl Graph {
             return Ok(x);
         }
         self.push1(Broadcast(shape), &[x])
+    }
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Which axes of a tensor are summed, and where its elements lie.
+    struct Reduction in "reduce.cu" {
+        kept: i32, shape: [i32; 6], step: [i32; 6], summed: i32, extent: [i32; 6], stride: [i32; 6],
     }
 }
 
@@ -255,16 +265,21 @@ impl Op for SumTo {
             return cuda_sum_columns(launch, launch.output(0), launch.input(0), n / kept, kept, false);
         }
         let Some(steps) = broadcast_steps(&out.shape, &ty.shape) else { return Ok(()) };
-        // `Reduction`: axes that are kept (in order, so that outputs are numbered as they lie), then axes that are summed.
-        let mut reduction = [0i32; 26];
+        let none = [0; MAX_RANK];
+        let mut reduction =
+            Reduction { kept: 0, shape: none, step: none, summed: 0, extent: none, stride: none };
         let mut stride = n;
+        // Kept axes in order, so that outputs are numbered as they lie.
         for (axis, extent) in ty.shape.iter().enumerate() {
             stride /= extent;
-            let group = if steps[axis] == 0 { 13 } else { 0 };
-            let at = reduction[group] as usize;
-            reduction[group + 1 + at] = *extent as i32;
-            reduction[group + 7 + at] = stride as i32;
-            reduction[group] += 1;
+            let r = &mut reduction;
+            let (count, extents, strides) = match steps[axis] {
+                0 => (&mut r.summed, &mut r.extent, &mut r.stride),
+                _ => (&mut r.kept, &mut r.shape, &mut r.step),
+            };
+            let at = *count as usize;
+            (extents[at], strides[at]) = (*extent as i32, stride as i32);
+            *count += 1;
         }
         let args = args![launch.output(0), launch.input(0), n / kept, reduction];
         launch.kernel("sum_axes", [kept, 1, 1], 256, 0, args)
@@ -314,22 +329,22 @@ mod smallshape {
 }
 
 #[derive(Debug)]
-struct Tally {
+struct SumScalars {
     count: usize,
 }
 
-impl Op for Tally {
+impl Op for SumScalars {
     fn name(&self) -> &'static str {
-        "tally"
+        "sum_scalars"
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         let Some(first) = inputs.first().filter(|_| self.count > 0) else {
-            return mismatch("tally", "at least one scalar", "none");
+            return mismatch("sum_scalars", "at least one scalar", "none");
         };
-        want_float("tally", "scalars", first)?;
+        want_float("sum_scalars", "scalars", first)?;
         for (i, ty) in inputs.iter().enumerate() {
             let shape: &[usize] = if i < self.count { &[] } else { &[self.count] };
-            want("tally", if i < self.count { "scalar" } else { "total" }, ty, first.dtype, shape)?;
+            want("sum_scalars", if i < self.count { "scalar" } else { "total" }, ty, first.dtype, shape)?;
         }
         Ok(vec![first.with([self.count])])
     }
@@ -350,7 +365,7 @@ impl Op for Tally {
         let addresses: Vec<u64> = (0..self.count).map(|i| launch.input(i)).collect();
         let table = launch.table(&addresses)?;
         let total = launch.input_if((launch.inputs.len() > self.count).then_some(self.count));
-        launch.elements("tally", self.count, args![launch.output(0), table, total, self.count])
+        launch.elements("sum_scalars", self.count, args![launch.output(0), table, total, self.count])
     }
 }
 
@@ -402,7 +417,7 @@ impl Op for Broadcast {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let shape = launch.out_ty(0).shape.clone();
-        let steps = crate::ops::arith::cuda_steps(&shape, &launch.ty(0).shape, &launch.ty(0).shape);
+        let steps = crate::ops::arith::Steps::new(&shape, &launch.ty(0).shape, &launch.ty(0).shape);
         let n = launch.out_ty(0).len();
         let args = args![launch.output(0), launch.input(0), n, steps];
         launch.elements("rearrange_4", n, args)

@@ -20,8 +20,20 @@ KERNEL route_top_k(float* gates, int* experts, const float* logits, int k, int c
     for (int s = 0; s < k; ++s) gates[row * k + s] /= total;
 }
 
-KERNEL route_top_k_grad(float* dlogits, const float* dgates, const float* gates, const int* experts, int k, int count, i64 rows) {
+struct RouteGradArgs {
+    float* dlogits;
+    const float *dgates, *gates;
+    const int* experts;
+    i64 rows;
+    int k, count;
+};
+KERNEL route_top_k_grad(RouteGradArgs args) {
     begin();
+    float* dlogits = args.dlogits;
+    const float *dgates = args.dgates, *gates = args.gates;
+    const int* experts = args.experts;
+    i64 rows = args.rows;
+    int k = args.k, count = args.count;
     i64 row = thread_number();
     if (row >= rows) return;
     for (int e = 0; e < count; ++e) dlogits[row * count + e] = 0.0f;

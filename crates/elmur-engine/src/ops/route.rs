@@ -3,7 +3,9 @@
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::{args, kernel_args};
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
@@ -115,6 +117,14 @@ fn softmax_of<T: Float>(logits: &[T], experts: &[i32], gates: &mut [T]) {
     gates.iter_mut().for_each(|g| *g /= total);
 }
 
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Gradient of the logits that tokens were routed by.
+    struct RouteGradArgs in "route.cu" {
+        dlogits: u64, dgates: u64, gates: u64, experts: u64, rows: usize, k: i32, count: i32,
+    }
+}
+
 /// dlogit_e = g_e (dg_e - Σ g dg) for the chosen, zero for the others.
 #[derive(Debug)]
 struct TopKGrad {
@@ -147,16 +157,16 @@ impl Op for TopKGrad {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (rows, count, k) = (self.logits.rows(), self.logits.cols(), launch.ty(0).cols());
-        let args = args![
-            launch.output(0),
-            launch.input(0),
-            launch.input(1),
-            launch.input(2),
-            k as i32,
-            count as i32,
+        let rows = self.logits.rows();
+        let args = RouteGradArgs {
+            dlogits: launch.output(0),
+            dgates: launch.input(0),
+            gates: launch.input(1),
+            experts: launch.input(2),
             rows,
-        ];
+            k: launch.ty(0).cols() as i32,
+            count: self.logits.cols() as i32,
+        };
         launch.elements("route_top_k_grad", rows, args)
     }
 }

@@ -4,7 +4,9 @@ use crate::autodiff::Backward;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, args};
+use crate::cuda::args::args;
+#[cfg(feature = "cuda")]
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want_float};

@@ -261,7 +261,7 @@ impl Elmur {
                 };
                 let routed = net.g.expert_mixture(x, gates, chosen, gate_up, down, drop)?;
                 match shared {
-                    Some(shared) => Ok(net.g.add_to(shared, routed)?),
+                    Some(shared) => Ok(net.g.accumulate(shared, routed)?),
                     None => Ok(routed),
                 }
             }

@@ -1,59 +1,59 @@
-//! A program's steps recorded into one CUDA graph.
+//! A program's steps captured as one CUDA graph, whose edges are the dependencies between them.
 
 use std::time::Duration;
 
 use cudarc::driver::sys;
 
 use super::Gpu;
+use super::dependencies::{parts, urgent};
 use super::driver::{DeviceBuffer, Stream, call};
 use super::launch::Launch;
-use super::parts::{parts, urgent};
 use crate::error::Result;
 use crate::step::Step;
 
-/// The CUDA graph while it is being recorded.
-struct Recording {
+/// A CUDA graph while it is being captured.
+struct Captured {
     graph: sys::CUgraph,
 }
 
-impl Drop for Recording {
+impl Drop for Captured {
     fn drop(&mut self) {
         if !self.graph.is_null() {
-            // SAFETY: created by `record`; an instantiated copy lives on its own.
+            // SAFETY: created by `capture_steps` or by the driver; an instantiated copy lives on its own.
             unsafe { sys::cuGraphDestroy(self.graph) };
         }
     }
 }
 
-/// Last work of a recorded step, as others depend on it.
+/// The last nodes of a captured part, and the edges that lead from them.
 type Leaves = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
 
 impl Step {
-    /// Queues the step's work, or its work aside.
+    /// Queues the step's work, or its deferred work.
     pub(super) fn queue(
         &self,
         gpu: &Gpu,
         stream: sys::CUstream,
         keep: &mut Vec<DeviceBuffer>,
         queued: &mut usize,
-        notes: &mut Vec<u64>,
-        aside: bool,
+        handoff: &mut Vec<u64>,
+        deferred: bool,
     ) -> Result<()> {
         let (inputs, outputs) = (&*self.inputs, &*self.outputs);
-        let mut launch = Launch { inputs, outputs, gpu, stream, keep, queued, notes };
-        if aside { self.op.cuda_aside(&mut launch) } else { self.op.cuda(&mut launch) }
+        let mut launch = Launch { inputs, outputs, gpu, stream, keep, queued, handoff };
+        if deferred { self.op.cuda_deferred(&mut launch) } else { self.op.cuda(&mut launch) }
     }
 
-    /// Outputs that work aside writes, as far as anyone reads them.
-    pub(super) fn aside(&self) -> std::ops::Range<usize> {
-        let range = self.op.aside(self.outputs.len());
+    /// Outputs that deferred work writes; none if nobody reads them.
+    pub(super) fn deferred(&self) -> std::ops::Range<usize> {
+        let range = self.op.deferred(self.outputs.len());
         let wanted = self.outputs[range.clone()].iter().any(|o| !o.ptr.is_null());
         if wanted { range } else { 0..0 }
     }
 }
 
-/// Records `first`, then all steps into a CUDA graph and makes it ready to run.
-pub(super) fn record(
+/// Captures `first`, then all steps as a CUDA graph and makes it ready to run.
+pub(super) fn capture_steps(
     gpu: &Gpu,
     first: impl FnOnce(sys::CUstream) -> Result<()>,
     steps: &[Step],
@@ -61,34 +61,34 @@ pub(super) fn record(
     queued: &mut usize,
 ) -> Result<sys::CUgraphExec> {
     let streams = [Stream::new(&gpu.0.context)?, Stream::urgent(&gpu.0.context)?];
-    let mut recording = Recording { graph: std::ptr::null_mut() };
-    call!(cuGraphCreate(&raw mut recording.graph, 0))?;
+    let mut captured = Captured { graph: std::ptr::null_mut() };
+    call!(cuGraphCreate(&raw mut captured.graph, 0))?;
     let parts = parts(steps);
     let urgent = urgent(&parts);
-    let root = capture(streams[1].raw, recording.graph, &Leaves::default(), first)?;
+    let root = capture(streams[1].raw, captured.graph, &Leaves::default(), first)?;
     let mut leaves: Vec<Leaves> = Vec::with_capacity(parts.len());
-    let mut notes = Vec::new();
+    let mut handoff = Vec::new();
     for (part, urgent) in parts.iter().zip(urgent) {
         let mut before = if part.needs.is_empty() { root.clone() } else { Leaves::default() };
         for need in &part.needs {
             before.0.extend_from_slice(&leaves[*need].0);
             before.1.extend_from_slice(&leaves[*need].1);
         }
-        if !part.is_aside {
-            notes.clear();
+        if !part.is_deferred {
+            handoff.clear();
         }
         let stream = streams[usize::from(urgent)].raw;
-        leaves.push(capture(stream, recording.graph, &before, |stream| {
-            steps[part.step].queue(gpu, stream, keep, queued, &mut notes, part.is_aside)
+        leaves.push(capture(stream, captured.graph, &before, |stream| {
+            steps[part.step].queue(gpu, stream, keep, queued, &mut handoff, part.is_deferred)
         })?);
     }
     // Older GPUs know no kernels that wait.
     if gpu.0.context.architecture()? >= 90 {
-        hasten(gpu, recording.graph)?;
+        enable_early_launch(gpu, captured.graph)?;
     }
     let mut replay = std::ptr::null_mut();
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0.into();
-    call!(cuGraphInstantiateWithFlags(&raw mut replay, recording.graph, flags))?;
+    call!(cuGraphInstantiateWithFlags(&raw mut replay, captured.graph, flags))?;
     Ok(replay)
 }
 
@@ -109,10 +109,10 @@ fn capture(
     ended.map(|()| leaves)
 }
 
-/// Lets urgent kernels be made ready while the kernels they depend on still run: ours begin by waiting for those to end. The library's
-/// kernels do not, and copies and fills cannot, so their edges stay as they are; and what is not urgent must not take room while it
-/// waits.
-fn hasten(gpu: &Gpu, graph: sys::CUgraph) -> Result<()> {
+/// Lets urgent kernels be launched while the kernels they depend on still run (programmatic dependent launch): our
+/// kernels begin by waiting for those to end. Edges to kernels of the library, which do not wait, and to copies and
+/// fills, which cannot, stay as they are. Kernels that are not urgent must not occupy a multiprocessor while they wait.
+fn enable_early_launch(gpu: &Gpu, graph: sys::CUgraph) -> Result<()> {
     let mut count = 0;
     let none = std::ptr::null_mut();
     call!(cuGraphGetEdges_v2(graph, none, none, std::ptr::null_mut(), &raw mut count))?;
@@ -153,7 +153,7 @@ fn kernel(node: sys::CUgraphNode) -> Result<Option<sys::CUfunction>> {
     Ok(Some(params.func))
 }
 
-/// Whether a kernel was recorded from the urgent stream.
+/// Whether a kernel was captured from the urgent stream.
 fn is_urgent(node: sys::CUgraphNode) -> Result<bool> {
     // SAFETY: plain numbers, of which the driver writes one.
     let mut value: sys::CUkernelNodeAttrValue = unsafe { std::mem::zeroed() };
@@ -192,16 +192,16 @@ pub(super) fn replayed_time(
 ) -> Result<Duration> {
     const TIMES: u32 = 20;
     let stream = Stream::new(&gpu.0.context)?;
-    let mut recording = Recording { graph: std::ptr::null_mut() };
+    let mut captured = Captured { graph: std::ptr::null_mut() };
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     call!(cuStreamBeginCapture_v2(stream.raw, mode))?;
     let queued = (0..TIMES).try_for_each(|_| queue(stream.raw));
-    let ended = call!(cuStreamEndCapture(stream.raw, &raw mut recording.graph));
+    let ended = call!(cuStreamEndCapture(stream.raw, &raw mut captured.graph));
     queued?;
     ended?;
     let mut events = [std::ptr::null_mut(); 2];
     let mut replay = std::ptr::null_mut();
-    call!(cuGraphInstantiateWithFlags(&raw mut replay, recording.graph, 0))?;
+    call!(cuGraphInstantiateWithFlags(&raw mut replay, captured.graph, 0))?;
     let timed = (|| {
         for event in &mut events {
             call!(cuEventCreate(&raw mut *event, 0))?;

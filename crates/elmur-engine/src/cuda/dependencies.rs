@@ -1,4 +1,4 @@
-//! What of a program must wait for what: parts of its work, ordered by the bytes they touch.
+//! Dependencies between the parts of a program's work: a part waits for earlier parts that touch the same bytes.
 
 use std::time::Duration;
 
@@ -27,11 +27,11 @@ fn any_overlap(a: &[Range], b: &[Range]) -> bool {
     a.iter().any(|x| b.iter().any(|y| x.overlaps(y)))
 }
 
-/// A step's work, or its work aside, and what it must wait for.
+/// A step's work or its deferred work, and what it must wait for.
 pub(super) struct Part {
     /// Number of the step.
     pub step: usize,
-    pub is_aside: bool,
+    pub is_deferred: bool,
     reads: Vec<Range>,
     writes: Vec<Range>,
     /// Earlier parts that this one waits for directly.
@@ -41,11 +41,11 @@ pub(super) struct Part {
 }
 
 impl Part {
-    fn of(number: usize, step: &Step, aside: &std::ops::Range<usize>, is_aside: bool) -> Self {
-        let outputs = step.outputs.iter().enumerate().filter(|(i, _)| aside.contains(i) == is_aside);
+    fn of(number: usize, step: &Step, deferred: &std::ops::Range<usize>, is_deferred: bool) -> Self {
+        let outputs = step.outputs.iter().enumerate().filter(|(i, _)| deferred.contains(i) == is_deferred);
         Self {
             step: number,
-            is_aside,
+            is_deferred,
             reads: step.inputs.iter().filter_map(Range::of).collect(),
             writes: outputs.filter_map(|(_, operand)| Range::of(operand)).collect(),
             needs: Vec::new(),
@@ -78,35 +78,36 @@ impl Part {
 pub(super) fn parts(steps: &[Step]) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for (number, step) in steps.iter().enumerate() {
-        let aside = step.aside();
-        let mut own = Part::of(number, step, &aside, false);
+        let deferred = step.deferred();
+        let mut own = Part::of(number, step, &deferred, false);
         own.wait_for(&parts, None);
         parts.push(own);
-        if !aside.is_empty() {
-            let mut part = Part::of(number, step, &aside, true);
-            part.wait_for(&parts, step.op.aside_follows().then(|| parts.len() - 1));
+        if !deferred.is_empty() {
+            let mut part = Part::of(number, step, &deferred, true);
+            part.wait_for(&parts, step.op.deferred_reads_scratch().then(|| parts.len() - 1));
             parts.push(part);
         }
     }
     parts
 }
 
-/// Which parts lie on the longest way by the times they take.
-pub(super) fn longest_way(parts: &[Part], times: &[Duration]) -> Vec<bool> {
+/// Which parts lie on the critical path, the longest by the times they take.
+pub(super) fn critical_path(parts: &[Part], times: &[Duration]) -> Vec<bool> {
     let mut ends: Vec<Duration> = Vec::with_capacity(parts.len());
     for (part, time) in parts.iter().zip(times) {
         ends.push(*time + part.needs.iter().map(|need| ends[*need]).max().unwrap_or_default());
     }
-    let mut way = vec![false; parts.len()];
+    let mut path = vec![false; parts.len()];
     let mut at = (0..parts.len()).max_by_key(|i| ends[*i]);
     while let Some(i) = at {
-        way[i] = true;
+        path[i] = true;
         at = parts[i].needs.iter().copied().max_by_key(|need| ends[*need]);
     }
-    way
+    path
 }
 
-/// Which parts lie on the longest ways through the graph, or nearly so: others must not keep them waiting.
+/// Which parts lie on the longest paths through the graph by number of parts, or nearly so. Other parts must not keep
+/// them waiting.
 pub(super) fn urgent(parts: &[Part]) -> Vec<bool> {
     let mut depth = vec![1usize; parts.len()];
     for (i, part) in parts.iter().enumerate() {
@@ -131,13 +132,13 @@ mod tests {
             |list: &[(usize, usize)]| list.iter().map(|&(start, end)| Range { start, end }).collect();
         let (reads, writes) = (ranges(reads), ranges(writes));
         let (needs, after) = (Vec::new(), Vec::new());
-        let mut part = Part { step: 0, is_aside: false, reads, writes, needs, after };
+        let mut part = Part { step: 0, is_deferred: false, reads, writes, needs, after };
         part.wait_for(earlier, None);
         part
     }
 
     #[test]
-    fn the_longest_way_is_by_time_not_by_count() {
+    fn the_critical_path_is_by_time_not_by_count() {
         let mut parts = Vec::new();
         // 0 to 3 through 1 or 2; 4 stands apart.
         for (reads, writes) in [
@@ -151,7 +152,7 @@ mod tests {
             parts.push(part);
         }
         let times = [1, 5, 2, 1, 6].map(Duration::from_micros);
-        assert_eq!(longest_way(&parts, &times), [true, true, false, true, false]);
+        assert_eq!(critical_path(&parts, &times), [true, true, false, true, false]);
     }
 
     #[test]
@@ -169,7 +170,7 @@ mod tests {
             let next = part(reads, writes, &parts);
             parts.push(next);
         }
-        // 0 - 1 - 3 - 5, 0 - 2 - 3 - 5 and 0 - 1 - 4 - 5 are the longest ways.
+        // 0 - 1 - 3 - 5, 0 - 2 - 3 - 5 and 0 - 1 - 4 - 5 are the longest paths.
         assert_eq!(urgent(&parts), [true, true, true, true, true, true, false]);
         let needs: Vec<Vec<usize>> = parts.into_iter().map(|p| p.needs).collect();
         assert_eq!(needs, [vec![], vec![0], vec![0], vec![2, 1], vec![1], vec![4, 3], vec![]]);
