@@ -101,6 +101,10 @@ enum Bench {
     ///
     /// Example: elmur bench train --json
     Train(bench::policy::TrainArgs),
+    /// A bank of many rows of which few act, are reset, saved and restored at a time.
+    ///
+    /// Example: elmur bench bank --preset remember-color --no-images --rows 1000
+    Bank(bench::bank::Args),
     /// Steps per second of POPGym's environments, with random actions and resets.
     ///
     /// Example: elmur bench envs --json
@@ -169,6 +173,7 @@ fn run(command: Command, stop: &Stop) -> elmur_train::Result<ExitCode> {
             Bench::Block(args) => bench::block::run(&args)?,
             Bench::Step(args) => bench::policy::step(&args)?,
             Bench::Train(args) => bench::policy::train(&args)?,
+            Bench::Bank(args) => bench::bank::run(&args)?,
             Bench::Envs(args) => bench::envs::run(&args)?,
         },
         Command::Completions { shell } => {

@@ -24,7 +24,7 @@ pub struct Args {
     device: DeviceArgs,
 }
 
-/// Tolerances: everything in f64; logits, memory, loss and gradients in f32; anchors exactly.
+/// Tolerances: everything in f64; logits, memory, loss, gradients and sessions in f32; anchors exactly.
 const TOLERANCES: [(DType, f64); 2] = [(DType::F64, 1e-9), (DType::F32, 2e-4)];
 
 /// On a GPU, by precision.
@@ -101,7 +101,7 @@ fn verify_models(files: &[&PathBuf], args: &Args) -> Result<bool> {
     let mut fine = true;
     if !as_json {
         say(
-            "largest relative errors                    logits   memory  anchors     loss    grads trajectory  trained",
+            "largest relative errors                    logits   memory  anchors     loss    grads trajectory  trained   acting",
         );
     }
     for file in files {
@@ -116,6 +116,7 @@ fn verify_models(files: &[&PathBuf], args: &Args) -> Result<bool> {
                     "logits": report.logits, "memory": report.memory, "wrong_anchors": report.wrong_anchors,
                     "loss": report.loss, "gradients": report.gradients.0, "worst_gradient": report.gradients.1,
                     "trajectory": report.trajectory, "trained": report.trained.0, "worst_trained": report.trained.1,
+                    "acting": report.acting,
                 });
                 say(&row.to_string());
                 continue;
@@ -126,8 +127,10 @@ fn verify_models(files: &[&PathBuf], args: &Args) -> Result<bool> {
             let verdict = if within { "ok".to_owned() } else { format!("ABOVE {tolerance:e}") };
             let [a, b, c, d] = [report.logits, report.memory, report.loss, report.gradients.0];
             let (anchors, e, f) = (report.wrong_anchors, report.trajectory, report.trained.0);
+            // Sessions compute in f32; ELMUR's traces have no steps.
+            let acting = report.acting.map_or("       -".to_owned(), |error| format!("{error:8.1e}"));
             say(&format!(
-                "{name:<20} {how:<4} {verdict:>15}  {a:8.1e} {b:8.1e} {anchors:>8} {c:8.1e} {d:8.1e}   {e:8.1e} {f:8.1e}"
+                "{name:<20} {how:<4} {verdict:>15}  {a:8.1e} {b:8.1e} {anchors:>8} {c:8.1e} {d:8.1e}   {e:8.1e} {f:8.1e} {acting}"
             ));
         }
     }

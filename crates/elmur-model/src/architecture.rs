@@ -11,6 +11,7 @@ use elmur_engine::Value;
 use crate::ends::Ends;
 use crate::error::Result;
 use crate::net::{Loss, Net};
+use crate::phase::{Phase, Window};
 
 /// One kind of policy as graph code. A value of an architecture is its configuration; it holds no tensors.
 ///
@@ -47,28 +48,4 @@ pub trait Architecture: Debug + Send + Sync {
         let _ = (net, phase);
         Ok(None)
     }
-}
-
-/// The stretch of an episode that an architecture computes together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
-    /// Environment steps of a window.
-    pub steps: usize,
-    /// Windows that one optimizer step covers, with gradients through what is carried from one to the next.
-    pub unroll: usize,
-    /// When acting beyond the first window: true keeps the newest `steps` steps in view, false begins an empty window.
-    pub slides: bool,
-}
-
-/// The parts of an environment step when acting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// Rows begin an episode, or parameters have changed: compute what follows from carried state and parameters.
-    Begin,
-    /// Tokens up to the observation; the action is read here.
-    Observe,
-    /// Tokens after the observation, once the action is known.
-    Act,
-    /// The window is full: what it leaves behind.
-    Close,
 }

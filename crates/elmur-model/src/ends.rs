@@ -1,15 +1,12 @@
 //! The two ends of a policy: encoders of what it sees, the kind of what it does, and the tokens in between.
 //!
 //! Both follow from spaces ([`Encoder::of`], [`Action::of`]): one encoder per leaf of the observation space, one head for the
-//! action space. The graph code that every architecture shares is below: embedding tokens, heads, the imitation loss.
+//! action space.
 
-use elmur_base::{Field, Kind, Leaf, Space, Spaces};
-use elmur_engine::{Activation as Act, Conv2d, CrossEntropy, DType, Value};
+use elmur_base::{Kind, Leaf, Space, Spaces};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
-use crate::init::Init;
-use crate::net::{Loss, Net};
 
 /// What an architecture sees and does, borrowed from its configuration.
 #[derive(Debug, Clone, Copy)]
@@ -74,11 +71,11 @@ pub enum CategoricalEncoding {
 }
 
 /// One convolution of an image encoder.
-struct Convolution {
-    outputs: usize,
-    kernel: usize,
-    stride: usize,
-    padding: usize,
+pub(crate) struct Convolution {
+    pub outputs: usize,
+    pub kernel: usize,
+    pub stride: usize,
+    pub padding: usize,
 }
 
 impl Convolution {
@@ -90,7 +87,7 @@ impl Convolution {
 
 /// The convolutions for images of this size: 8x8/4, 4x4/2, 3x3/1 as in the published code from 36 pixels on; smaller images
 /// are shrunk to a quarter by 4x4/2, 4x4/2, 3x3/1 with padding.
-fn convolutions(height: usize, width: usize) -> [Convolution; 3] {
+pub(crate) fn convolutions(height: usize, width: usize) -> [Convolution; 3] {
     let layers = if height.min(width) >= 36 {
         [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
     } else {
@@ -405,228 +402,6 @@ impl Ends<'_> {
     /// Name of the encoder of leaf `i`: its parameters begin with it.
     pub fn encoder_name(&self, leaf: usize) -> String {
         if self.observation.len() == 1 { "encoder".to_owned() } else { format!("encoder.{leaf}") }
-    }
-}
-
-impl Net<'_> {
-    /// Embeddings of the given tokens of the steps at hand, [rows, steps * tokens, width]. `action_activation` follows the
-    /// action's embedding.
-    pub fn embed(&mut self, tokens: &[Token], action_activation: Act) -> Result<Value> {
-        let width = self.ends.width;
-        let mut parts = Vec::new();
-        for token in tokens {
-            parts.push(match token {
-                Token::Observation => self.encode_observation()?,
-                Token::Action => self.encode_action(action_activation)?,
-                Token::Return => {
-                    let returns = self.feed(Field::ReturnToGo)?;
-                    let init = Init::fan_in(1);
-                    self.linear_act(returns, "return_encoder", width, init, Some(init), Act::Identity)?
-                }
-            });
-        }
-        if parts.len() == 1 {
-            return Ok(parts[0]);
-        }
-        let shape = self.g.shape(parts[0])?.to_vec();
-        let (rows, steps) = (shape[0], shape[1]);
-        let mut split = Vec::new();
-        for part in &parts {
-            split.push(self.g.reshape(*part, [rows, steps, 1, width])?);
-        }
-        let joined = self.g.concat(&split, 2)?;
-        Ok(self.g.reshape(joined, [rows, steps * parts.len(), width])?)
-    }
-
-    /// The observation as [rows, steps, width]: its leaves, each encoded, side by side through a linear map.
-    pub fn encode_observation(&mut self) -> Result<Value> {
-        let (ends, width) = (self.ends, self.ends.width);
-        let mut encoded = Vec::new();
-        for (leaf, encoder) in ends.observation.iter().enumerate() {
-            encoded.push(self.encode(encoder, &ends.encoder_name(leaf), leaf)?);
-        }
-        if encoded.len() == 1 {
-            return Ok(encoded[0]);
-        }
-        let joined = self.g.concat(&encoded, 2)?;
-        let init = Init::fan_in(encoded.len() * width);
-        self.linear_act(joined, "encoder", width, init, Some(init), Act::Identity)
-    }
-
-    /// Leaf `leaf` of the observation, [rows, steps, ...], as [rows, steps, width].
-    fn encode(&mut self, encoder: &Encoder, name: &str, leaf: usize) -> Result<Value> {
-        let width = self.ends.width;
-        let mut x = self.feed(Field::Observation(leaf))?;
-        if encoder.kind() == Kind::Bytes {
-            let numbers = self.g.cast(x, self.dtype)?;
-            x = self.g.scale(numbers, 1.0 / 255.0)?;
-        }
-        let shape = self.g.shape(x)?.to_vec();
-        match encoder {
-            Encoder::Vector { dim, .. } => {
-                let init = Init::fan_in(*dim);
-                self.linear_act(x, name, width, init, Some(init), Act::Identity)
-            }
-            Encoder::Categorical { sizes, encoding: CategoricalEncoding::Raw } => {
-                let x = self.g.cast(x, self.dtype)?;
-                let init = Init::fan_in(sizes.len());
-                self.linear_act(x, name, width, init, Some(init), Act::Identity)
-            }
-            Encoder::Categorical { sizes, encoding } => {
-                // One table for all components: one-hot times a matrix is a sum of its rows.
-                let total: usize = sizes.iter().sum();
-                let one_hot = *encoding == CategoricalEncoding::OneHot;
-                let init = if one_hot { Init::fan_in(total) } else { Init::Normal(1.0) };
-                let table = self.param(&format!("{name}.table"), [total, width], init)?;
-                let mut offset = 0;
-                let offsets: Vec<i32> = sizes
-                    .iter()
-                    .map(|size| {
-                        offset += size;
-                        (offset - size) as i32
-                    })
-                    .collect();
-                let offsets = self.g.constant(&offsets, [sizes.len()])?;
-                let index = self.g.add(x, offsets)?;
-                let each = self.g.embedding(table, index)?;
-                let sum = self.g.sum_to(each, [shape[0], shape[1], 1, width])?;
-                let sum = self.g.reshape(sum, [shape[0], shape[1], width])?;
-                if !one_hot {
-                    return Ok(sum);
-                }
-                let bias = self.param(&format!("{name}.bias"), [width], Init::fan_in(total))?;
-                Ok(self.g.add(sum, bias)?)
-            }
-            Encoder::Image { height, width: columns, .. } => {
-                let mut x = self.g.reshape(x, [shape[0] * shape[1], shape[2], shape[3], shape[4]])?;
-                for (i, layer) in convolutions(*height, *columns).into_iter().enumerate() {
-                    let Convolution { outputs, kernel, stride, padding } = layer;
-                    let channels = self.g.shape(x)?[1];
-                    let init = Init::fan_in(channels * kernel * kernel);
-                    let weight = [outputs, channels, kernel, kernel];
-                    let weight = self.param(&format!("{name}.conv{i}.weight"), weight, init)?;
-                    let bias = self.param(&format!("{name}.conv{i}.bias"), [outputs], init)?;
-                    x = self.g.conv2d(x, weight, Some(bias), Conv2d { stride, padding }, Act::Relu)?;
-                }
-                let features = self.g.ty(x)?.len() / (shape[0] * shape[1]);
-                let x = self.g.reshape(x, [shape[0], shape[1], features])?;
-                let init = Init::fan_in(features);
-                self.linear_act(x, name, width, init, Some(init), Act::Tanh)
-            }
-        }
-    }
-
-    /// Actions as [rows, steps, width]: a vector per choice (one more for "none"), summed over components, or a linear map of
-    /// continuous ones; then the activation.
-    pub fn encode_action(&mut self, activation: Act) -> Result<Value> {
-        let (ends, width) = (self.ends, self.ends.width);
-        let action = self.feed(Field::Action)?;
-        let mut sum: Option<Value> = None;
-        let shape = self.g.shape(action)?.to_vec();
-        for (i, size) in ends.action.sizes().iter().enumerate() {
-            let table =
-                self.param(&format!("action_encoder.{i}.table"), [size + 1, width], Init::Normal(1.0))?;
-            let component = self.g.slice(action, 2, i..i + 1)?;
-            let component = self.g.reshape(component, [shape[0], shape[1]])?;
-            let each = self.g.embedding(table, component)?;
-            sum = Some(match sum {
-                Some(sum) => self.g.add(sum, each)?,
-                None => each,
-            });
-        }
-        match sum {
-            Some(sum) if activation == Act::Identity => Ok(sum),
-            Some(sum) => Ok(self.g.activation(sum, activation)?),
-            None => {
-                let init = Init::fan_in(ends.action.dim());
-                self.linear_act(action, "action_encoder", width, init, Some(init), activation)
-            }
-        }
-    }
-
-    /// Hidden states of the observation's tokens, [rows, steps, d], from those of all tokens [rows, steps * tokens, d].
-    pub fn at_observations(&mut self, hidden: Value) -> Result<Value> {
-        let (stride, index) = (self.ends.tokens.per_step(), self.ends.tokens.observation_index());
-        if stride == 1 {
-            return Ok(hidden);
-        }
-        let shape = self.g.shape(hidden)?.to_vec();
-        let x = self.g.reshape(hidden, [shape[0] * shape[1] / stride, stride, shape[2]])?;
-        let x = self.g.slice(x, 1, index..index + 1)?;
-        Ok(self.g.reshape(x, [shape[0], shape[1] / stride, shape[2]])?)
-    }
-
-    /// Head outputs [rows, steps, outputs] from hidden states [rows, steps, d]: logits, or continuous actions.
-    pub(crate) fn head(&mut self, hidden: Value) -> Result<Value> {
-        let action = self.ends.action;
-        let init = Init::fan_in(self.g.shape(hidden)?.last().copied().unwrap_or(1));
-        let (bias, activation) = match action {
-            Action::Continuous { tanh: true, .. } => (Some(init), Act::Tanh),
-            _ => (None, Act::Identity),
-        };
-        self.linear_act(hidden, "head", action.outputs(), init, bias, activation)
-    }
-
-    /// The imitation loss of head outputs [windows, rows, steps, outputs]: mean cross-entropy (or squared error) over all
-    /// steps that are to be imitated.
-    pub fn imitation(&mut self, outputs: Value) -> Result<Loss> {
-        let action = self.ends.action;
-        let targets = self.feed_all(Field::Target)?;
-        let rows = self.g.ty(outputs)?.len() / action.outputs();
-        let settings = CrossEntropy { label_smoothing: self.label_smoothing, ignored: Field::IGNORED };
-        let Action::Continuous { .. } = action else {
-            let sizes = action.sizes();
-            let logits = self.g.reshape(outputs, [rows, action.outputs()])?;
-            if let [_] = sizes {
-                let targets = self.g.reshape(targets, [rows])?;
-                let correct = self.g.count_correct(logits, targets)?;
-                let action = self.g.cross_entropy(logits, targets, settings)?;
-                return Ok(Loss { action, auxiliary: None, correct: Some(correct) });
-            }
-            let mut total: Option<Value> = None;
-            let mut correct = self.g.scalar(self.dtype, 0.0)?;
-            let mut first = 0;
-            for (i, size) in sizes.iter().enumerate() {
-                let component = self.g.slice(targets, 3, i..i + 1)?;
-                let component = self.g.reshape(component, [rows])?;
-                let part = self.g.slice(logits, 1, first..first + size)?;
-                let loss = self.g.cross_entropy(part, component, settings)?;
-                let more = self.g.count_correct(part, component)?;
-                correct = self.g.add(correct, more)?;
-                total = Some(match total {
-                    Some(total) => self.g.add(total, loss)?,
-                    None => loss,
-                });
-                first += size;
-            }
-            let total = total.unwrap_or(logits);
-            let action = self.g.scale(total, 1.0 / sizes.len() as f64)?;
-            return Ok(Loss { action, auxiliary: None, correct: Some(correct) });
-        };
-        let mask = self.feed_all(Field::Imitate)?;
-        let action = self.g.mse(outputs, targets, Some(mask))?;
-        Ok(Loss { action, auxiliary: None, correct: None })
-    }
-
-    /// Element type and axes of a field's numbers at one step.
-    pub(crate) fn field_type(&self, field: Field) -> (DType, Vec<usize>) {
-        let action = self.ends.action;
-        match field {
-            Field::Observation(leaf) => {
-                let encoder = &self.ends.observation[leaf];
-                let dtype = match encoder.kind() {
-                    Kind::Floats => self.dtype,
-                    Kind::Ints => DType::I32,
-                    Kind::Bytes => DType::U8,
-                };
-                (dtype, encoder.shape())
-            }
-            Field::Action if action.is_discrete() => (DType::I32, vec![action.dim()]),
-            Field::Target if action.is_discrete() => (DType::I64, vec![action.dim()]),
-            Field::Action | Field::Target => (self.dtype, vec![action.dim()]),
-            Field::Imitate => (DType::Bool, vec![]),
-            Field::ReturnToGo => (self.dtype, vec![1]),
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! How parameters start: declared where a parameter is declared, drawn here.
+//! Initial weights: every parameter as it was declared to start.
 
 use elmur_engine::rng::Stream;
 use elmur_engine::{DType, Store};
@@ -6,66 +6,6 @@ use elmur_engine::{DType, Store};
 use crate::architecture::Architecture;
 use crate::error::Result;
 use crate::window::{Built, parameter_graph};
-
-/// How a parameter starts.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Init {
-    /// The same number everywhere.
-    Constant(f64),
-    /// Normal numbers with this standard deviation.
-    Normal(f64),
-    /// Uniform numbers between minus and plus this bound.
-    Uniform(f64),
-    /// Orthonormal rows or columns (whichever are fewer) of the parameter seen as a matrix.
-    Orthogonal,
-}
-
-impl Init {
-    /// Xavier-uniform for a matrix [outputs, inputs]: variance 2 / (outputs + inputs).
-    pub fn xavier(outputs: usize, inputs: usize) -> Self {
-        Init::Uniform((6.0 / (outputs + inputs) as f64).sqrt())
-    }
-
-    /// Uniform between ±1 / sqrt(inputs), PyTorch's default for linear maps and convolutions.
-    pub fn fan_in(inputs: usize) -> Self {
-        Init::Uniform(1.0 / (inputs as f64).sqrt())
-    }
-
-    /// The numbers of a parameter of this shape.
-    fn draw(self, stream: &Stream, shape: &[usize]) -> Vec<f64> {
-        let mut data = vec![0.0; shape.iter().product()];
-        match self {
-            Init::Constant(x) => data.fill(x),
-            Init::Normal(std) => stream.fill_normal(&mut data, std),
-            Init::Uniform(bound) => stream.fill_uniform(&mut data, -bound, bound),
-            Init::Orthogonal => {
-                stream.fill_normal(&mut data, 1.0);
-                let columns = shape.last().copied().unwrap_or(1).max(1);
-                orthonormalise(&mut data, columns);
-            }
-        }
-        data
-    }
-}
-
-/// Makes the rows of a matrix orthonormal, or its columns where there are fewer of them (Gram-Schmidt, twice for accuracy).
-fn orthonormalise(matrix: &mut [f64], columns: usize) {
-    let rows = matrix.len() / columns;
-    // (vectors, their length, from one vector to the next, from one entry to the next)
-    let (count, len, step, stride) =
-        if rows <= columns { (rows, columns, columns, 1) } else { (columns, rows, 1, columns) };
-    for i in 0..count {
-        for _ in 0..2 {
-            for j in 0..i {
-                let dot: f64 =
-                    (0..len).map(|k| matrix[i * step + k * stride] * matrix[j * step + k * stride]).sum();
-                (0..len).for_each(|k| matrix[i * step + k * stride] -= dot * matrix[j * step + k * stride]);
-            }
-        }
-        let norm = (0..len).map(|k| matrix[i * step + k * stride].powi(2)).sum::<f64>().sqrt();
-        (0..len).for_each(|k| matrix[i * step + k * stride] /= norm.max(f64::MIN_POSITIVE));
-    }
-}
 
 /// A store with freshly initialised parameters of a policy.
 pub fn parameters(architecture: &dyn Architecture, seed: u64) -> Result<Store> {
@@ -93,6 +33,7 @@ pub fn initialise(built: &Built, store: &Store, seed: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::initial::Init;
     use crate::presets;
 
     #[test]
@@ -110,24 +51,5 @@ mod tests {
         assert_eq!(init("encoder.weight"), Init::Uniform(0.5));
         assert_eq!(init("encoder.bias"), Init::Uniform(0.5));
         assert_eq!(init("u"), Init::Normal(0.02));
-    }
-
-    #[test]
-    fn orthogonal_matrices_have_orthonormal_rows_or_columns() {
-        for (rows, columns) in [(3, 5), (8, 4), (6, 6)] {
-            let m = Init::Orthogonal.draw(&Stream::new(1, 2, 3), &[rows, columns]);
-            let entry = |r: usize, c: usize| m[r * columns + c];
-            let n = rows.min(columns);
-            for i in 0..n {
-                for j in 0..n {
-                    let dot: f64 = if rows <= columns {
-                        (0..columns).map(|k| entry(i, k) * entry(j, k)).sum()
-                    } else {
-                        (0..rows).map(|k| entry(k, i) * entry(k, j)).sum()
-                    };
-                    assert!((dot - f64::from(u8::from(i == j))).abs() < 1e-12, "{rows} x {columns}: {dot}");
-                }
-            }
-        }
     }
 }

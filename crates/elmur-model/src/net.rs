@@ -6,13 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use elmur_base::Field;
+use elmur_base::{Field, Kind};
 use elmur_engine::{Activation as Act, DType, Graph, Value};
 
-use crate::architecture::Phase;
 use crate::ends::Ends;
 use crate::error::{Error, Result};
-use crate::init::Init;
+use crate::initial::Init;
+use crate::phase::Phase;
 
 /// What training minimises.
 #[derive(Debug, Clone, Copy)]
@@ -143,7 +143,7 @@ pub struct Net<'a> {
     pub(crate) table: Option<(usize, Value)>,
     pub(crate) recording: bool,
     pub(crate) declared: Declared,
-    /// Inputs by name.
+    /// Inputs and constants by name.
     fed: BTreeMap<String, Value>,
     /// Carried states: the stored value, the value that was read, the value to keep.
     states: BTreeMap<String, State>,
@@ -406,6 +406,27 @@ impl<'a> Net<'a> {
         Ok(value)
     }
 
+    /// Element type and axes of a field's numbers at one step.
+    fn field_type(&self, field: Field) -> (DType, Vec<usize>) {
+        let action = self.ends.action;
+        match field {
+            Field::Observation(leaf) => {
+                let encoder = &self.ends.observation[leaf];
+                let dtype = match encoder.kind() {
+                    Kind::Floats => self.dtype,
+                    Kind::Ints => DType::I32,
+                    Kind::Bytes => DType::U8,
+                };
+                (dtype, encoder.shape())
+            }
+            Field::Action if action.is_discrete() => (DType::I32, vec![action.dim()]),
+            Field::Target if action.is_discrete() => (DType::I64, vec![action.dim()]),
+            Field::Action | Field::Target => (self.dtype, vec![action.dim()]),
+            Field::Imitate => (DType::Bool, vec![]),
+            Field::ReturnToGo => (self.dtype, vec![1]),
+        }
+    }
+
     /// Name of the input that holds a field.
     fn field_name(&self, field: Field) -> String {
         match field {
@@ -446,6 +467,17 @@ impl<'a> Net<'a> {
         };
         let whole = self.input("newest", DType::I64, &shape, Source::Newest)?;
         self.of_window(whole)
+    }
+
+    /// Sinusoidal encodings of distances 0, 1, ..., [count, width], a constant.
+    pub fn encodings(&mut self, count: usize, width: usize) -> Result<Value> {
+        let name = format!("distances {count} {width}");
+        if let Some(value) = self.fed.get(&name) {
+            return Ok(*value);
+        }
+        let value = self.float_constant(&position_encodings(0, count, width), [count, width])?;
+        self.fed.insert(name, value);
+        Ok(value)
     }
 
     /// Sinusoidal encodings of distances from the window's start on, [tokens, width] (or with rows in front, when acting).

@@ -20,10 +20,11 @@ use elmur_engine::{DType, Device, Store};
 pub use choose::Choose;
 pub use record::{ClosedRecord, StepRecord, Tapped, Taps};
 
-use crate::architecture::{Architecture, Phase, Window};
+use crate::architecture::Architecture;
 use crate::ends::{Action, Encoder, Token, TokenFormat};
 use crate::error::{Error, Result};
 use crate::net::{Carried, Start};
+use crate::phase::{Phase, Window};
 use crate::snapshot::{Clock, MAX_TIME, Snapshot, time_is_possible};
 use crate::tensors::{HostTensor, TensorData, Tensors};
 use check::{check_actions, check_floats, check_observation, observation_widths};

@@ -22,7 +22,7 @@ use elmur_engine::{AdamW, DType, Device, Graph, Program, Store, Value};
 
 use crate::architecture::Architecture;
 use crate::error::{Error, Result};
-use crate::init::Init;
+use crate::initial::Init;
 use crate::net::{Carried, Feed, Net, Pass, Source, position_encodings};
 
 /// How carried states begin in a program's run.

@@ -1,5 +1,6 @@
 //! `elmur bench`: each figure is printed beside what it is compared with, measured in the same run.
 
+pub mod bank;
 pub mod block;
 pub mod envs;
 pub mod policy;
@@ -42,10 +43,10 @@ const WARM_UP: usize = 5;
 struct Times(Vec<Duration>);
 
 impl Times {
-    /// The given quantile, in milliseconds.
+    /// The given quantile, in milliseconds; not a number if nothing was measured.
     fn ms(&self, quantile: f64) -> f64 {
-        let index = ((self.0.len() - 1) as f64 * quantile).round() as usize;
-        self.0[index].as_secs_f64() * 1e3
+        let Some(last) = self.0.len().checked_sub(1) else { return f64::NAN };
+        self.0[(last as f64 * quantile).round() as usize].as_secs_f64() * 1e3
     }
 }
 

@@ -63,17 +63,17 @@ pub struct TrainArgs {
 
 /// Which model is measured.
 #[derive(clap::Args)]
-struct Model {
+pub(super) struct Model {
     /// Model preset.
     #[arg(long, default_value = "tmaze")]
-    preset: String,
+    pub preset: String,
     /// Vectors of 64 numbers in place of images: the transformer without its image encoder.
     #[arg(long)]
     no_images: bool,
 }
 
 impl Model {
-    fn preset(&self) -> Result<Preset> {
+    pub fn preset(&self) -> Result<Preset> {
         let mut preset = preset(&self.preset)?;
         if let PolicyConfig::Elmur(model) = &mut preset.model
             && self.no_images
@@ -145,7 +145,7 @@ fn step_row(args: &StepArgs, config: &PolicyConfig, params: &Store, batch: usize
 }
 
 /// Observations of `rows` rows that fit an architecture.
-fn observations(architecture: &dyn Architecture, rows: usize) -> Row {
+pub(super) fn observations(architecture: &dyn Architecture, rows: usize) -> Row {
     let mut all = Row::default();
     for encoder in architecture.ends().observation {
         let count = rows * encoder.len();

@@ -10,11 +10,12 @@
 use elmur_engine::{Activation as Act, Value};
 use serde::{Deserialize, Serialize};
 
-use crate::architecture::{Architecture, Phase, Window};
+use crate::architecture::Architecture;
 use crate::ends::{Action, Encoder, Ends, TokenFormat, read_encoders};
 use crate::error::{Error, Result};
-use crate::init::Init;
+use crate::initial::Init;
 use crate::net::{Net, Start};
+use crate::phase::{Phase, Window};
 
 /// Behaviour cloning with an LSTM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

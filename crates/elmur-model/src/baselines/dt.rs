@@ -12,11 +12,12 @@
 use elmur_engine::{Activation as Act, Attention, AttentionMask, Norm, NormKind, Qkv, Relative, Value};
 use serde::{Deserialize, Serialize};
 
-use crate::architecture::{Architecture, Window};
+use crate::architecture::Architecture;
 use crate::ends::{Action, Encoder, Ends, TokenFormat, read_encoders};
 use crate::error::{Error, Result};
-use crate::init::Init;
-use crate::net::{Net, position_encodings};
+use crate::initial::Init;
+use crate::net::Net;
+use crate::phase::Window;
 
 /// Epsilon of every normalisation.
 const EPS: f64 = 1e-5;
@@ -111,7 +112,7 @@ impl Architecture for Dt {
         let activation = if self.action_tanh { Act::Tanh } else { Act::Identity };
         let x = net.embed(TokenFormat::ReturnObservationAction.tokens(), activation)?;
         let mut x = net.dropout(x, self.dropout)?;
-        let encodings = net.float_constant(&position_encodings(0, tokens, d), [tokens, d])?;
+        let encodings = net.encodings(tokens, d)?;
         let encodings = net.dropout(encodings, self.dropout)?;
         for layer in 0..self.layers {
             x = self.layer(net, layer, x, encodings)?;

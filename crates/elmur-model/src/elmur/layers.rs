@@ -9,7 +9,7 @@ use elmur_engine::{
 
 use super::config::{Candidates, Elmur, Ffn, MemoryInit, NormType};
 use crate::error::Result;
-use crate::init::Init;
+use crate::initial::Init;
 use crate::net::{Net, Start};
 
 /// Epsilon of every normalisation.

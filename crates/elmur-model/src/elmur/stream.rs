@@ -8,10 +8,11 @@ use elmur_engine::{Activation as Act, Blend, Value};
 
 use super::config::{Elmur, Ffn};
 use super::layers::{Context, MemoryValue, Times, Written};
-use crate::architecture::{Architecture, Phase, Window};
+use crate::architecture::Architecture;
 use crate::ends::{Ends, Token};
 use crate::error::Result;
-use crate::net::{Loss, Net, Start, position_encodings};
+use crate::net::{Loss, Net, Start};
+use crate::phase::{Phase, Window};
 
 fn hidden_state(layer: usize) -> String {
     format!("hidden.{layer}")
@@ -48,7 +49,7 @@ impl Architecture for Elmur {
         let encodings = if self.compat.absolute_offset {
             net.absolute_encodings(tokens, d)?
         } else {
-            net.float_constant(&position_encodings(0, tokens, d), [tokens, d])?
+            net.encodings(tokens, d)?
         };
         let mut memories: Vec<MemoryValue> = Vec::new();
         for i in 0..self.memories() {
@@ -134,7 +135,7 @@ impl Elmur {
     /// What follows from parameters (projected position encodings) and from the memory (its keys and values).
     fn begin(&self, net: &mut Net<'_>) -> Result<()> {
         let (tokens, d) = (self.segment_tokens(), self.d_model);
-        let encodings = net.float_constant(&position_encodings(0, tokens, d), [tokens, d])?;
+        let encodings = net.encodings(tokens, d)?;
         for layer in 0..self.layers {
             let r = self.project_encodings(net, layer, encodings)?;
             net.derive(&projected_state(layer), r)?;

@@ -5,10 +5,10 @@ use elmur_engine::DType;
 
 use super::history::{History, Shown};
 use super::programs::{Part, StepProgram};
-use crate::architecture::{Phase, Window};
 use crate::ends::TokenFormat;
 use crate::error::{Error, Result};
 use crate::net::{Source, position_encodings};
+use crate::phase::{Phase, Window};
 use crate::window::token_times;
 
 /// What the inputs of a step's programs follow from.

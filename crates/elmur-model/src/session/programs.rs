@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use elmur_engine::{DType, Device, Graph, Program, Store};
 
-use crate::architecture::{Architecture, Phase};
+use crate::architecture::Architecture;
 use crate::error::Result;
 use crate::net::{Declared, Feed, Net, Pass, Source, Tap};
+use crate::phase::Phase;
 
 /// Numbers of rows that programs are compiled for, beside all rows. Lists of other lengths are cut into these, and the last
 /// part is filled up by repeating its last row where more than half of a program's rows would be used.
