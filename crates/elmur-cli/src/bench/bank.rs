@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
         session.reset(&seeds)?;
         session.select_action(&rows, seen, Choose::Greedy, actions.as_mut())?;
         let kept = session.snapshot(&rows)?;
-        let mut row = |work: &str, mut call: Box<dyn FnMut(&mut Session) -> Result<()> + '_>| -> Result<()> {
+        let mut row = |work: &str, call: &mut dyn FnMut(&mut Session) -> Result<()>| -> Result<()> {
             let mut times: Vec<Duration> = Vec::new();
             for _ in 0..args.calls.max(1) {
                 let start = Instant::now();
@@ -79,13 +79,10 @@ pub fn run(args: &Args) -> Result<()> {
             );
             Ok(())
         };
-        row("reset", Box::new(|session| session.reset(&seeds)))?;
-        row(
-            "step",
-            Box::new(|session| session.select_action(&rows, seen, Choose::Greedy, actions.as_mut())),
-        )?;
-        row("snapshot", Box::new(|session| session.snapshot(&rows).map(drop)))?;
-        row("restore", Box::new(|session| session.restore(&rows, &kept)))?;
+        row("reset", &mut |session| session.reset(&seeds))?;
+        row("step", &mut |session| session.select_action(&rows, seen, Choose::Greedy, actions.as_mut()))?;
+        row("snapshot", &mut |session| session.snapshot(&rows).map(drop))?;
+        row("restore", &mut |session| session.restore(&rows, &kept))?;
     }
     Ok(())
 }
