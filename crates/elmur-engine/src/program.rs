@@ -153,7 +153,7 @@ impl Program {
         Ok(timed.collect())
     }
 
-    /// Bytes of the arena: every intermediate value, the inputs and outputs, and scratch memory.
+    /// Bytes of the arena, which holds intermediate values, inputs, outputs and scratch memory.
     pub fn arena_bytes(&self) -> usize {
         self.arena_bytes
     }

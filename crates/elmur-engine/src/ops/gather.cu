@@ -1,5 +1,6 @@
-// Rows of `width` elements that an index names. A gather reads them from the table at `from`, one after the other into `to`; a scatter
-// writes them over those of the table at `to`. wide: indices have 64 bits. n: elements of all rows named.
+// Rows of `width` elements that an index names. A gather reads them from the table at `from`, one after the
+// other into `to`; a scatter writes them over those of the table at `to`. wide: indices have 64 bits. n:
+// elements of all rows named.
 template <class T> struct RowArgs {
     T* to;
     const T* from;
@@ -48,8 +49,8 @@ KERNEL scatter_rows_8(RowArgs<u64> args) { begin(); scatter_rows(args); }
 
 __device__ __forceinline__ i64 bias_row(i64 q, i64 k, i64 reach) { return max(-reach, min(reach, q - k)) + reach; }
 
-// y [batch, heads, queries, keys] from table [2 reach + 1, heads], or dtable from dy. q_rows and k_rows: elements from one batch row's
-// times to the next, 0 where one serves all.
+// y [batch, heads, queries, keys] from table [2 reach + 1, heads], or dtable from dy. q_rows and k_rows:
+// elements from one batch row's times to the next, 0 where one serves all.
 struct BiasArgs {
     float* to;
     const float* from;
@@ -80,10 +81,12 @@ KERNEL relative_bias_grad_anywhere(BiasArgs args) {
     atomicAdd(&args.to[row * args.heads + h], args.from[i]);
 }
 
-// Sums of dy by table row and head, in a fixed order. Every warp has a table of its own for one head, and a tile of up to 32 queries by 32 keys, which
-// it goes through key by key with a lane per query: their times differ, so that lanes rarely meet in one row.
-// Grid (heads, parts). Dynamic shared memory: per warp a table [rows] and a tile [32, 33]. partial: [parts, heads, rows]; counters: [heads].
-// What is only read comes by itself: `__restrict__` counts for parameters alone.
+// Sums of dy by table row and head, in a fixed order. Every warp has a table of its own for one head, and a
+// tile of up to 32 queries by 32 keys, which it goes through key by key with a lane per query: the times of
+// queries differ, so that lanes rarely meet in one row.
+// Grid (heads, parts). Dynamic shared memory: per warp a table [rows] and a tile [32, 33]. partial: [parts,
+// heads, rows]; counters: [heads]. Pointers that are only read are parameters of their own, because
+// `__restrict__` has no effect on members of a struct.
 struct BiasGradArgs {
     float *dtable, *partial;
     u32* counters;
@@ -134,7 +137,7 @@ KERNEL relative_bias_grad(const float* __restrict__ dy, const i64* __restrict__ 
         *(alone ? dtable + (i64)r * heads + h : partial + ((i64)blockIdx.y * heads + h) * rows + r) = sum;
     }
     if (alone || !last_block(counters + h, gridDim.y)) return;
-    // Eight rows at once, so that their numbers are asked for together.
+    // Eight rows at once, so that their loads overlap.
     for (int first = threadIdx.x; first < rows; first += 8 * blockDim.x) {
         float sums[8] = {};
         for (u32 part = 0; part < gridDim.y; ++part)
@@ -151,7 +154,8 @@ KERNEL relative_bias_grad(const float* __restrict__ dy, const i64* __restrict__ 
     }
 }
 
-// Rows [batch, count, width] into cache [batch, length, width] from position at[b] on; n: elements of the rows.
+// Rows [batch, count, width] into cache [batch, length, width] from position at[b] on; n: elements of the
+// rows.
 template <class T> struct WriteRowsArgs {
     T* cache;
     const T* rows;

@@ -1,4 +1,5 @@
-//! Table look-ups: embeddings, the relative bias of memory attention, and the row write of a key/value cache.
+//! Table look-ups and writes: embeddings, rows gathered and scattered, the relative bias of memory attention,
+//! and rows of a key/value cache.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -21,14 +22,14 @@ impl Graph {
         self.push1(Embedding, &[table, index])
     }
 
-    /// Rows of a table of any element type: y[..., rest] = table[index[...]] for table [rows, rest] and index of i32 or i64.
-    /// Without gradient: for data that lies on the device.
+    /// Rows of a table of any element type: y[..., rest] = table[index[...]] for table [rows, rest] and index
+    /// of i32 or i64, at the cost of the rows gathered. Not differentiable; see [`Graph::embedding`].
     pub fn gather_rows(&mut self, table: Value, index: Value) -> Result<Value> {
         self.push1(GatherRows, &[table, index])
     }
 
     /// `table` [rows, rest] of any element type with `values` [n, rest] written over its rows `index` (i32 or
-    /// i64 [n]). In place where the table is a state, at the cost of n rows. Not differentiable.
+    /// i64 `[n]`). In place if the table is a state, at the cost of n rows. Not differentiable.
     ///
     /// Where an index is repeated, its values must be equal: which of them stays is not defined. Repeating a
     /// row with the same values fills a list of rows up to a fixed length.
@@ -36,22 +37,24 @@ impl Graph {
         self.push1(ScatterRows, &[table, index, values])
     }
 
-    /// The per-head bias of attention between times: y[B, H, Tq, Tk] = table[clamp(q_time - k_time) + D - 1, h].
+    /// The per-head bias of attention between times: y[B, H, Tq, Tk] = table[clamp(q_time - k_time) + D - 1,
+    /// h].
     ///
-    /// The table is [2D - 1, H] and offsets are clamped to ±(D - 1); `q_times` is i64 [B or 1, Tq], `k_times` i64
-    /// [B or 1, Tk]. B is 1 if both are.
+    /// The table is [2D - 1, H] and offsets are clamped to ±(D - 1); `q_times` is i64 [B or 1, Tq], `k_times`
+    /// i64 [B or 1, Tk]. B is 1 if both are.
     pub fn relative_bias(&mut self, table: Value, q_times: Value, k_times: Value) -> Result<Value> {
         self.push1(RelativeBias, &[table, q_times, k_times])
     }
 
-    /// `cache` [B, L, ...] with `rows` [B, n, ...] written from position `at[b]` (i32 `[B]`, at most L - n) of each batch
-    /// row on. In place where the cache is a state. Not differentiable: it serves acting, not training.
+    /// `cache` [B, L, ...] with `rows` [B, n, ...] written from position `at[b]` (i32 `[B]`, at most L - n)
+    /// of each batch row on. In place if the cache is a state. Not differentiable: for acting, not for
+    /// training.
     pub fn write_rows(&mut self, cache: Value, rows: Value, at: Value) -> Result<Value> {
         self.push1(WriteRows, &[cache, rows, at])
     }
 }
 
-/// Element `i` of an i32 or i64 operand.
+/// An operand of i32 or i64, read as i64.
 #[derive(Clone, Copy)]
 pub(crate) enum Indices<'a> {
     I32(&'a [i32]),
@@ -492,14 +495,14 @@ impl Op for RelativeBiasGrad {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let &[batch, heads, queries, keys] = &launch.ty(0).shape[..] else { return Ok(()) };
-        // A table and a tile per warp, in the shared memory that every GPU has.
+        // A table and a tile per warp, in as much shared memory as every GPU has.
         let each = 4 * (self.rows + 32 * 33);
         let warps = ((96 << 10) / each).min(8);
         if warps == 0 {
             launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
             return cuda_bias(launch, "relative_bias_grad_anywhere", launch.ty(0).clone(), self.rows);
         }
-        // Some four tiles per warp, and no more blocks than fill a GPU about twice.
+        // About four tiles per warp, and no more blocks than fill a GPU twice.
         let tiles = batch * queries.div_ceil(32) * keys.div_ceil(32);
         let parts = tiles.div_ceil(4 * warps).min(256usize.div_ceil(heads)).max(1);
         let partial = if parts > 1 { launch.scratch(4 * parts * heads * self.rows)? } else { 0 };

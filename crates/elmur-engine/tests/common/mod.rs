@@ -1,5 +1,5 @@
-//! A graph that uses every trainable op: a small policy with convolution, embedding, relative attention, memory read
-//! and write, experts, dropout, both losses and AdamW.
+//! A graph that uses every trainable op: a small policy with convolution, embedding, relative attention,
+//! memory read and write, experts, dropout, both losses and AdamW.
 
 #![allow(dead_code)]
 
