@@ -130,17 +130,13 @@ impl Program {
     /// changed.
     pub fn run(&mut self) -> Result<()> {
         self.check_inputs()?;
-        let _guards = self.uses.lock();
-        self.executor.run()
+        self.uses.while_locked(|| self.executor.run())
     }
 
     /// Median time of each step over `runs` runs, in order. The runs are real: updates are applied.
     pub fn profile(&mut self, runs: usize) -> Result<Vec<StepTime>> {
         self.check_inputs()?;
-        let measured = {
-            let _guards = self.uses.lock();
-            self.executor.profile(runs)?
-        };
+        let measured = self.uses.while_locked(|| self.executor.profile(runs))?;
         let timed = self.executor.steps().iter().zip(measured).map(|(step, (mut times, critical))| {
             times.sort();
             StepTime {

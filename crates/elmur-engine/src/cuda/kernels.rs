@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// Source that is put before every file.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 20] = [
+const FILES: [&str; 21] = [
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
     concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_nn.cu")),
@@ -35,6 +35,7 @@ const FILES: [&str; 20] = [
     include_str!("../ops/norm.cu"),
     include_str!("../ops/optim.cu"),
     include_str!("../ops/reduce.cu"),
+    include_str!("../ops/relative_bias.cu"),
     include_str!("../ops/route.cu"),
     include_str!("../ops/softmax.cu"),
     include_str!("../ops/swiglu.cu"),

@@ -221,7 +221,7 @@ impl Products {
     ) -> Result<()> {
         let d = self.describe(p)?;
         match self.algorithm(p, &d)? {
-            Algorithm::Own(way) => self.multiply_own(p, way, stream),
+            Algorithm::Own(variant) => self.multiply_own(p, variant, stream),
             Algorithm::Library(found) => {
                 let space = if found.workspaceSize > 0 { workspace(found.workspaceSize)? } else { 0 };
                 self.multiply(p, &d, &found, space, stream)
@@ -295,7 +295,7 @@ impl Products {
     }
 
     /// Variants of our own kernel that can compute the product, the most promising first.
-    fn own_ways(&self, p: &Product) -> Vec<Own> {
+    fn own_variants(&self, p: &Product) -> Vec<Own> {
         let tiles = p.m.div_ceil(Own::TILE) * p.n.div_ceil(Own::TILE) * p.batch;
         let elements = p.m * p.k.max(p.n) + p.k * p.n;
         if p.transpose_a && p.transpose_b || tiles > MOST_TILES || elements > i32::MAX as usize {
@@ -305,17 +305,18 @@ impl Products {
         let fills =
             (FULL / tiles.max(1)).min(p.k / (Own::DEPTH / 2)).clamp(1, if self.clusters { 8 } else { 1 });
         let most = fills.ilog2();
-        let mut ways: Vec<Own> = Vec::new();
+        let mut variants: Vec<Own> = Vec::new();
         for (warps, log_cluster) in [(4, most), (8, most.saturating_sub(1)), (4, 0), (8, 0)] {
-            let known = ways.iter().any(|way| way.warps == warps && way.log_cluster == log_cluster);
+            let known =
+                variants.iter().any(|variant| variant.warps == warps && variant.log_cluster == log_cluster);
             if !known && (warps == 4 || !self.is_exact(p)) {
-                ways.push(Own { warps, log_cluster });
+                variants.push(Own { warps, log_cluster });
             }
         }
-        ways
+        variants
     }
 
-    fn multiply_own(&self, p: &Product, way: Own, stream: cudarc::driver::sys::CUstream) -> Result<()> {
+    fn multiply_own(&self, p: &Product, variant: Own, stream: cudarc::driver::sys::CUstream) -> Result<()> {
         let [a_stride, b_stride, c_stride] = p.strides;
         let args = ProductArgs {
             c: p.c,
@@ -330,16 +331,16 @@ impl Products {
             n: p.n as i32,
             k: p.k as i32,
             relu: i32::from(p.relu),
-            log_ranks: way.log_cluster as i32,
+            log_ranks: variant.log_cluster as i32,
         };
-        let cluster = 1 << way.log_cluster;
+        let cluster = 1 << variant.log_cluster;
         let shape = Shape {
             grid: [p.n.div_ceil(Own::TILE), p.m.div_ceil(Own::TILE), p.batch * cluster],
-            threads: 32 * way.warps as u32,
-            shared: way.shared(p),
+            threads: 32 * variant.warps as u32,
+            shared: variant.shared(p),
             cluster: cluster as u32,
         };
-        self.kernels.launch(stream, way.kernel(p, self.is_exact(p)), shape, args.into())
+        self.kernels.launch(stream, variant.kernel(p, self.is_exact(p)), shape, args.into())
     }
 
     fn algorithm(&self, p: &Product, d: &Descriptors) -> Result<Algorithm> {
@@ -354,10 +355,10 @@ impl Products {
             let cause = format!("no algorithm for a product of {} x {} x {}", p.m, p.n, p.k);
             return Err(Error::Cuda { call: "cublasLtMatmulAlgoGetHeuristic", cause });
         }
-        let own = self.own_ways(p);
+        let own = self.own_variants(p);
         let found = match own.first() {
             _ if self.tuned => self.fastest(p, d, &own, &candidates)?,
-            Some(way) => Algorithm::Own(*way),
+            Some(variant) => Algorithm::Own(*variant),
             None => Algorithm::Library(candidates[0]),
         };
         algorithms.insert(key, found);
@@ -417,7 +418,7 @@ impl Products {
             let time = trial.time(|stream, [a, b, c], space| {
                 let p = Product { a, b, c, addend: if p.addend != 0 { c } else { 0 }, ..*p };
                 match candidate {
-                    Algorithm::Own(way) => self.multiply_own(&p, way, stream).is_ok(),
+                    Algorithm::Own(variant) => self.multiply_own(&p, variant, stream).is_ok(),
                     Algorithm::Library(found) => self.multiply(&p, d, &found, space, stream).is_ok(),
                 }
             })?;
