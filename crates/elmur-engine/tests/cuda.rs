@@ -172,7 +172,7 @@ fn misuse_is_an_error() {
     let host = Store::new();
     host.declare(&g).unwrap();
     let error = Program::new(&g, gpu, &[&host]).unwrap_err().to_string();
-    assert!(error.contains("stores on Gpu(0, f32), got `w` on Cpu"), "{error}");
+    assert!(error.contains("got `w` on Cpu"), "{error}");
 
     let huge = Store::on(gpu);
     let error =
