@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::types::Element;
 
-/// Allocation of a tensor, on the host or on a device.
+/// Memory on the host or on a GPU.
 #[derive(Debug)]
 pub(crate) enum Allocation {
     Host(Buffer),
@@ -22,7 +22,7 @@ impl Allocation {
         })
     }
 
-    /// Allocation with these contents.
+    /// Memory with these contents.
     pub(crate) fn with(device: &Device, data: &[u8], what: &'static str) -> Result<Self> {
         let allocation = Self::new(device, data.len(), what)?;
         // SAFETY: it was made this long, and nobody else knows it yet.
@@ -30,7 +30,7 @@ impl Allocation {
         Ok(allocation)
     }
 
-    /// Address of the first byte, on whichever device it lies.
+    /// Address of the first byte, on the device that the memory belongs to.
     pub(crate) fn ptr(&self) -> *mut u8 {
         match self {
             Allocation::Host(buffer) => buffer.ptr(),
@@ -39,7 +39,7 @@ impl Allocation {
         }
     }
 
-    /// Whether programs of `device` can use it where it lies.
+    /// Whether programs of `device` can use the memory in place.
     pub(crate) fn is_on(&self, device: &Device) -> bool {
         match (self, device) {
             (Allocation::Host(_), Device::Cpu(_)) => true,
@@ -92,7 +92,7 @@ impl Allocation {
     }
 }
 
-/// The bytes of numbers.
+/// The bytes of a slice of elements.
 pub(crate) fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
     // SAFETY: elements are plain numbers without padding.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }

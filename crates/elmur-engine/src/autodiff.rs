@@ -1,11 +1,12 @@
-//! Reverse-mode differentiation as graph rewriting: every op's rule appends ops that compute its input gradients.
+//! Reverse-mode differentiation as graph rewriting: the rule of every op appends the ops that compute the
+//! gradients of its inputs.
 
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Origin, Value};
 
-/// What an op's backward rule works with.
+/// What the backward rule of an op is given.
 pub(crate) struct Backward<'a> {
     pub graph: &'a mut Graph,
     pub inputs: Vec<Value>,
@@ -16,12 +17,12 @@ pub(crate) struct Backward<'a> {
 }
 
 impl Backward<'_> {
-    /// Gradient of the loss with respect to output `i`, if there is one.
+    /// Gradient of the loss with respect to output `output`; none if the loss does not depend on it.
     pub(crate) fn grad(&self, output: usize) -> Option<Value> {
         self.grads[output]
     }
 
-    /// Whether the gradient of input `i` is wanted.
+    /// Whether the gradient of input `input` is wanted.
     pub(crate) fn needs(&self, input: usize) -> bool {
         self.needs[input]
     }
@@ -31,16 +32,17 @@ impl Backward<'_> {
         self.needs.iter().position(|n| *n)
     }
 
-    /// Reports the gradient of input `i`.
+    /// Reports the gradient of input `input`.
     pub(crate) fn set(&mut self, input: usize, grad: Value) {
         self.results[input] = Some(grad);
     }
 }
 
 impl Graph {
-    /// Gradients of the scalar `loss` with respect to each of `wrt`; `None` where no path leads from it to the loss.
+    /// Gradients of the scalar `loss` with respect to each value of `wrt`; `None` for a value that the loss
+    /// does not depend on.
     ///
-    /// Only what these gradients need is computed. The emitted ops are part of the graph like any other.
+    /// Only ops that these gradients need are appended, and they are ops of the graph like any other.
     pub fn gradients(&mut self, loss: Value, wrt: &[Value]) -> Result<Vec<Option<Value>>> {
         const OP: &str = "gradients";
         let ty = self.ty(loss)?.clone();
@@ -100,7 +102,8 @@ impl Graph {
                 if let (Some(grad), true) = (*grad, needed) {
                     debug_assert_eq!(self.ty_of(grad), self.ty_of(input));
                     let slot = input.id as usize;
-                    // Gradients that were only passed on, or go to two inputs, belong to others too.
+                    // A gradient that was forwarded unchanged, or assigned to two inputs, is shared: nothing
+                    // may be added into its buffer.
                     let is_own = results.iter().flatten().filter(|g| **g == grad).count() == 1;
                     grads[slot] = Some(match grads[slot] {
                         None => grad,
@@ -114,16 +117,16 @@ impl Graph {
         Ok(wrt.iter().map(|v| grads[v.id as usize]).collect())
     }
 
-    /// `sum + x` for an `x` that was computed after `sum` and that nobody else uses: added while it is computed, where its op
-    /// can do that.
+    /// `sum + x`, for an `x` that was computed after `sum` and that nothing else uses. Where the op that
+    /// computes `x` can add into a buffer, the addition costs nothing.
     pub fn accumulate(&mut self, sum: Value, x: Value) -> Result<Value> {
         self.check("accumulate", sum)?;
         self.check("accumulate", x)?;
         self.accumulate_since(sum, x, 0)
     }
 
-    /// `sum + x`. Where `x` comes from a node at or after number `since`, whose op can add into a buffer, whose result nobody
-    /// else uses and which comes after `sum`, it is told to do so instead.
+    /// `sum + x`. The node that computes `x` is made to add into `sum` if its number is at least `since`, its
+    /// op can do so, nothing else uses its result, and it comes after `sum`.
     fn accumulate_since(&mut self, sum: Value, x: Value, since: usize) -> Result<Value> {
         if let Some(node) = self.adder(sum, x, since)
             && let Some(op) = self.nodes[node].op.accumulating()
@@ -135,7 +138,8 @@ impl Graph {
         self.add(sum, x)
     }
 
-    /// The node that could add `sum` to `x` while it computes it. Reshapes between the two cost nothing and do not matter.
+    /// The node that can add `sum` to `x` while it computes `x`. Reshapes between that node and `x` are
+    /// allowed.
     fn adder(&self, sum: Value, x: Value, since: usize) -> Option<usize> {
         if self.ty_of(sum) != self.ty_of(x) {
             return None;

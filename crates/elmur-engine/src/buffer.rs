@@ -57,8 +57,8 @@ impl Drop for Buffer {
 /// Size and alignment of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Asks for huge pages before the memory is first touched: an arena's rows lie kilobytes apart, more than
-/// small pages' translations can be cached for. Best effort.
+/// Asks the system for huge pages, before the memory is first touched. Rows in an arena lie kilobytes apart,
+/// on more small pages than address translations can be cached for. Failure is ignored.
 fn use_huge_pages(ptr: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     {

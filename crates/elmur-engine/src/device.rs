@@ -1,4 +1,4 @@
-//! Where programs run.
+//! Devices that programs run on: the CPU or a GPU.
 
 use crate::cpu::pool::Pool;
 #[cfg(feature = "cuda")]
@@ -6,8 +6,8 @@ use crate::cuda::Gpu;
 use crate::error::{Error, Result};
 use crate::precision::Precision;
 
-/// A device with everything needed to run programs on it. Made from a [`Pool`] or (with the feature `cuda`) a
-/// `Gpu`.
+/// A device, with everything needed to run programs on it. Made from a [`Pool`] or, with the feature `cuda`,
+/// a `Gpu`.
 #[derive(Debug, Clone)]
 pub enum Device {
     /// The CPU, on the threads of a pool.
@@ -37,8 +37,8 @@ impl From<&Device> for Device {
 }
 
 impl Device {
-    /// The device of this name: `cpu`, on `threads` threads (0: one per core), or `cuda` or `cuda:N`, with
-    /// products in `precision`.
+    /// Opens the device of this name: `cpu`, with `threads` threads (0: one per core), or `cuda` or `cuda:N`,
+    /// with matrix products in `precision`.
     pub fn open(name: &str, threads: usize, precision: Precision) -> Result<Self> {
         Self::check_name(name)?;
         if name == "cpu" {
@@ -57,7 +57,7 @@ impl Device {
         }
     }
 
-    /// Fails unless [`Device::open`] knows the name, whether or not this machine has such a device.
+    /// Fails unless `name` is one that [`Device::open`] knows, whether or not this machine has such a device.
     pub fn check_name(name: &str) -> Result<()> {
         let numbered = |n: &str| n.parse::<u16>().is_ok();
         if name == "cpu" || name == "cuda" || name.strip_prefix("cuda:").is_some_and(numbered) {
@@ -66,8 +66,8 @@ impl Device {
         Err(Error::Device { expected: "cpu, cuda or cuda:N".to_owned(), got: name.to_owned() })
     }
 
-    /// A device of the same kind whose work runs beside this one's: the same threads, or another queue of the
-    /// GPU.
+    /// A second device whose work runs beside that of this one: the same threads, or another queue of the
+    /// same GPU.
     pub fn another(&self) -> Result<Self> {
         Ok(match self {
             Device::Cpu(pool) => Device::Cpu(pool.clone()),
@@ -76,12 +76,12 @@ impl Device {
         })
     }
 
-    /// Whether it is the CPU.
+    /// Whether the device is the CPU.
     pub fn is_cpu(&self) -> bool {
         matches!(self, Device::Cpu(_))
     }
 
-    /// The threads that run programs of the CPU.
+    /// The threads of the CPU; none for a GPU.
     pub(crate) fn pool(&self) -> Option<&Pool> {
         match self {
             Device::Cpu(pool) => Some(pool),
@@ -100,7 +100,7 @@ impl Device {
         }
     }
 
-    /// Waits until all queued work is done.
+    /// Waits until all work that was queued on the device is done.
     pub fn synchronize(&self) -> Result<()> {
         match self {
             Device::Cpu(_) => Ok(()),
@@ -109,7 +109,7 @@ impl Device {
         }
     }
 
-    /// Bytes that are free on it; unknown on the CPU.
+    /// Bytes of free memory of a GPU; none for the CPU.
     pub fn free_memory(&self) -> Option<usize> {
         match self {
             Device::Cpu(_) => None,

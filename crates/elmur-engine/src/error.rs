@@ -1,4 +1,4 @@
-//! The engine's one error type. Every message says what was expected and what came.
+//! The engine's error type. Every message says what was expected and what was given.
 
 use crate::types::DType;
 
@@ -16,7 +16,7 @@ pub enum Error {
         op: &'static str,
         /// What the op accepts.
         expected: String,
-        /// What it was given.
+        /// What the op was given.
         got: String,
     },
     /// A device that this build does not know, or that this machine does not have.
@@ -56,10 +56,10 @@ pub enum Error {
     DuplicateName {
         /// The name.
         name: String,
-        /// What carries it already.
+        /// The kind of value that has this name already.
         kind: &'static str,
     },
-    /// A gradient was asked of an op that has none.
+    /// A gradient was asked for of an op that has none.
     #[error("{op} has no gradient for its input {input}; wrap that input in stop_gradient")]
     NoGradient {
         /// The op.
@@ -82,7 +82,7 @@ pub enum Error {
     ElementType {
         /// The tensor.
         name: String,
-        /// Its element type.
+        /// Element type of the tensor.
         expected: DType,
         /// The data's element type.
         got: DType,
@@ -92,22 +92,22 @@ pub enum Error {
     Length {
         /// The tensor.
         name: String,
-        /// Its number of elements.
+        /// Number of elements of the tensor.
         expected: usize,
         /// The data's number of elements.
         got: usize,
     },
-    /// A row of a stored tensor that it does not have.
+    /// A stored tensor does not have the row that was asked for.
     #[error("`{name}` has {rows} rows, got row {got}")]
     RowOutOfRange {
         /// The tensor.
         name: String,
-        /// Its number of rows: the extent of its first axis.
+        /// Number of rows of the tensor: the extent of its first axis.
         rows: usize,
         /// The row asked for.
         got: usize,
     },
-    /// Data of another length than the rows of a stored tensor that it is for.
+    /// Data for rows of a stored tensor has another length than these rows.
     #[error("{rows} rows of `{name}` have {expected} elements, got {got}")]
     RowsLength {
         /// The tensor.
@@ -129,26 +129,26 @@ pub enum Error {
         /// The store's type.
         got: String,
     },
-    /// Memory could not be had.
+    /// Memory could not be allocated.
     #[error("out of memory: {bytes} bytes were asked for {what}")]
     OutOfMemory {
         /// Size of the request.
         bytes: usize,
-        /// What it was for.
+        /// What the memory was for.
         what: &'static str,
     },
-    /// A call of CUDA failed.
+    /// A call of a CUDA library failed.
     #[error("CUDA: {call}: {cause}")]
     Cuda {
-        /// The library's function.
+        /// Name of the function that was called.
         call: &'static str,
-        /// What it said.
+        /// What the library reported.
         cause: String,
     },
     /// A library that a device needs is not on this machine.
     #[error("this device needs {library}, which could not be loaded; install it or use device cpu")]
     MissingLibrary {
-        /// Its name.
+        /// Name of the library.
         library: &'static str,
     },
     /// Integer data pointed outside a table (a class, row or position out of range).

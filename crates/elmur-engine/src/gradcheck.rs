@@ -1,4 +1,4 @@
-//! Gradients against central differences, in f64.
+//! Comparison of gradients with central differences, in f64.
 
 use crate::cpu::pool::Pool;
 use crate::error::Result;
@@ -13,16 +13,17 @@ use crate::types::DType;
 pub struct Worst {
     /// |analytic - numeric| / max(1, |analytic|, |numeric|).
     pub error: f64,
-    /// Parameter and element where it was found.
+    /// Parameter and element with the largest error.
     pub at: (String, usize),
-    /// The gradient that the graph computes there.
+    /// The gradient of that element as the graph computes it.
     pub analytic: f64,
-    /// The central difference there.
+    /// The central difference of that element.
     pub numeric: f64,
 }
 
-/// Compares the gradients of the scalar `loss` with respect to all f64 parameters of `graph` with central differences of
-/// width 2 `step`, at most `most` elements of each parameter. The store must hold the parameters and states.
+/// Compares the gradients of the scalar `loss` with respect to all f64 parameters of `graph` with central
+/// differences of width 2 `step`, at most `most` elements of each parameter. The store must hold the
+/// parameters and states.
 ///
 /// ```
 /// use elmur_engine::{DType, Graph, Store, gradcheck};

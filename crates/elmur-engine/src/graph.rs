@@ -1,7 +1,8 @@
 //! The graph builder: typed values, named parameters, inputs, states and outputs.
 //!
-//! A graph is in single-assignment form and in execution order: ops run in the order in which they were added. Ops
-//! are added by the builder methods in `ops/`; each checks its operands at once and reports what is wrong by name.
+//! A graph is in single-assignment form and in execution order: ops run in the order in which they were
+//! added. Ops are added by the builder methods in `ops/`; each checks its operands at once and reports what
+//! is wrong by name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::error::{Error, Result, nearest};
 use crate::op::Op;
 use crate::types::{DType, Element, TensorType};
 
-/// A tensor inside one [`Graph`]. Cheap to copy; using it with another graph is an error.
+/// A tensor inside one [`Graph`]. Copies are cheap; a value of another graph is refused with an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Value {
     pub(crate) id: u32,
@@ -74,7 +75,7 @@ pub struct Graph {
     pub(crate) nodes: Vec<Node>,
     names: BTreeMap<String, Value>,
     pub(crate) outputs: Vec<(String, Value)>,
-    /// (state or parameter, its value after the run).
+    /// (state or parameter, the value that it takes after the run).
     pub(crate) updates: Vec<(Value, Value)>,
     pub(crate) streams: u32,
 }
@@ -110,12 +111,13 @@ impl Graph {
         self.named("param", name, TensorType::new(dtype, shape), Origin::Param)
     }
 
-    /// A tensor that persists between runs (memory, caches, moments, counters), kept in a [`Store`](crate::Store).
+    /// A tensor that persists between runs (memory, caches, moments, counters), kept in a
+    /// [`Store`](crate::Store).
     pub fn state(&mut self, name: &str, dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Value> {
         self.named("state", name, TensorType::new(dtype, shape), Origin::State)
     }
 
-    /// A fixed tensor.
+    /// A tensor whose contents never change.
     pub fn constant<T: Element>(&mut self, data: &[T], shape: impl Into<Vec<usize>>) -> Result<Value> {
         let ty = TensorType::new(T::DTYPE, shape);
         ty.check("constant")?;
@@ -154,7 +156,8 @@ impl Graph {
         }
     }
 
-    /// Makes `value` readable after a run under `name`. A parameter or state is read as it was before the run.
+    /// Makes `value` readable after a run under `name`. A parameter or state is read as it was before the
+    /// run.
     pub fn output(&mut self, name: &str, value: Value) -> Result<()> {
         self.check("output", value)?;
         if self.outputs.iter().any(|(n, _)| n == name) {
@@ -165,8 +168,8 @@ impl Graph {
         Ok(())
     }
 
-    /// At the end of a run, `target` (a parameter or state) takes the value `new`. Reading `target` inside the graph
-    /// always gives the value from before the run.
+    /// At the end of a run, `target` (a parameter or state) takes the value `new`. Reading `target` inside
+    /// the graph always gives the value from before the run.
     pub fn update(&mut self, target: Value, new: Value) -> Result<()> {
         let (old_ty, new_ty) = (self.ty(target)?.clone(), self.ty(new)?.clone());
         let origin = &self.values[target.id as usize].origin;
@@ -184,7 +187,8 @@ impl Graph {
                 format!("a second for `{}`", self.describe(target)),
             );
         }
-        // A state copied from another must be read before that other is overwritten: give it a copy of its own.
+        // A state that becomes the value of another state must be read before it is overwritten: copy it
+        // first.
         let new = if self.is_stored(new) { self.copy(new)? } else { new };
         self.updates.push((target, new));
         Ok(())
@@ -291,7 +295,7 @@ impl Graph {
         Ok(outputs)
     }
 
-    /// Adds an op with a single interesting output.
+    /// Adds an op; returns its first output.
     pub(crate) fn push1(&mut self, op: impl Op + 'static, inputs: &[Value]) -> Result<Value> {
         Ok(self.push(op, inputs)?[0])
     }
@@ -301,7 +305,7 @@ impl Graph {
         Value { id: id as u32, graph: self.id }
     }
 
-    /// The node that computes a value, if one does.
+    /// The node that computes a value; none for inputs, parameters, states and constants.
     pub(crate) fn producer(&self, value: Value) -> Option<&Node> {
         match self.values[value.id as usize].origin {
             Origin::Node(node) => Some(&self.nodes[node]),
@@ -309,7 +313,7 @@ impl Graph {
         }
     }
 
-    /// Whether a value lives in a store, possibly seen through aliases.
+    /// Whether a value is a parameter or state, or an alias of one.
     fn is_stored(&self, mut value: Value) -> bool {
         loop {
             match self.producer(value) {

@@ -1,12 +1,13 @@
-//! Static compute graphs for small models: built once, differentiated by rewriting, planned into one arena, and run
-//! without allocation.
+//! Static compute graphs for small models: built once, differentiated by rewriting, planned into one arena,
+//! and run without allocation.
 //!
-//! - [`Graph`] is the builder: typed values, named parameters, inputs, states and outputs. Shape errors are found
-//!   here, with the op's name, what it expected and what it got.
+//! - [`Graph`] is the builder: typed values, named parameters, inputs, states and outputs. Shape errors are
+//!   found here, with the op's name, what it expected and what it got.
 //! - [`Graph::gradients`] appends the backward pass; [`Graph::adamw`] the update.
 //! - [`Store`] holds parameters and state; several programs share one without copying.
-//! - [`Program`] is a graph compiled for a [`Device`]. On the CPU results have the same bits for any number of threads.
-//! - [`gradcheck`] compares gradients with finite differences, for whoever builds models on this.
+//! - [`Program`] is a graph compiled for a [`Device`]. On the CPU results have the same bits for any number
+//!   of threads.
+//! - [`gradcheck`] compares gradients with finite differences, for tests of models.
 
 mod allocation;
 mod autodiff;

@@ -45,13 +45,13 @@ impl StoreUses {
         Self(uses)
     }
 
-    /// Takes all locks, without allocating.
-    pub fn lock(&self) -> [Option<StoreGuard<'_>>; MAX_STORES] {
-        let mut guards = [const { None }; MAX_STORES];
+    /// Calls `f` while all locks are held. Allocates nothing.
+    pub fn while_locked<R>(&self, f: impl FnOnce() -> R) -> R {
+        let mut guards: [Option<StoreGuard<'_>>; MAX_STORES] = [const { None }; MAX_STORES];
         for (guard, used) in guards.iter_mut().zip(&self.0) {
             *guard = Some(if used.writes { used.lock.write() } else { used.lock.read() });
         }
-        guards
+        f()
     }
 }
 
@@ -64,11 +64,10 @@ mod tests {
         let [a, b] = [Arc::<StoreLock>::default(), Arc::default()];
         let used = |lock: &Arc<StoreLock>, writes| StoreUse { lock: Arc::clone(lock), writes };
         let uses = StoreUses::new(vec![used(&a, false), used(&b, false), used(&a, true)]);
-        let guards = uses.lock();
-        assert_eq!(guards.iter().flatten().count(), 2);
-        assert!(a.0.try_read().is_err());
-        assert!(b.0.try_read().is_ok() && b.0.try_write().is_err());
-        drop(guards);
+        uses.while_locked(|| {
+            assert!(a.0.try_read().is_err());
+            assert!(b.0.try_read().is_ok() && b.0.try_write().is_err());
+        });
         assert!(a.0.try_write().is_ok() && b.0.try_write().is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! The contract of an op, and what its CPU kernel is given.
+//! The contract of an op, and what the CPU kernel of an op is given.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use crate::error::{Error, Result};
 use crate::operand::Operand;
 use crate::types::{DType, Element, TensorType};
 
-/// One kind of node. Each op lives in one file under `ops/`: contract, backward rule, kernel, tests.
+/// One kind of node. Each op lives in one file under `ops/`: contract, backward rule and kernels.
 pub(crate) trait Op: Debug + Send + Sync {
-    /// Name as in the builder method.
+    /// Name of the op, as in its builder method.
     fn name(&self) -> &'static str;
 
-    /// Types of the outputs, or what is wrong with the inputs.
+    /// Types of the outputs, or an error that says what is wrong with the inputs.
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>>;
 
-    /// Emits the ops that compute the gradients of the inputs. The default is for ops that have none.
+    /// Appends the ops that compute the gradients of the inputs. The default is for ops without gradients.
     fn backward(&self, backward: &mut Backward<'_>) -> Result<()> {
         match backward.first_needed() {
             Some(input) => Err(Error::NoGradient { op: self.name(), input }),
@@ -25,60 +25,63 @@ pub(crate) trait Op: Debug + Send + Sync {
         }
     }
 
-    /// Whether gradients stop here without an error.
+    /// Whether gradients stop at this op without an error.
     fn stops_gradient(&self) -> bool {
         false
     }
 
-    /// If output 0 is a window into input 0 that needs no computation: its byte offset.
+    /// For an op whose output 0 is a window into input 0, and so needs no computation: the byte offset of
+    /// that window.
     fn alias(&self, _inputs: &[TensorType]) -> Option<usize> {
         None
     }
 
-    /// Pairs (input, output) that may share a buffer, given the number of inputs. The kernel then reads the old contents through
-    /// [`Io::in_place`] and must not touch that input otherwise.
+    /// Pairs (input, output) that may share a buffer, given the number of inputs. The kernel must read such
+    /// an input through [`Io::in_place`] alone.
     fn in_place(&self, _inputs: usize) -> Vec<(usize, usize)> {
         Vec::new()
     }
 
-    /// Whether the kernel needs output `i` even if nobody reads it. Other unread outputs have no memory.
+    /// Whether the kernel writes output `output` even if nobody reads it. Other unread outputs have no
+    /// memory.
     fn always_writes(&self, output: usize) -> bool {
         let _ = output;
         false
     }
 
-    /// For an op whose single output can be added into an existing buffer at no cost: the op that does so, taking
-    /// that buffer as one more input at the end.
+    /// For an op that can add its only output into an existing buffer at no cost: the op that does so, with
+    /// that buffer as an additional last input.
     fn accumulating(&self) -> Option<Arc<dyn Op>> {
         None
     }
 
-    /// Bytes of scratch memory the kernel needs with this many threads.
+    /// Bytes of scratch memory that the CPU kernel needs with this many threads.
     fn scratch(&self, _inputs: &[TensorType], _outputs: &[TensorType], _threads: usize) -> usize {
         0
     }
 
-    /// Integer inputs that index something, for validation before a run changes anything.
+    /// Inputs whose elements are indices, and their bounds. Those that a caller fills are checked before a
+    /// run changes anything.
     fn indices(&self, _inputs: &[TensorType]) -> Vec<IndexBound> {
         Vec::new()
     }
 
-    /// Computes the outputs.
+    /// Computes the outputs on the CPU.
     fn cpu(&self, io: &Io<'_>) -> Result<()>;
 
     /// Queues the work that computes the outputs on a GPU.
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut crate::cuda::launch::Launch<'_>) -> Result<()>;
 
-    /// Outputs that [`Op::cuda_deferred`] computes, a launch of its own: consumers of the other outputs need not wait
-    /// for it.
+    /// Outputs that [`Op::cuda_deferred`] computes, a launch of its own: consumers of the other outputs need
+    /// not wait for it.
     #[cfg(feature = "cuda")]
     fn deferred(&self, _outputs: usize) -> std::ops::Range<usize> {
         0..0
     }
 
-    /// Whether [`Op::cuda_deferred`] reads scratch memory whose addresses [`Op::cuda`] left in `launch.handoff`, and so
-    /// must run after it.
+    /// Whether [`Op::cuda_deferred`] reads scratch memory whose addresses [`Op::cuda`] left in
+    /// `launch.handoff`, and so must run after it.
     #[cfg(feature = "cuda")]
     fn deferred_reads_scratch(&self) -> bool {
         false
@@ -113,8 +116,8 @@ impl IndexBound {
     }
 }
 
-/// What a kernel works on. Slices are sound because the planner gives every live value its own memory, and outputs
-/// share memory with an input only where the op allows it.
+/// What a CPU kernel works on. Slices are sound because the planner gives every live value memory of its own,
+/// and an output shares memory with an input only where [`Op::in_place`] allows it.
 pub(crate) struct Io<'a> {
     pub inputs: &'a [Operand],
     pub outputs: &'a [Operand],
@@ -135,7 +138,7 @@ impl<'a> Io<'a> {
         &self.outputs[output].ty
     }
 
-    /// Element type of input 0: what float kernels dispatch on.
+    /// Element type of input 0, on which kernels dispatch.
     pub(crate) fn dtype(&self) -> DType {
         self.inputs[0].ty.dtype
     }
@@ -143,11 +146,12 @@ impl<'a> Io<'a> {
     pub(crate) fn input<T: Element>(&self, i: usize) -> &'a [T] {
         let operand = &self.inputs[i];
         assert_eq!(operand.ty.dtype, T::DTYPE, "kernel reads input {i} as another type");
-        // SAFETY: the planner keeps `ty.len()` elements alive here for the run, and nothing writes them meanwhile.
+        // SAFETY: the planner keeps `ty.len()` elements alive here for the run, and nothing writes them
+        // meanwhile.
         unsafe { std::slice::from_raw_parts(operand.ptr.cast(), operand.ty.len()) }
     }
 
-    /// Output `i`, or nothing if no one reads it.
+    /// Output `i`; none if nobody reads it.
     #[allow(clippy::mut_from_ref)]
     pub(crate) fn output_if_used<T: Element>(&self, i: usize) -> Option<&'a mut [T]> {
         let operand = &self.outputs[i];
@@ -159,13 +163,13 @@ impl<'a> Io<'a> {
         Some(unsafe { std::slice::from_raw_parts_mut(operand.ptr.cast(), operand.ty.len()) })
     }
 
-    /// Output `i`; an op is only run if something reads one of its outputs, so sole outputs always exist.
+    /// Output `i`, for ops with one output: an op runs only if somebody reads an output, so that one exists.
     #[allow(clippy::mut_from_ref)]
     pub(crate) fn output<T: Element>(&self, i: usize) -> &'a mut [T] {
         self.output_if_used(i).unwrap_or_default()
     }
 
-    /// Input `i` as bare bits, for ops that only move elements: `U` has the element's size.
+    /// Input `i` as bare bits, for ops that only move elements. `U` must have the size of an element.
     pub(crate) fn input_bits<U: Copy>(&self, i: usize) -> &'a [U] {
         let operand = &self.inputs[i];
         assert_eq!(operand.ty.dtype.size(), size_of::<U>());
@@ -182,7 +186,7 @@ impl<'a> Io<'a> {
         unsafe { std::slice::from_raw_parts_mut(operand.ptr.cast(), operand.ty.len()) }
     }
 
-    /// Output `output` holding a copy of input `input`, which the two may share in place.
+    /// Output `output` with the contents of input `input`, copied unless the two share memory.
     pub(crate) fn in_place<T: Element>(&self, input: usize, output: usize) -> &'a mut [T] {
         let shared = self.inputs[input].ptr == self.outputs[output].ptr;
         let out = self.output::<T>(output);
@@ -192,11 +196,13 @@ impl<'a> Io<'a> {
         out
     }
 
-    /// `len` elements of scratch, aligned to cache lines. A kernel takes it once and splits it itself.
+    /// `len` elements of scratch memory, aligned to cache lines. A kernel asks for scratch once and splits it
+    /// itself.
     #[allow(clippy::mut_from_ref)]
     pub(crate) fn scratch<T: Element>(&self, len: usize) -> &'a mut [T] {
         assert!(len * size_of::<T>() <= self.scratch_bytes, "kernel takes more scratch than it declared");
-        // SAFETY: the planner provides this much, aligned, and a kernel takes it once. Any bits are valid numbers.
+        // SAFETY: the planner provides this much, aligned, and a kernel takes it once. Any bits are valid
+        // numbers.
         unsafe { std::slice::from_raw_parts_mut(self.scratch.cast(), len) }
     }
 }
@@ -239,7 +245,7 @@ macro_rules! dispatch_bits {
 }
 pub(crate) use dispatch_bits;
 
-/// An [`Error::Op`] in short.
+/// An [`Error::Op`] with these texts.
 pub(crate) fn mismatch<T>(
     op: &'static str,
     expected: impl Into<String>,

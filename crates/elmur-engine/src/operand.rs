@@ -1,4 +1,4 @@
-//! Where a kernel finds one of its operands.
+//! Operands of kernels: an address and a type.
 
 use crate::types::TensorType;
 

@@ -1,30 +1,30 @@
 //! The planner: which ops run, and where every value lives. Independent of the device that executes the plan.
 //!
 //! 1. Dead code: only ops that an output or an update depends on are kept, in graph order.
-//! 2. Homes: aliases (reshape, leading slices) live in their source. A parameter or state that is updated through ops
-//!    that work in place is updated in its own storage; other in-place ops take over the buffer of an operand that
-//!    nobody reads afterwards.
-//! 3. Arena: the remaining values get offsets in one arena. Largest first, each at the lowest offset that is free
-//!    during its lifetime.
+//! 2. Homes: aliases (reshape, leading slices) live in their source. A parameter or state that is updated
+//!    through ops that work in place is updated in its own storage; other in-place ops take over the buffer
+//!    of an operand that nobody reads afterwards.
+//! 3. Arena: the remaining values get offsets in one arena. Largest first, each at the lowest offset that is
+//!    free during its lifetime.
 
 use crate::buffer::ALIGN;
 use crate::graph::{Graph, Origin, Value};
 use crate::types::DType;
 
-/// Memory of a value before offsets are applied.
+/// The memory that a value lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {
     /// Byte offset in the arena.
     Arena(usize),
     /// Storage of this parameter or state.
     Stored(Value),
-    /// The constant itself.
+    /// Memory of this constant.
     Constant(Value),
-    /// Computed by an op that runs, but read by nobody.
+    /// None: the op that computes the value runs, but nobody reads this output.
     Unused,
 }
 
-/// Where a value lives: `offset` bytes into its home.
+/// Where a value lies: `offset` bytes into its home.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub home: Home,
@@ -35,7 +35,7 @@ pub(crate) struct Place {
 pub(crate) struct Plan {
     /// Nodes to run, in order.
     pub steps: Vec<usize>,
-    /// By value id; `None` for values that no step touches.
+    /// Places by number of the value; `None` for values that no step touches.
     pub places: Vec<Option<Place>>,
     /// (target, source) to copy after the last step, for updates that could not be made in place.
     pub copies: Vec<(Value, Value)>,
@@ -49,15 +49,17 @@ const FOREVER: usize = usize::MAX;
 struct Planner<'g> {
     graph: &'g Graph,
     steps: Vec<usize>,
-    /// By value id: the value whose memory it uses, and the byte offset in it.
+    /// By number of a value: its root, the value whose memory it uses, and the byte offset in that memory.
     root: Vec<(Value, usize)>,
-    /// By root id: step that first writes it, last step that reads it through any alias.
+    /// By number of a root: the first step that writes the root, and the last step that reads it or an alias
+    /// of it.
     first: Vec<usize>,
     last: Vec<usize>,
 }
 
-/// Plans a graph. Up to `unshared_budget` bytes may be spent on giving every value memory of its own, which lets independent
-/// ops run side by side; where that is not enough, values that are never alive together share memory.
+/// Plans a graph. Up to `unshared_budget` bytes may be spent on giving every value memory of its own, which
+/// lets independent ops run side by side; where that is not enough, values that are never alive together
+/// share memory.
 pub(crate) fn plan(graph: &Graph, unshared_budget: usize) -> Plan {
     let steps = live_nodes(graph);
     let mut planner = Planner::new(graph, steps);
@@ -136,8 +138,8 @@ impl<'g> Planner<'g> {
         }
     }
 
-    /// The step (1-based, as in `last`) of a value's producer and, if that op can write `value` over one of its
-    /// inputs, that input: it must use the whole of its root, and no other operand may share that root.
+    /// The root that step `step` may overwrite, given a pair (input, output) that its op can compute in
+    /// place. The input must be the whole of its root, and no other operand may share that root.
     fn overwritten_input(&self, step: usize, pair: (usize, usize)) -> Option<Value> {
         let node = &self.graph.nodes[self.steps[step]];
         let (input, output) = (node.inputs[pair.0], node.outputs[pair.1]);
@@ -148,8 +150,8 @@ impl<'g> Planner<'g> {
         (offset == 0 && same_size && !shared).then_some(root)
     }
 
-    /// Updates whose new value grows out of the old one through in-place ops happen in the state's own storage; the
-    /// rest are returned as copies.
+    /// Places updates: where a chain of in-place ops leads from the old value to the new one, the chain is
+    /// computed in the state's own storage. Other updates are returned as copies (target, source).
     fn place_updates(&mut self) -> Vec<(Value, Value)> {
         let mut step_of = vec![usize::MAX; self.graph.nodes.len()];
         self.steps.iter().enumerate().for_each(|(step, &node)| step_of[node] = step);
@@ -168,7 +170,7 @@ impl<'g> Planner<'g> {
                 }
             }
         }
-        // Aliases of values that moved follow them.
+        // Aliases of values that moved move with them.
         for id in 0..self.root.len() {
             let (root, offset) = self.root[id];
             let (new_root, base) = self.root[root.id as usize];
@@ -179,8 +181,8 @@ impl<'g> Planner<'g> {
         copies
     }
 
-    /// The values from `new` back to `target` if every link is an in-place op and nobody reads an old version after
-    /// it has been overwritten.
+    /// The values from `new` back to `target`, if every link is an in-place op and nobody reads an old
+    /// version after it has been overwritten.
     fn chain(&self, step_of: &[usize], target: Value, new: Value) -> Option<Vec<Value>> {
         let mut chain = Vec::new();
         let mut value = new;
@@ -206,7 +208,8 @@ impl<'g> Planner<'g> {
         Some(chain)
     }
 
-    /// Other in-place ops take over an operand's buffer if this is its last use.
+    /// Places the outputs of other in-place ops: an output takes over the buffer of an operand that is used
+    /// for the last time.
     fn place_in_place(&mut self) {
         for step in 0..self.steps.len() {
             let node = &self.graph.nodes[self.steps[step]];
@@ -259,7 +262,8 @@ impl<'g> Planner<'g> {
             let is_root = self.root[id].0.id as usize == id;
             let lifetime = match info.origin {
                 Origin::Input => (0, FOREVER),
-                // Never shared: a run that fails halfway must not leave other bits than zero and one in a bool.
+                // Never shared: a run that fails halfway must not leave other bits than zero and one in a
+                // bool.
                 Origin::Node(_) if is_root && info.ty.dtype == DType::Bool && is_output(id) => (0, FOREVER),
                 Origin::Node(_) if is_root && touched[id] && read[id] => (self.first[id], self.last[id]),
                 _ => continue,
@@ -283,7 +287,7 @@ impl<'g> Planner<'g> {
         Plan { places: places.collect(), steps: self.steps, copies, arena_bytes }
     }
 
-    /// By root id: whether anything reads it (an op, an output or an update).
+    /// By number of a root: whether an op, an output or an update reads it.
     fn read_values(&self) -> Vec<bool> {
         let mut read = vec![false; self.graph.values.len()];
         let mut mark = |value: &Value| {
@@ -302,13 +306,14 @@ impl<'g> Planner<'g> {
 struct Block {
     id: usize,
     bytes: usize,
-    /// First writing step and last reading step, both inclusive (the latter 1-based: a buffer read by step n is free for
-    /// outputs of step n + 1, never of step n).
+    /// First writing step, counted from 0, and last reading step, counted from 1, both inclusive: a buffer
+    /// that step n reads is free for the outputs of step n + 1, not of step n.
     lifetime: (usize, usize),
     offset: usize,
 }
 
-/// Puts blocks one after the other, those that live forever (inputs above all) first; returns the bytes needed.
+/// Puts blocks one after the other, those that live forever (inputs above all) first. Returns the bytes
+/// needed.
 fn lay_out(blocks: &mut [Block]) -> usize {
     blocks.sort_by_key(|block| block.lifetime.1 != FOREVER);
     let mut total = 0;
@@ -319,7 +324,7 @@ fn lay_out(blocks: &mut [Block]) -> usize {
     total
 }
 
-/// Assigns offsets; returns the bytes needed.
+/// Assigns offsets so that blocks that live at the same time do not overlap. Returns the bytes needed.
 fn pack(blocks: &mut [Block]) -> usize {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(blocks[i].bytes), blocks[i].lifetime.0, blocks[i].id));

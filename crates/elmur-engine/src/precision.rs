@@ -1,25 +1,27 @@
-//! How accurate products on a GPU are.
+//! Accuracy of matrix products on a GPU.
 
-/// How products of f32 are computed on a GPU. Sums, norms, losses and the optimizer are f32 in all of them,
-/// and so are, to its last bits, products of up to 2^22 multiplications and layers with up to 16 outputs
-/// (routers and heads): there nothing is gained by rounding.
+/// How matrix products of f32 are computed on a GPU. Sums, norms, losses and the optimizer always use f32.
+///
+/// Products of at most 2^22 multiplications and layers of at most 16 outputs (routers and heads) are computed
+/// to f32 accuracy in every mode, because reduced precision saves no time there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
-    /// In f32, or on tensor cores from two tf32 parts of every number, 22 bits.
+    /// f32 accuracy: in f32, or on tensor cores with every operand split into two tf32 numbers, 22 bits
+    /// together.
     F32,
-    /// Operands rounded to tf32 (10 bits of mantissa), sums in f32.
+    /// Operands are rounded to tf32 (10 bits of mantissa), sums are f32.
     #[default]
     Tf32,
-    /// Operands rounded to bf16 (7 bits of mantissa) where the library multiplies, to tf32 where our own
-    /// kernel does; sums in f32.
+    /// Operands are rounded to bf16 (7 bits of mantissa) in products by cuBLASLt and to tf32 in products by
+    /// our own kernel; sums are f32.
     Bf16,
 }
 
 impl Precision {
-    /// All of them.
+    /// All precisions, from the most to the least accurate.
     pub const ALL: [Precision; 3] = [Precision::F32, Precision::Tf32, Precision::Bf16];
 
-    /// As in configs and on the command line.
+    /// Name of the precision in configs and on the command line.
     pub fn name(self) -> &'static str {
         ["f32", "tf32", "bf16"][self as usize]
     }

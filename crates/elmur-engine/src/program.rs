@@ -130,17 +130,13 @@ impl Program {
     /// changed.
     pub fn run(&mut self) -> Result<()> {
         self.check_inputs()?;
-        let _guards = self.uses.lock();
-        self.executor.run()
+        self.uses.while_locked(|| self.executor.run())
     }
 
     /// Median time of each step over `runs` runs, in order. The runs are real: updates are applied.
     pub fn profile(&mut self, runs: usize) -> Result<Vec<StepTime>> {
         self.check_inputs()?;
-        let measured = {
-            let _guards = self.uses.lock();
-            self.executor.profile(runs)?
-        };
+        let measured = self.uses.while_locked(|| self.executor.profile(runs))?;
         let timed = self.executor.steps().iter().zip(measured).map(|(step, (mut times, critical))| {
             times.sort();
             StepTime {
@@ -153,7 +149,7 @@ impl Program {
         Ok(timed.collect())
     }
 
-    /// Bytes of the arena: every intermediate value, the inputs and outputs, and scratch memory.
+    /// Bytes of the arena, which holds intermediate values, inputs, outputs and scratch memory.
     pub fn arena_bytes(&self) -> usize {
         self.arena_bytes
     }

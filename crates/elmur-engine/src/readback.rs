@@ -10,7 +10,7 @@ use crate::store::{Store, Tensor};
 use crate::types::Element;
 
 impl Store {
-    /// Reads `name` again and again without making a GPU wait; see [`Readback`].
+    /// A reader of the tensor `name` that does not make a GPU wait; see [`Readback`].
     pub fn readback<T: Element>(&self, name: &str) -> Result<Readback<T>> {
         let (tensor, lock) = (self.checked::<T>(name)?, Arc::clone(self.lock()));
         Ok(Readback {
@@ -23,8 +23,8 @@ impl Store {
     }
 }
 
-/// Contents of a stored tensor as of several moments: asked for at each of them, read later. On a GPU the
-/// queue of work goes on meanwhile.
+/// Reads a stored tensor as of several moments: [`Readback::ask`] marks a moment, [`Readback::answer`] later
+/// returns the contents of that moment. On a GPU, queued work goes on meanwhile.
 ///
 /// ```
 /// use elmur_engine::{DType, Store, TensorType};
@@ -58,7 +58,7 @@ enum Answer<T> {
 }
 
 impl<T: Element> Readback<T> {
-    /// Asks for the contents as of all work queued so far.
+    /// Asks for the contents of the tensor after all work queued so far.
     pub fn ask(&mut self) -> Result<()> {
         let _guard = self.lock.read();
         let answer = match &*self.tensor.buffer {
@@ -73,7 +73,8 @@ impl<T: Element> Readback<T> {
         Ok(())
     }
 
-    /// The oldest contents asked for and not yet taken; waits for them.
+    /// The contents that were asked for first and not yet returned; none if there are none. Waits until they
+    /// are here.
     pub fn answer(&mut self) -> Result<Option<Vec<T>>> {
         Ok(match self.answers.pop_front() {
             None => None,

@@ -14,13 +14,14 @@ use crate::types::{Element, TensorType};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Tensor {
-    /// Shared, so that looking a tensor up allocates nothing.
+    /// Shared, so that a look-up allocates nothing.
     pub ty: Arc<TensorType>,
     pub buffer: Arc<Allocation>,
 }
 
 impl Tensor {
-    /// Calls `f` with the bytes, copied to the host if need be. The lock must be held.
+    /// Calls `f` with the bytes of the tensor, copied to the host if need be. The caller must hold the lock
+    /// of the store.
     fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
         match &*self.buffer {
             Allocation::Host(buffer) => {
@@ -30,7 +31,7 @@ impl Tensor {
             }
             #[cfg(feature = "cuda")]
             Allocation::Cuda(buffer) => {
-                // In words, so that numbers are aligned.
+                // Words of 8 bytes, so that all elements are aligned.
                 let mut words = vec![0u64; self.ty.bytes().div_ceil(8)];
                 // SAFETY: plain numbers of at least this many bytes.
                 let bytes =
@@ -49,9 +50,9 @@ struct Inner {
     tensors: RwLock<BTreeMap<String, Tensor>>,
 }
 
-/// Named tensors shared by programs. Cloning shares; see [`Store::duplicate`] for a copy.
+/// Named tensors that programs share. A clone shares the same tensors; [`Store::duplicate`] copies them.
 ///
-/// Programs that only read a store run side by side; one that updates it waits for the others.
+/// Programs that only read a store run side by side. A program that updates the store waits for all others.
 #[derive(Clone)]
 pub struct Store(Arc<Inner>);
 
@@ -78,7 +79,7 @@ impl Store {
         Self(Arc::new(Inner { device: device.into(), lock: Arc::default(), tensors: RwLock::default() }))
     }
 
-    /// A copy of its own in a device's memory.
+    /// A store in a device's memory with copies of all tensors.
     pub fn to(&self, device: impl Into<Device>) -> Result<Self> {
         let copy = Store::on(device);
         let _guard = self.0.lock.read();
@@ -93,8 +94,8 @@ impl Store {
         Ok(copy)
     }
 
-    /// Adds zeros for every parameter and state of `graph` that is not here yet; others must have the same
-    /// type.
+    /// Adds zeros for every parameter and state of `graph` that the store does not have. Tensors that the
+    /// store has must have the type that the graph declares.
     pub fn declare(&self, graph: &Graph) -> Result<()> {
         self.declare_params(graph)?;
         self.declare_states(graph)
@@ -110,7 +111,7 @@ impl Store {
         graph.states().try_for_each(|(name, value)| self.insert(name, graph.ty(value)?.clone()))
     }
 
-    /// Adds zeros of the given type, or checks that `name` already has it.
+    /// Adds a tensor of zeros of the given type, or checks that the tensor `name` already has this type.
     pub fn insert(&self, name: &str, ty: TensorType) -> Result<()> {
         let refused = |expected| Error::Stored { name: name.to_owned(), expected, got: ty.to_string() };
         ty.valid().map_err(refused)?;
@@ -130,7 +131,7 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces the contents of `name`.
+    /// Replaces the contents of the tensor `name`.
     pub fn set<T: Element>(&self, name: &str, data: &[T]) -> Result<()> {
         let tensor = self.checked::<T>(name)?;
         if tensor.ty.len() != data.len() {
@@ -141,7 +142,7 @@ impl Store {
         unsafe { tensor.buffer.write([(0, bytes_of(data))].into_iter()) }
     }
 
-    /// Calls `f` with the contents of `name`.
+    /// Calls `f` with the contents of the tensor `name`.
     pub fn with<T: Element, R>(&self, name: &str, f: impl FnOnce(&[T]) -> R) -> Result<R> {
         let tensor = self.checked::<T>(name)?;
         let _guard = self.0.lock.read();
@@ -151,27 +152,27 @@ impl Store {
         })
     }
 
-    /// A copy of the contents of `name`.
+    /// A copy of the contents of the tensor `name`.
     pub fn get<T: Element>(&self, name: &str) -> Result<Vec<T>> {
         self.with(name, <[T]>::to_vec)
     }
 
-    /// Type of `name`.
+    /// Type of the tensor `name`.
     pub fn ty(&self, name: &str) -> Result<TensorType> {
         Ok(TensorType::clone(&self.tensor(name)?.ty))
     }
 
-    /// All names, sorted.
+    /// Names of all tensors, sorted.
     pub fn names(&self) -> Vec<String> {
         self.0.tensors.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// A store of its own with the same contents, on the same device.
+    /// A store on the same device with copies of all tensors.
     pub fn duplicate(&self) -> Result<Self> {
         self.to(&self.0.device)
     }
 
-    /// Where its tensors lie.
+    /// The device whose memory holds the tensors.
     pub fn device(&self) -> &Device {
         &self.0.device
     }

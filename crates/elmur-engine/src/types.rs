@@ -84,7 +84,7 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// A type from its parts.
+    /// A type from its element type and shape.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
         Self { dtype, shape: shape.into() }
     }
@@ -94,7 +94,7 @@ impl TensorType {
         self.shape.iter().product()
     }
 
-    /// Whether there are no elements. Valid types always have some.
+    /// Whether the tensor has no elements. Types in a valid graph always have some.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

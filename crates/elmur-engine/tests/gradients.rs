@@ -1,5 +1,6 @@
 //! Every op's backward rule against central differences in f64, over random shapes that include extent 1 and
-//! widths that are no multiple of any vector. With the feature `cuda` and a GPU the same graphs, in f32, are compared between CPU and GPU.
+//! widths that are no multiple of any vector. With the feature `cuda` and a GPU the same graphs, in f32, are
+//! compared between CPU and GPU.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

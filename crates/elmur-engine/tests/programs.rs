@@ -52,7 +52,8 @@ fn inputs_outputs_and_shared_operands_are_never_overwritten() {
     let mut g = Graph::new();
     let x = g.input("x", F32, [3]).unwrap();
     let doubled = g.add(x, x).unwrap();
-    let seen = g.scale(doubled, 10.0).unwrap(); // could be in place, but `doubled` is read again and is an output
+    // Could be in place, but `doubled` is read again and is an output.
+    let seen = g.scale(doubled, 10.0).unwrap();
     let twice = g.add(doubled, doubled).unwrap();
     let squared = g.mul(twice, twice).unwrap();
     for (name, value) in [("doubled", doubled), ("seen", seen), ("squared", squared)] {

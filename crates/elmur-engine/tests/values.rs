@@ -481,8 +481,8 @@ fn random_normal_has_its_moments() {
     assert!(mean.abs() < 0.015 && (variance - 0.25).abs() < 0.01, "{mean} {variance}");
 }
 
-/// Two steps of PyTorch's AdamW (lr 0.1, betas 0.9 / 0.99, eps 1e-8, decay 0.05) with clipping to norm 1, worked out by
-/// hand from the published update rule.
+/// Two steps of PyTorch's AdamW (lr 0.1, betas 0.9 / 0.99, eps 1e-8, decay 0.05) with clipping to norm 1,
+/// worked out by hand from the published update rule.
 #[test]
 fn adamw_follows_the_update_rule() {
     let mut g = Graph::new();
@@ -694,7 +694,8 @@ fn argmax_takes_the_first_of_equals() {
     assert_eq!(best, [1, 0]);
 }
 
-/// Softmax, attention, norms and losses at ±1e4, in both precisions: finite, and right where the answer is known.
+/// Softmax, attention, norms and losses at ±1e4, in both precisions: finite, and right where the answer is
+/// known.
 #[test]
 fn extreme_inputs_give_defined_results() {
     let extremes = [1e4, -1e4, 0.0, 1e4, -1e4, -1e4, 1e-30, 1e4];

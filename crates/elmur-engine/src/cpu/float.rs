@@ -1,7 +1,7 @@
 //! Floating-point elements as the kernels see them, with functions that compilers can vectorise.
 //!
-//! `f32` gets branch-free polynomial `exp`, `tanh` and `erf` (a few units in the last place); `f64` serves gradient
-//! checks and comparisons with float64 references, so it takes the exact library functions.
+//! `f32` gets branch-free polynomial `exp`, `tanh` and `erf` (a few units in the last place); `f64` serves
+//! gradient checks and comparisons with float64 references, so it takes the exact library functions.
 
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
@@ -125,7 +125,8 @@ impl Float for f32 {
         if z < 0.0625 { small } else { large }
     }
 
-    /// x P(x²) / Q(x²) on |x| <= 4, fitted by iterated weighted least squares (relative error 3e-8); ±1 beyond.
+    /// x P(x²) / Q(x²) on |x| <= 4, fitted by iterated weighted least squares (relative error 3e-8); ±1
+    /// beyond.
     #[inline(always)]
     fn erf(self) -> Self {
         let x = self.clamp(-4.0, 4.0);

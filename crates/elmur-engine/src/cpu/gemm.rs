@@ -1,13 +1,14 @@
 //! Matrix products C = A B (+ C) for any strides, without allocation.
 //!
-//! B is packed into panels ([k][NR]) in scratch memory that the caller provides; A is read as it lies where its rows are contiguous
-//! and packed ([k][MR]) otherwise. A register tile of MR x NR is accumulated by fused multiply-adds. Every element of C is one
-//! chain of multiply-adds over k in blocks of [`KC`], whatever the tile, the thread or the vector width: its bits depend on
-//! nothing but its row, its column and k. (The `gemm` crate, our peer in `elmur bench`, allocates on every call, chooses its k
-//! blocks by m and n, and runs products with a transposed left side at half speed.)
+//! B is packed into panels ([k][NR]) in scratch memory that the caller provides; A is read as it lies where
+//! its rows are contiguous and packed ([k][MR]) otherwise. A register tile of MR x NR is accumulated by fused
+//! multiply-adds. Every element of C is one chain of multiply-adds over k in blocks of [`KC`], whatever the
+//! tile, the thread or the vector width: its bits depend on nothing but its row, its column and k. (The
+//! `gemm` crate, our peer in `elmur bench`, allocates on every call, chooses its k blocks by m and n, and
+//! runs products with a transposed left side at half speed.)
 //!
-//! Where the machine has a matrix unit, large f32 products run there instead, in blocks of 32 x 32 with both operands packed; see
-//! `gemm/amx.rs`. They too give every element the same bits for any number of threads.
+//! Where the machine has a matrix unit, large f32 products run there instead, in blocks of 32 x 32 with both
+//! operands packed; see `gemm/amx.rs`. They too give every element the same bits for any number of threads.
 //!
 //! Products of a few rows with a transposed B (x Wᵀ at batch 1) read B once as it lies, as dot products.
 //!
@@ -101,11 +102,11 @@ pub(crate) fn scratch_len<T: Tiles>(m: usize, n: usize, k: usize, threads: usize
     blocks.max(shared + threads * KC.min(k) * (mr * PANELS).max(nr) + LANES)
 }
 
-/// Panels that are packed together, and row panels of one task when B is shared: 8 x 14 x KC floats stay in the second-level
-/// cache, and rows of the source are read in long runs.
+/// Panels that are packed together, and row panels of one task when B is shared: 8 x 14 x KC floats stay in
+/// the second-level cache, and rows of the source are read in long runs.
 const PANELS: usize = 16;
 
-/// What a product is made of; see [`gemm`].
+/// Extents and operands of a product; see [`gemm`].
 pub(crate) struct Product<'a, T> {
     pub m: usize,
     pub n: usize,
@@ -116,7 +117,8 @@ pub(crate) struct Product<'a, T> {
     pub accumulate: bool,
 }
 
-/// C (row-major, `ldc` elements per row) = A B, or += where `accumulate`; then `epilogue` on every finished tile.
+/// C (row-major, `ldc` elements per row) = A B, or += where `accumulate`; then `epilogue` on every finished
+/// tile.
 pub(crate) fn gemm<T: Tiles>(
     pool: &Pool,
     scratch: &mut [T],
@@ -204,8 +206,8 @@ pub(crate) fn gemm<T: Tiles>(
                         let target = unsafe { std::slice::from_raw_parts_mut(block, own.len() * mr * kb) };
                         (tiles.pack)(target, mr, kb, data, a.rs, a.cs, rows);
                     }
-                    // One depth block: along the rows of C, which are then written in long runs. Several: each panel of B
-                    // serves all rows while it is in the first-level cache.
+                    // One depth block: along the rows of C, which are then written in long runs. Several:
+                    // each panel of B serves all rows while it is in the first-level cache.
                     let along_rows = k <= KC;
                     for step in 0..panels * own.len() {
                         let (panel, j) = if along_rows {
@@ -370,9 +372,9 @@ struct Depths<'a, T> {
 
 /// The kernels of a matrix unit; see `gemm/amx.rs`.
 struct MatrixUnit<T> {
-    /// Before the first product on a thread.
+    /// Called on a thread before its first product.
     configure: fn(),
-    /// After the last.
+    /// Called on a thread after its last product.
     release: fn(),
     /// Packs panels of an operand (`left` or right) into blocks, panel by panel.
     pack: fn(target: &mut [T], left: bool, panels: usize, source: Depths<'_, T>),
@@ -380,8 +382,8 @@ struct MatrixUnit<T> {
     multiply: unsafe fn(steps: usize, a: *const T, b: *const T, c: *mut T, ldc: usize, accumulate: bool),
 }
 
-/// A product in blocks of a matrix unit: tasks own panels of the longer side of C and pack their operand on the way; the other operand is
-/// packed once for all.
+/// A product in blocks of a matrix unit: tasks own panels of the longer side of C and pack their operand on
+/// the way; the other operand is packed once for all.
 struct Blocks<T: 'static> {
     unit: &'static MatrixUnit<T>,
     m: usize,
@@ -390,7 +392,7 @@ struct Blocks<T: 'static> {
 }
 
 impl<T: Float> Blocks<T> {
-    /// Where the unit exists and the product is worth packing for.
+    /// Blocks of a product; none without a matrix unit, or if the product is too small to be worth packing.
     fn of(tiles: &TileSet<T>, m: usize, n: usize, k: usize) -> Option<Self> {
         let unit = tiles.matrix_unit?;
         (m.min(n).min(k) >= BLOCK && m * n * k >= 1 << 18).then_some(Self { unit, m, n, k })
@@ -496,7 +498,8 @@ impl<T: Float> Blocks<T> {
                     };
                     let (rows, cols) = (BLOCK.min(m - row), BLOCK.min(n - col));
                     let add = accumulate || k0 > 0;
-                    // SAFETY: the block lies inside C and belongs to this task; blocks at the edge go through a buffer.
+                    // SAFETY: the block lies inside C and belongs to this task; blocks at the edge go through
+                    // a buffer.
                     unsafe {
                         let c = c.get().add(row * ldc + col);
                         if rows == BLOCK && cols == BLOCK {
@@ -612,7 +615,8 @@ unsafe fn dot_rows<T: Float, V: Vector<T>, const NL: usize>(
     }
 }
 
-/// y[c] (+)= Σ_j a[j * a_step] w[j * stride + c], the sum in order of j. V is the widest vector, N one for narrow heads.
+/// y[c] (+)= Σ_j a[j * a_step] w[j * stride + c], the sum in order of j. V is the widest vector, N one for
+/// narrow heads.
 ///
 /// # Safety
 /// The vectors' instruction set must be present.
@@ -637,7 +641,8 @@ unsafe fn combine_rows<T: Float, V: Vector<T>, N: Vector<T>>(
     assert!((count - 1) * a_step < a.len() && last >= 0);
     assert!(last as usize + n <= w.data.len() && w.start + n <= w.data.len());
     let mut c = 0;
-    // SAFETY: the assertions above show that the first and last coefficient and row exist, and so do those between.
+    // SAFETY: the assertions above show that the first and last coefficient and row exist, and so do those
+    // between.
     unsafe {
         let row = |j: usize, c: usize| w.data.as_ptr().offset(w.start as isize + j as isize * w.step).add(c);
         while c + BLOCK * V::WIDTH <= n {
@@ -673,7 +678,8 @@ unsafe fn combine_rows<T: Float, V: Vector<T>, N: Vector<T>>(
     }
 }
 
-/// One vector of columns of [`combine_rows`]. Two sums would hide latency better but change the order of the sum.
+/// One vector of columns of [`combine_rows`]. Two sums would hide latency better but change the order of the
+/// sum.
 ///
 /// # Safety
 /// As for `combine_rows`; `row(j)` must point at a vector of elements for each j below `count`.
@@ -707,7 +713,7 @@ pub(crate) struct Rows<'a, T> {
 pub(crate) struct SmallProducts<T: 'static>(&'static TileSet<T>);
 
 impl<T: Tiles> SmallProducts<T> {
-    /// For this machine.
+    /// The kernels for this machine.
     pub(crate) fn new() -> Self {
         Self(T::tiles(Isa::best()))
     }
@@ -732,8 +738,8 @@ impl<T: Tiles> SmallProducts<T> {
     }
 }
 
-/// Register tile: C[rows, NR] (+)= Σ_k a[k] b[k], where a[k] is row k of a panel or column k of rows `lda` apart, and rows of b
-/// are `ldb` apart.
+/// Register tile: C[rows, NR] (+)= Σ_k a[k] b[k], where a[k] is row k of a panel or column k of rows `lda`
+/// apart, and rows of b are `ldb` apart.
 type Micro<T> = unsafe fn(
     k: usize,
     a: *const T,
@@ -745,7 +751,8 @@ type Micro<T> = unsafe fn(
     accumulate: bool,
 );
 
-/// Packs `valid` of `width` columns of depth `kb`: target[k][i] = source[i * step + k * depth_step], zeros beyond.
+/// Packs `valid` of `width` columns of depth `kb`: target[k][i] = source[i * step + k * depth_step], zeros
+/// beyond.
 type Pack<T> =
     fn(target: &mut [T], width: usize, kb: usize, source: &[T], step: usize, depth_step: usize, valid: usize);
 

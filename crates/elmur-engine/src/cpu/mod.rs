@@ -1,4 +1,5 @@
-//! The CPU executor's machinery: thread pool, vector dispatch, matrix products. Kernels live beside their ops.
+//! The CPU executor and what CPU kernels are built from: thread pool, vector dispatch, matrix products. The
+//! kernels themselves live beside their ops.
 
 pub(crate) mod exec;
 pub(crate) mod float;

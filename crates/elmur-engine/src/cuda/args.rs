@@ -1,12 +1,12 @@
 //! Arguments of kernels. Up to six are given by position; more are the fields of one struct, which Rust and
 //! CUDA name alike and which a test compares without a GPU.
 
-/// What a kernel is called with. Every argument starts at a multiple of 8 bytes.
+/// The arguments of one kernel call. Every argument starts at a multiple of 8 bytes.
 #[derive(Default)]
 pub(crate) struct Args {
     words: Vec<u64>,
     starts: Vec<usize>,
-    /// Names of the structs among them.
+    /// Names of the structs among the arguments.
     pub(super) structs: Vec<&'static str>,
 }
 
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn fields_of_a_cuda_struct_are_read_as_c_reads_them() {
-        let source = "struct Other { int x; };\n// What it is.\nstruct Some {\n    float *y, *z;  // both\n    \
+        let source = "struct Other { int x; };\nstruct Some {\n    float *y, *z;  // both\n    \
                       const i64* times;\n    int n, shape[6], m;\n    Steps steps;\n};\n";
         let found = cuda_fields(source, "Some");
         let want = [

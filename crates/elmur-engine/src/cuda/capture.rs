@@ -82,7 +82,7 @@ pub(super) fn capture_steps(
             steps[part.step].queue(gpu, stream, keep, queued, &mut handoff, part.is_deferred)
         })?);
     }
-    // Older GPUs know no kernels that wait.
+    // GPUs before compute capability 9.0 cannot launch kernels early.
     if gpu.0.context.architecture()? >= 90 {
         enable_early_launch(gpu, captured.graph)?;
     }
@@ -92,7 +92,8 @@ pub(super) fn capture_steps(
     Ok(replay)
 }
 
-/// Adds what `queue` queues to a graph, to be done after `before`.
+/// Adds the work that `queue` queues to a graph, with edges from `before`. Returns the last nodes of that
+/// work.
 fn capture(
     stream: sys::CUstream,
     graph: sys::CUgraph,
@@ -109,9 +110,10 @@ fn capture(
     ended.map(|()| leaves)
 }
 
-/// Lets urgent kernels be launched while the kernels they depend on still run (programmatic dependent launch): our
-/// kernels begin by waiting for those to end. Edges to kernels of the library, which do not wait, and to copies and
-/// fills, which cannot, stay as they are. Kernels that are not urgent must not occupy a multiprocessor while they wait.
+/// Lets urgent kernels be launched while the kernels they depend on still run (programmatic dependent
+/// launch): our kernels begin by waiting for those to end. Edges to kernels of the library, which do not
+/// wait, and to copies and fills, which cannot, stay as they are. Kernels that are not urgent must not occupy
+/// a multiprocessor while they wait.
 fn enable_early_launch(gpu: &Gpu, graph: sys::CUgraph) -> Result<()> {
     let mut count = 0;
     let none = std::ptr::null_mut();
@@ -176,7 +178,8 @@ fn last_work(stream: sys::CUstream) -> Result<Leaves> {
         &raw mut edges,
         &raw mut count,
     ))?;
-    // SAFETY: the driver points at `count` entries that live until the stream is used again; no entries, no pointers.
+    // SAFETY: the driver points at `count` entries that live until the stream is used again; no entries, no
+    // pointers.
     unsafe {
         let nodes = if count == 0 { &[][..] } else { std::slice::from_raw_parts(nodes, count) };
         let plain = || vec![std::mem::zeroed(); count];
@@ -185,7 +188,8 @@ fn last_work(stream: sys::CUstream) -> Result<Leaves> {
     }
 }
 
-/// Time of what `queue` queues, replayed as part of a chain, so that only the GPU's time counts.
+/// Time that the GPU takes for the work that `queue` queues: the work is captured many times in a chain and
+/// replayed, so that launches on the host do not count.
 pub(super) fn replayed_time(
     gpu: &Gpu,
     mut queue: impl FnMut(sys::CUstream) -> Result<()>,

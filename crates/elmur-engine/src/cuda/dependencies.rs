@@ -1,11 +1,12 @@
-//! Dependencies between the parts of a program's work: a part waits for earlier parts that touch the same bytes.
+//! Dependencies between the parts of a program's work: a part waits for earlier parts that touch the same
+//! bytes.
 
 use std::time::Duration;
 
 use crate::operand::Operand;
 use crate::step::Step;
 
-/// Bytes that a step touches.
+/// A range of bytes that a step reads or writes.
 #[derive(Clone, Copy)]
 pub(super) struct Range {
     start: usize,
@@ -29,14 +30,14 @@ fn any_overlap(a: &[Range], b: &[Range]) -> bool {
 
 /// A step's work or its deferred work, and what it must wait for.
 pub(super) struct Part {
-    /// Number of the step.
+    /// Number of the step that the part belongs to.
     pub step: usize,
     pub is_deferred: bool,
     reads: Vec<Range>,
     writes: Vec<Range>,
-    /// Earlier parts that this one waits for directly.
+    /// Numbers of the earlier parts that this part waits for directly.
     pub needs: Vec<usize>,
-    /// Bit j: this part comes after part j.
+    /// Bit j is set if this part runs after part j, directly or not.
     after: Vec<u64>,
 }
 
@@ -53,8 +54,8 @@ impl Part {
         }
     }
 
-    /// Finds the earlier parts that write what this one touches or read what it writes, and `also`. Those that another of
-    /// them already waits for are left out.
+    /// Finds the earlier parts that this part must wait for: parts that write bytes it touches, parts that
+    /// read bytes it writes, and part `also`. Parts that another of these already waits for are left out.
     fn wait_for(&mut self, earlier: &[Part], also: Option<usize>) {
         self.after = vec![0; earlier.len() / 64 + 1];
         for (j, part) in earlier.iter().enumerate().rev() {
@@ -74,7 +75,7 @@ impl Part {
     }
 }
 
-/// All work of a program in order.
+/// All parts of a program's work, in order.
 pub(super) fn parts(steps: &[Step]) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for (number, step) in steps.iter().enumerate() {
@@ -106,8 +107,8 @@ pub(super) fn critical_path(parts: &[Part], times: &[Duration]) -> Vec<bool> {
     path
 }
 
-/// Which parts lie on the longest paths through the graph by number of parts, or nearly so. Other parts must not keep
-/// them waiting.
+/// Which parts lie on the longest paths through the graph by number of parts, or nearly so. Other parts must
+/// not keep them waiting.
 pub(super) fn urgent(parts: &[Part]) -> Vec<bool> {
     let mut depth = vec![1usize; parts.len()];
     for (i, part) in parts.iter().enumerate() {

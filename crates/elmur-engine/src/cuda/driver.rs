@@ -1,4 +1,4 @@
-//! The parts of the CUDA driver that the executor needs, each call checked.
+//! The CUDA driver as the executor needs it: contexts, streams and memory, with every call checked.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn failed(call: &'static str, code: sys::CUresult) -> Error {
     Error::Cuda { call, cause }
 }
 
-/// Calls the driver and turns its answer into a result.
+/// Calls a function of the driver and turns its status into a result.
 macro_rules! call {
     ($name:ident($($arg:expr),* $(,)?)) => {{
         // SAFETY: see the caller: handles are alive and pointers lead to memory of the stated size.
@@ -120,7 +120,7 @@ impl Drop for Context {
     }
 }
 
-/// A queue of work.
+/// A CUDA stream: a queue of work.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub raw: sys::CUstream,
@@ -141,7 +141,7 @@ impl Stream {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// A queue whose work goes before that of others.
+    /// A stream whose work goes before the work of other streams.
     pub fn urgent(context: &Arc<Context>) -> Result<Self> {
         context.enter()?;
         let (mut least, mut greatest) = (0, 0);
@@ -191,7 +191,7 @@ impl DeviceBuffer {
         }
         check("cuMemAlloc", code)?;
         let buffer = Self { address, bytes, gpu: gpu.clone() };
-        // In the queue, after whatever used this memory before and before whatever will.
+        // Zeroed in stream order: after earlier users of this memory, before later ones.
         call!(cuMemsetD8Async(address, 0, bytes.max(256), gpu.0.stream.raw))?;
         Ok(buffer)
     }
@@ -240,7 +240,7 @@ impl DeviceBuffer {
         self.address + offset as u64
     }
 
-    /// Queues a copy of everything to host memory, `spare` if given.
+    /// Queues a copy of the whole contents to host memory: to `spare`, if given, or to new memory.
     pub fn read_later(&self, spare: Option<Pinned>) -> Result<Pinned> {
         let pinned = match spare {
             Some(pinned) => pinned,
@@ -263,7 +263,7 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Host memory that the GPU reads and writes directly, with the moment until which it does.
+/// Host memory that the GPU reads and writes directly, and an event that says when the GPU is done with it.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub data: *mut u8,
@@ -293,13 +293,13 @@ impl Pinned {
         Ok(pinned)
     }
 
-    /// Waits until what was queued before [`Pinned::queued`] is done.
+    /// Waits until all work queued before the last call of [`Pinned::queued`] is done.
     pub fn wait(&self) -> Result<()> {
         self.context.enter()?;
         call!(cuEventSynchronize(self.event))
     }
 
-    /// Marks the end of the work queued so far.
+    /// Records the event after all work queued so far.
     pub(super) fn queued(&self, stream: &Stream) -> Result<()> {
         call!(cuEventRecord(self.event, stream.raw))
     }

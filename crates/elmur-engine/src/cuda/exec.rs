@@ -1,4 +1,4 @@
-//! A program on a GPU: its CUDA graph, what goes in and what comes out.
+//! A program on a GPU: its CUDA graph, its inputs and outputs, and the times of its steps.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -40,13 +40,13 @@ pub(crate) struct Exec {
     /// Pinned copies of the inputs, used in turn, so that the host can fill one while the GPU reads another.
     ring: Vec<Pinned>,
     turn: usize,
-    /// Kernels, products and copies of one run.
+    /// Number of kernels, products and copies of one run.
     queued: usize,
     gpu: Gpu,
 }
 
 impl Exec {
-    /// Records the program's work on `gpu`.
+    /// Captures the program's work as a CUDA graph.
     pub fn new(gpu: &Gpu, work: Work) -> Result<Self> {
         gpu.0.context.enter()?;
         let Work { mut steps, copies, inputs, outputs, arena, .. } = work;
@@ -119,12 +119,12 @@ impl Exec {
             }
             if !span.is_fetched() {
                 call!(cuMemcpyHtoDAsync_v2(span.device, from.cast(), span.bytes, stream.raw))?;
-                // Even if the launch fails, this much is under way.
+                // The copy is under way even if the launch fails.
                 pinned.queued(stream)?;
             }
         }
         call!(cuGraphLaunch(self.replay, stream.raw))?;
-        // The graph has taken its turn, whatever happens next.
+        // The graph uses this entry of the ring, even if a call below fails.
         self.turn = (self.turn + 1) % self.ring.len();
         self.inputs.iter_mut().for_each(|input| input.changed = false);
         self.outputs.iter().for_each(|output| output.fetched.set(false));
@@ -150,7 +150,7 @@ impl Exec {
         let steps = &self.steps;
         let parts = parts(steps);
         let mut times = Vec::with_capacity(parts.len());
-        // Scratch is kept to the end: deferred work may go on with it.
+        // Scratch is kept to the end: deferred work may read it.
         let (mut keep, mut queued, mut handoff) = (Vec::new(), 0, Vec::new());
         for part in &parts {
             if !part.is_deferred {
@@ -164,7 +164,7 @@ impl Exec {
         let mut result = vec![(Duration::ZERO, false); steps.len()];
         for ((part, time), critical) in parts.iter().zip(&times).zip(critical_path(&parts, &times)) {
             let step = &mut result[part.step];
-            // Of a step and its deferred work, what others wait for counts.
+            // Of a step and its deferred work, only what is critical counts, if either is.
             if critical == step.1 {
                 step.0 += *time;
             } else if critical {
@@ -185,7 +185,7 @@ impl Executor for Exec {
     }
 
     fn profile(&mut self, runs: usize) -> Result<Vec<(Vec<Duration>, bool)>> {
-        // Copies changed inputs.
+        // One whole run first, to copy changed inputs.
         self.queue()?;
         let mut result = vec![(Vec::with_capacity(runs), true); self.steps.len()];
         for _ in 0..runs {
@@ -217,7 +217,7 @@ impl Executor for Exec {
 
 impl Drop for Exec {
     fn drop(&mut self) {
-        // Work in flight uses this program's memory.
+        // Work in flight uses the memory of this program.
         if self.gpu.synchronize().is_ok() {
             // SAFETY: instantiated by `capture_steps`, and no longer running.
             unsafe { sys::cuGraphExecDestroy(self.replay) };

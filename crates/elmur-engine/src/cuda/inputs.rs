@@ -1,5 +1,5 @@
-//! How a program's inputs reach a GPU: those that lie side by side together, small ones fetched by the
-//! program itself.
+//! How a program's inputs reach a GPU: inputs that lie side by side are copied together, and small ones are
+//! fetched by the program's first kernel.
 
 use cudarc::driver::sys;
 
@@ -10,27 +10,27 @@ use super::kernels::Shape;
 use crate::buffer::{ALIGN, Buffer};
 use crate::error::Result;
 
-/// An input: where the caller writes it, where the program reads it.
+/// An input: the host memory that the caller writes, and the device memory that the program reads.
 pub(super) struct Input {
     pub host: Buffer,
     pub device: u64,
     pub bytes: usize,
-    /// Written since the last run.
+    /// Whether the caller may have written it since the last run.
     pub changed: bool,
 }
 
-/// Inputs that lie side by side on the device and go there together.
+/// Inputs that lie side by side on the device and are copied together.
 pub(super) struct Span {
     pub device: u64,
     pub bytes: usize,
     /// Numbers of the inputs.
     pub inputs: Vec<usize>,
-    /// Where the pinned copy begins.
+    /// Byte offset in an entry of the ring.
     pub offset: usize,
 }
 
-/// Inputs up to this many bytes go together, changed or not, and are fetched by the graph's first kernel: a
-/// copy before the graph would keep it waiting for some ten microseconds.
+/// Spans of up to this many bytes are fetched by the graph's first kernel in every run, changed or not: a
+/// copy before the graph would delay it by some ten microseconds.
 const SPAN: u64 = 64 << 10;
 
 impl Span {
@@ -39,7 +39,7 @@ impl Span {
     }
 }
 
-/// Groups inputs by where they lie: what is between two of one span is padding.
+/// Groups inputs by address. Only padding lies between two inputs of one span.
 pub(super) fn spans(inputs: &[Input]) -> Vec<Span> {
     let mut order: Vec<usize> = (0..inputs.len()).collect();
     order.sort_by_key(|i| inputs[*i].device);
@@ -65,8 +65,8 @@ pub(super) fn spans(inputs: &[Input]) -> Vec<Span> {
     spans
 }
 
-/// How a graph begins: by fetching small inputs from the entry of the ring whose turn it is, which it counts
-/// itself.
+/// The first kernel of a graph: fetches small inputs from one entry of the ring, and counts on the device
+/// which entry is next.
 pub(super) struct Fetch {
     pub spans: usize,
     table: u64,

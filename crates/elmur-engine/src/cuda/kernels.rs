@@ -1,4 +1,5 @@
-//! The kernels: the `.cu` files beside the ops, compiled side by side by NVRTC for the GPU at hand and kept on disk.
+//! The kernels: the `.cu` files beside the ops, compiled in parallel by NVRTC for the GPU at hand and cached
+//! on disk.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
@@ -13,7 +14,7 @@ use super::args::Args;
 use super::driver::{Context, call, require};
 use crate::error::{Error, Result};
 
-/// What every file begins with.
+/// Source that is put before every file.
 const PRELUDE: &str = include_str!("prelude.cu");
 
 const FILES: [&str; 21] = [
@@ -35,19 +36,20 @@ const FILES: [&str; 21] = [
     include_str!("../ops/norm.cu"),
     include_str!("../ops/optim.cu"),
     include_str!("../ops/reduce.cu"),
+    include_str!("../ops/relative_bias.cu"),
     include_str!("../ops/route.cu"),
     include_str!("../ops/softmax.cu"),
     include_str!("../ops/swiglu.cu"),
 ];
 
-/// Loaded modules and the functions taken from them so far.
+/// Loaded modules, and the functions looked up in them so far.
 pub(super) struct Kernels {
     modules: Vec<sys::CUmodule>,
     functions: Mutex<BTreeMap<&'static str, Function>>,
     context: Arc<Context>,
 }
 
-/// A kernel, and the shared memory it has been allowed.
+/// A kernel, and the bytes of dynamic shared memory that it may use.
 #[derive(Clone, Copy)]
 struct Function {
     raw: sys::CUfunction,
@@ -73,7 +75,7 @@ impl Kernels {
         let mut kernels =
             Self { modules: Vec::new(), functions: Mutex::default(), context: Arc::clone(context) };
         for (image, file) in images.into_iter().zip(FILES) {
-            // A kept file that the driver refuses is made anew.
+            // A cached file that the driver refuses is compiled again.
             let module = match load_module(&image?) {
                 Ok(module) => module,
                 Err(_) => load_module(&compile_and_keep(file, architecture)?)?,
@@ -83,7 +85,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// The kernel `name`, allowed `shared` bytes of dynamic shared memory.
+    /// The kernel `name`, permitted to use `shared` bytes of dynamic shared memory.
     pub fn function(&self, name: &'static str, shared: u32) -> Result<sys::CUfunction> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let mut function = match functions.get(name) {
@@ -95,7 +97,8 @@ impl Kernels {
                 let module = file_of(name).and_then(|file| self.modules.get(file)).ok_or_else(missing)?;
                 let mut raw = std::ptr::null_mut();
                 call!(cuModuleGetFunction(&raw mut raw, *module, c_name.as_ptr()))?;
-                // All alike: a multiprocessor must be empty before it can divide its memory in another way.
+                // The same for all kernels: a multiprocessor must be idle before its memory can be divided
+                // differently.
                 let carveout = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
                 call!(cuFuncSetAttribute(raw, carveout, 100))?;
                 Function { raw, shared: 48 << 10 }
@@ -110,7 +113,7 @@ impl Kernels {
         Ok(function.raw)
     }
 
-    /// Queues the kernel `name`.
+    /// Queues the kernel `name` on a stream.
     pub fn launch(
         &self,
         stream: sys::CUstream,
@@ -137,13 +140,13 @@ impl Kernels {
             sharedMemBytes: shape.shared as u32,
             hStream: stream,
             attrs: &raw mut cluster,
-            // Older GPUs know no clusters, not even of one block.
+            // GPUs before compute capability 9.0 refuse the attribute, even for clusters of one block.
             numAttrs: u32::from(shape.cluster > 1),
         };
         call!(cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()))
     }
 
-    /// Whether a function is one of these kernels.
+    /// Whether a function is one of our own kernels.
     pub fn has(&self, function: sys::CUfunction) -> bool {
         let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         functions.values().any(|known| known.raw == function)
@@ -154,28 +157,30 @@ impl Drop for Kernels {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
             for module in &self.modules {
-                // SAFETY: loaded by `load`; nothing that uses it outlives it (see the order of `Gpu`'s fields).
+                // SAFETY: loaded by `load`; nothing that uses it outlives it (see the order of `Gpu`'s
+                // fields).
                 unsafe { sys::cuModuleUnload(*module) };
             }
         }
     }
 }
 
-/// How a kernel is launched.
+/// Launch configuration of a kernel.
 pub(super) struct Shape {
     pub grid: [usize; 3],
     /// Threads of a block.
     pub threads: u32,
     /// Bytes of dynamic shared memory of a block.
     pub shared: usize,
-    /// Blocks along the last axis that run together and see each other's shared memory.
+    /// Blocks along the last axis that form a cluster: they run together and see each other's shared memory.
     pub cluster: u32,
 }
 
-/// What stands before a kernel's name.
+/// What comes before the name of a kernel in the sources.
 const MACROS: [&str; 4] = ["KERNEL ", "\nPRODUCT(", "\nATTENTION(", "\nATTENTION_GRAD("];
 
-/// Which file has the kernel `name`, read from the sources: asking a module that has it not is an error to CUDA's checkers.
+/// Number of the file that has the kernel `name`, found in the sources: CUDA's checkers report a look-up in a
+/// module without the kernel as an error.
 fn file_of(name: &str) -> Option<usize> {
     let starts =
         MACROS.map(|start| format!("{start}{name}")).map(|start| [format!("{start}("), format!("{start},")]);
@@ -195,7 +200,7 @@ fn load_module(image: &[u8]) -> Result<sys::CUmodule> {
     Ok(module)
 }
 
-/// Machine code of one file: from the cache, or compiled and kept there.
+/// Machine code of one file: from the cache, or compiled and written to the cache.
 fn image(file: &str, architecture: i32) -> Result<Vec<u8>> {
     match cached(file, architecture).and_then(|path| std::fs::read(path).ok()) {
         Some(image) => Ok(image),
@@ -212,21 +217,21 @@ fn compile_and_keep(file: &str, architecture: i32) -> Result<Vec<u8>> {
     Ok(image)
 }
 
-/// Where the machine code of a file is kept.
+/// Path of a file's machine code in the cache.
 fn cached(file: &str, architecture: i32) -> Option<PathBuf> {
     let mut hasher = DefaultHasher::new();
     (PRELUDE, file, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
     Some(cache_folder()?.join(format!("{:016x}-sm_{architecture}.cubin", hasher.finish())))
 }
 
-/// Where compiled kernels are kept: `$XDG_CACHE_HOME/elmur` or `~/.cache/elmur`.
+/// Folder of the cache: `$XDG_CACHE_HOME/elmur` or `~/.cache/elmur`.
 fn cache_folder() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let base = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
     Some(base.join("elmur"))
 }
 
-/// Writes aside and renames, so that no half-written file is ever found.
+/// Writes a temporary file and renames it, so that no other process ever reads half a file.
 fn keep(path: &std::path::Path, image: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -246,7 +251,8 @@ fn compile(source: &str, architecture: i32) -> Result<Vec<u8>> {
     let options = [CString::new(format!("--gpu-architecture=sm_{architecture}")).unwrap_or_default()];
     let options: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
     let mut program = std::ptr::null_mut();
-    // SAFETY: strings outlive the program, sizes are asked for before buffers are filled, and it is destroyed once.
+    // SAFETY: strings outlive the program, sizes are asked for before buffers are filled, and it is destroyed
+    // once.
     unsafe {
         let none = std::ptr::null();
         let made =
@@ -268,7 +274,7 @@ fn compile(source: &str, architecture: i32) -> Result<Vec<u8>> {
     }
 }
 
-/// What the compiler said.
+/// The log of the compiler.
 ///
 /// # Safety
 /// The program must be alive.

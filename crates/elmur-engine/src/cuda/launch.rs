@@ -12,18 +12,18 @@ use crate::types::TensorType;
 
 pub(crate) use product::Product;
 
-/// Threads of most kernels' blocks.
+/// Threads in a block of most kernels.
 pub(crate) const THREADS: u32 = 256;
 
-/// What an op works with.
+/// What an op's `cuda` method is given.
 pub(crate) struct Launch<'a> {
     pub inputs: &'a [Operand],
     pub outputs: &'a [Operand],
     pub(super) gpu: &'a Gpu,
     pub(super) stream: CUstream,
-    /// Scratch and tables, kept as long as the program.
+    /// Scratch and tables of all ops, alive as long as the program.
     pub(super) keep: &'a mut Vec<DeviceBuffer>,
-    /// Kernels, products, copies and fills queued.
+    /// Number of kernels, products, copies and fills queued so far.
     pub(super) queued: &'a mut usize,
     /// Addresses of scratch memory that an op's work leaves for its deferred work.
     pub handoff: &'a mut Vec<u64>,
@@ -84,7 +84,7 @@ impl Launch<'_> {
         gpu.0.products.queue(product, self.stream, |bytes| kept(gpu, keep, bytes))
     }
 
-    /// Device memory of this op's own, zero at first.
+    /// Allocates scratch memory for this op, zero before the first run.
     pub fn scratch(&mut self, bytes: usize) -> Result<u64> {
         kept(self.gpu, self.keep, bytes)
     }
@@ -99,13 +99,13 @@ impl Launch<'_> {
         Ok(address)
     }
 
-    /// Queues a copy between places that do not overlap.
+    /// Queues a copy of `bytes` bytes between addresses that do not overlap.
     pub fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<()> {
         *self.queued += 1;
         call!(cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream))
     }
 
-    /// Queues zeros.
+    /// Queues a fill of `bytes` bytes with zeros.
     pub fn clear(&mut self, at: u64, bytes: usize) -> Result<()> {
         *self.queued += 1;
         call!(cuMemsetD8Async(at, 0, bytes, self.stream))

@@ -5,11 +5,12 @@
 //! - `product.rs`: matrix products by cuBLASLt or our own kernel.
 //! - `args.rs`: arguments of kernels.
 //! - `launch.rs`: what an op's `cuda` method is given.
-//! - `dependencies.rs`: which part of a program waits for which; `capture.rs`: its steps as a CUDA graph with just
-//!   those edges.
-//! - `exec.rs`: running it, outputs, and the time of every step; `inputs.rs`: inputs.
+//! - `dependencies.rs`: which part of a program waits for which; `capture.rs`: its steps as a CUDA graph with
+//!   just those edges.
+//! - `exec.rs`: running that graph, outputs, and the time of every step; `inputs.rs`: copies of inputs.
 //!
-//! Libraries are loaded at run time: this compiles and runs on machines without CUDA, where opening a GPU is an error.
+//! Libraries are loaded at run time: this compiles and runs on machines without CUDA, where opening a GPU is
+//! an error.
 
 pub(crate) mod args;
 mod capture;
@@ -29,14 +30,14 @@ pub(crate) use driver::{DeviceBuffer, Pinned};
 use crate::error::Result;
 use crate::precision::Precision;
 
-/// One GPU, and a queue of work on it. Clones share the queue; [`Gpu::another`] has one of its own.
+/// One GPU, and a queue of work on it. Clones share the queue; [`Gpu::another`] opens a second queue.
 ///
-/// Programs and stores that work together must be of the same queue.
+/// A program and its stores must use the same queue.
 #[derive(Clone)]
 pub struct Gpu(Arc<Inner>);
 
 struct Inner {
-    // Fields drop in this order: work first, then what it runs on.
+    // Fields are dropped in this order: queued work first, then the context that it runs in.
     stream: Stream,
     products: product::Products,
     kernels: Arc<kernels::Kernels>,
@@ -64,7 +65,7 @@ impl Gpu {
         Ok(Self(Arc::new(Inner { stream, products, kernels, context, precision })))
     }
 
-    /// Another queue of work on the same GPU, which runs beside this one.
+    /// Another queue on the same GPU, whose work runs beside that of this queue.
     pub fn another(&self) -> Result<Self> {
         Self::new(Arc::clone(&self.0.context), Arc::clone(&self.0.kernels), self.0.precision)
     }
@@ -74,7 +75,7 @@ impl Gpu {
         self.0.context.name()
     }
 
-    /// Free and total bytes of its memory.
+    /// Free and total bytes of the GPU's memory.
     pub fn memory(&self) -> Result<(usize, usize)> {
         self.0.context.memory()
     }

@@ -1,4 +1,4 @@
-// What all kernels share. Floats are f32; sums are in a fixed order unless a comment says otherwise.
+// Shared by all kernels. Floats are f32; sums are in a fixed order unless a comment says otherwise.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -8,8 +8,8 @@ typedef long long i64;
 #define INF __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fc00000)
 
-// The first line of every kernel: waits for all work that the kernel depends on, then lets the kernels that depend on it be launched
-// beside it (see `enable_early_launch` in capture.rs).
+// The first line of every kernel: waits for all work that the kernel depends on, then lets the kernels that
+// depend on it be launched beside it (see `enable_early_launch` in capture.rs).
 __device__ __forceinline__ void begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -50,7 +50,7 @@ __device__ __forceinline__ double block_sum(double x) {
     return warp_sum(lane() < blockDim.x / 32 ? parts[lane()] : 0.0);
 }
 
-// True in all threads of the block that comes last; `counter` is 0 before and after.
+// True in all threads of the block that arrives last; `counter` is 0 before and after.
 __device__ __forceinline__ bool last_block(u32* counter, u32 blocks) {
     __shared__ bool last;
     __threadfence();
@@ -64,7 +64,8 @@ __device__ __forceinline__ bool last_block(u32* counter, u32 blocks) {
     return last;
 }
 
-// Copies 16 bytes to shared memory, or zeros; both ends at multiples of 16. Done after copies_done() and a barrier.
+// Copies 16 bytes to shared memory, or zeros; both addresses are multiples of 16. Complete after
+// copies_done() and a barrier.
 __device__ __forceinline__ void copy_async(float* to, const float* from, bool inside) {
     u32 address = (u32)__cvta_generic_to_shared(to);
     int bytes = inside ? 16 : 0;
@@ -82,7 +83,7 @@ __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;
 
 struct Block4 { u32 w[4]; };
 
-// State of the generator: zeros where there is none.
+// State of the generator; zeros for a null pointer.
 struct Rng {
     u64 seed, step;
     __device__ __forceinline__ explicit Rng(const i64* state) : seed(state ? (u64)state[0] : 0), step(state ? (u64)state[1] : 0) {}
@@ -106,8 +107,8 @@ __device__ __forceinline__ Block4 philox(const Rng& rng, u32 stream, u32 block) 
     return {{a, b, c, d}};
 }
 
-// What is dropped: draws of `stream` below `below`; what is kept is multiplied by `keep`. state: of the generator, null where nothing
-// is dropped.
+// Dropout: elements whose draw of `stream` is below `below` become 0, the others are multiplied by `keep`.
+// state: of the generator, null if nothing is dropped.
 struct DropArgs {
     const i64* state;
     u32 stream, below;

@@ -1,4 +1,5 @@
-//! Matrix products by our own kernel or cuBLASLt, whichever is faster, in the precision of the queue.
+//! Matrix products by our own kernel or by cuBLASLt, whichever is measured to be faster, in the precision of
+//! the queue.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::precision::Precision;
 
 kernel_args! {
-    /// What our own kernel is given.
+    /// Arguments of our own kernel.
     struct ProductArgs in "../ops/matmul.cu" {
         c: u64, a: u64, b: u64, bias: u64, addend: u64, a_stride: usize, b_stride: usize,
         c_stride: usize, m: i32, n: i32, k: i32, relu: i32, log_ranks: i32,
@@ -33,21 +34,22 @@ pub(crate) struct Product {
     /// B is stored as [n, k].
     pub transpose_b: bool,
     pub c: u64,
-    /// What is added to the product, of C's extents (it may be C); 0 for none.
+    /// A matrix with the extents of C that is added to the product, possibly C itself; 0 for none.
     pub addend: u64,
-    /// `[n]`, or 0 for none.
+    /// A vector `[n]` that is added to every row; 0 for none.
     pub bias: u64,
-    /// max(., 0) at the end.
+    /// Whether negative results become 0.
     pub relu: bool,
-    /// As good as f32 whatever the queue's precision: where a rounded result could turn a decision.
+    /// Whether to compute to f32 accuracy in every precision, for results that are compared with each other.
     pub exact: bool,
     pub batch: usize,
-    /// Elements from one A, B, C of the batch to the next.
+    /// Elements from one matrix of the batch to the next, for A, B and C.
     pub strides: [usize; 3],
 }
 
 impl Product {
-    /// A product of A and B, each with whether it is stored transposed, to be completed with its output.
+    /// A product of A and B, each given as (address, whether it is stored transposed). The output `c` is to
+    /// be filled in.
     pub fn new(
         m: usize,
         n: usize,
@@ -61,7 +63,7 @@ impl Product {
     }
 }
 
-/// What decides which algorithm is best: extents, layout, epilogue, batch, strides.
+/// What the choice of an algorithm depends on: extents and batch, layout and epilogue, strides.
 type Key = ([usize; 4], [bool; 6], [usize; 3]);
 
 /// How a product is computed.
@@ -72,7 +74,7 @@ enum Algorithm {
     Library(sys::cublasLtMatmulHeuristicResult_t),
 }
 
-/// A way of our own kernel (`matmul.cu`).
+/// A variant of our own kernel (`matmul.cu`).
 #[derive(Clone, Copy)]
 struct Own {
     /// Warps of a block, 4 or 8.
@@ -87,8 +89,8 @@ impl Own {
     /// Depth of a panel.
     const DEPTH: usize = 128;
 
-    /// Bytes of shared memory: a panel of A and of B, two of each where there is more than one to load; the warps' sums in the same
-    /// place; what the blocks of a cluster give each other.
+    /// Bytes of shared memory: panels of A and B, two of each if more than one is loaded, or in the same
+    /// place the sums of all warps; then the sums that the blocks of a cluster give each other.
     fn shared(&self, p: &Product) -> usize {
         let (tile, depth) = (Self::TILE, Self::DEPTH);
         let panel = |along: bool| if along { tile * (depth + 8) } else { depth * (tile + 4) };
@@ -117,9 +119,9 @@ pub(super) struct Products {
     handle: sys::cublasLtHandle_t,
     compute: sys::cublasComputeType_t,
     precision: Precision,
-    /// Whether algorithms are chosen by the clock.
+    /// Whether algorithms are chosen by timing them.
     tuned: bool,
-    /// Whether blocks can see each other's shared memory.
+    /// Whether the GPU has clusters, whose blocks see each other's shared memory.
     clusters: bool,
     algorithms: Mutex<BTreeMap<Key, Algorithm>>,
     kernels: Arc<Kernels>,
@@ -148,10 +150,10 @@ fn compute_type(precision: Precision) -> sys::cublasComputeType_t {
     }
 }
 
-/// Products of at most this many multiplications are as good as in f32 in every precision.
+/// Products of at most this many multiplications are computed to f32 accuracy in every precision.
 const EXACT: usize = 1 << 22;
 
-/// Most tiles of a product of our own.
+/// Most tiles of a product that our own kernel is tried for.
 const MOST_TILES: usize = 4096;
 
 /// Blocks that fill a GPU.
@@ -160,10 +162,10 @@ const FULL: usize = 256;
 /// Most workspace that a product may ask for.
 const WORKSPACE: usize = 4 << 20;
 
-/// The library's algorithms that are tried.
+/// Number of algorithms of the library that are tried.
 const CANDIDATES: usize = 6;
 
-/// Descriptors of one product, destroyed with it.
+/// Descriptors of one product for cuBLASLt, destroyed when dropped.
 struct Descriptors {
     operation: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
@@ -219,7 +221,7 @@ impl Products {
     ) -> Result<()> {
         let d = self.describe(p)?;
         match self.algorithm(p, &d)? {
-            Algorithm::Own(way) => self.multiply_own(p, way, stream),
+            Algorithm::Own(variant) => self.multiply_own(p, variant, stream),
             Algorithm::Library(found) => {
                 let space = if found.workspaceSize > 0 { workspace(found.workspaceSize)? } else { 0 };
                 self.multiply(p, &d, &found, space, stream)
@@ -227,7 +229,8 @@ impl Products {
         }
     }
 
-    /// The library thinks in columns: a row-major C is its transpose, Cᵀ = Bᵀ Aᵀ.
+    /// Descriptors of a product. cuBLASLt stores matrices by columns, so that a row-major C is Cᵀ = Bᵀ Aᵀ to
+    /// it.
     fn describe(&self, p: &Product) -> Result<Descriptors> {
         use sys::cublasLtEpilogue_t as Epilogue;
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
@@ -285,13 +288,14 @@ impl Products {
         Ok(d)
     }
 
-    /// Whether the product must be as good as in f32: asked for, or so small that it costs nothing.
+    /// Whether the product is computed to f32 accuracy: on request, or because it is so small that this costs
+    /// nothing.
     fn is_exact(&self, p: &Product) -> bool {
         p.exact || self.precision == Precision::F32 || p.m * p.n * p.k * p.batch <= EXACT
     }
 
-    /// Ways in which our own kernel could compute the product, the most likely first.
-    fn own_ways(&self, p: &Product) -> Vec<Own> {
+    /// Variants of our own kernel that can compute the product, the most promising first.
+    fn own_variants(&self, p: &Product) -> Vec<Own> {
         let tiles = p.m.div_ceil(Own::TILE) * p.n.div_ceil(Own::TILE) * p.batch;
         let elements = p.m * p.k.max(p.n) + p.k * p.n;
         if p.transpose_a && p.transpose_b || tiles > MOST_TILES || elements > i32::MAX as usize {
@@ -301,17 +305,18 @@ impl Products {
         let fills =
             (FULL / tiles.max(1)).min(p.k / (Own::DEPTH / 2)).clamp(1, if self.clusters { 8 } else { 1 });
         let most = fills.ilog2();
-        let mut ways: Vec<Own> = Vec::new();
+        let mut variants: Vec<Own> = Vec::new();
         for (warps, log_cluster) in [(4, most), (8, most.saturating_sub(1)), (4, 0), (8, 0)] {
-            let known = ways.iter().any(|way| way.warps == warps && way.log_cluster == log_cluster);
+            let known =
+                variants.iter().any(|variant| variant.warps == warps && variant.log_cluster == log_cluster);
             if !known && (warps == 4 || !self.is_exact(p)) {
-                ways.push(Own { warps, log_cluster });
+                variants.push(Own { warps, log_cluster });
             }
         }
-        ways
+        variants
     }
 
-    fn multiply_own(&self, p: &Product, way: Own, stream: cudarc::driver::sys::CUstream) -> Result<()> {
+    fn multiply_own(&self, p: &Product, variant: Own, stream: cudarc::driver::sys::CUstream) -> Result<()> {
         let [a_stride, b_stride, c_stride] = p.strides;
         let args = ProductArgs {
             c: p.c,
@@ -326,16 +331,16 @@ impl Products {
             n: p.n as i32,
             k: p.k as i32,
             relu: i32::from(p.relu),
-            log_ranks: way.log_cluster as i32,
+            log_ranks: variant.log_cluster as i32,
         };
-        let cluster = 1 << way.log_cluster;
+        let cluster = 1 << variant.log_cluster;
         let shape = Shape {
             grid: [p.n.div_ceil(Own::TILE), p.m.div_ceil(Own::TILE), p.batch * cluster],
-            threads: 32 * way.warps as u32,
-            shared: way.shared(p),
+            threads: 32 * variant.warps as u32,
+            shared: variant.shared(p),
             cluster: cluster as u32,
         };
-        self.kernels.launch(stream, way.kernel(p, self.is_exact(p)), shape, args.into())
+        self.kernels.launch(stream, variant.kernel(p, self.is_exact(p)), shape, args.into())
     }
 
     fn algorithm(&self, p: &Product, d: &Descriptors) -> Result<Algorithm> {
@@ -350,21 +355,22 @@ impl Products {
             let cause = format!("no algorithm for a product of {} x {} x {}", p.m, p.n, p.k);
             return Err(Error::Cuda { call: "cublasLtMatmulAlgoGetHeuristic", cause });
         }
-        let own = self.own_ways(p);
+        let own = self.own_variants(p);
         let found = match own.first() {
             _ if self.tuned => self.fastest(p, d, &own, &candidates)?,
-            Some(way) => Algorithm::Own(*way),
+            Some(variant) => Algorithm::Own(*variant),
             None => Algorithm::Library(candidates[0]),
         };
         algorithms.insert(key, found);
         Ok(found)
     }
 
-    /// The algorithms that the library thinks best.
+    /// The algorithms that cuBLASLt suggests, best first.
     fn candidates(&self, d: &Descriptors) -> Result<Vec<sys::cublasLtMatmulHeuristicResult_t>> {
         use sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MOST;
         let mut preference = std::ptr::null_mut();
-        // SAFETY: descriptors are alive; plain results start as zeros, and only those that were found are kept.
+        // SAFETY: descriptors are alive; plain results start as zeros, and only those that were found are
+        // kept.
         unsafe {
             ok("cublasLtMatmulPreferenceCreate", sys::cublasLtMatmulPreferenceCreate(&raw mut preference))?;
             let most = WORKSPACE as u64;
@@ -396,7 +402,8 @@ impl Products {
         }
     }
 
-    /// The fastest of several algorithms by the clock: for small products the library's own order is often wrong by half.
+    /// The fastest of several algorithms, by measurement: for small products the first suggestion of the
+    /// library is often half as fast as the best.
     fn fastest(
         &self,
         p: &Product,
@@ -411,11 +418,11 @@ impl Products {
             let time = trial.time(|stream, [a, b, c], space| {
                 let p = Product { a, b, c, addend: if p.addend != 0 { c } else { 0 }, ..*p };
                 match candidate {
-                    Algorithm::Own(way) => self.multiply_own(&p, way, stream).is_ok(),
+                    Algorithm::Own(variant) => self.multiply_own(&p, variant, stream).is_ok(),
                     Algorithm::Library(found) => self.multiply(&p, d, &found, space, stream).is_ok(),
                 }
             })?;
-            // The library's kernels are not made ready early, and many take a whole multiprocessor for themselves.
+            // Kernels of the library are not launched early, and many occupy a whole multiprocessor.
             let time =
                 time.map(|time| if matches!(candidate, Algorithm::Library(_)) { 1.1 * time } else { time });
             if let Some(time) = time
@@ -437,7 +444,8 @@ impl Products {
     ) -> Result<()> {
         let (alpha, beta) = (1.0f32, if p.addend != 0 { 1.0f32 } else { 0.0 });
         let [a, b, c] = d.layouts;
-        // SAFETY: descriptors are alive, addresses lead to matrices of the described extents, scalars are read at once.
+        // SAFETY: descriptors are alive, addresses lead to matrices of the described extents, scalars are
+        // read at once.
         ok("cublasLtMatmul", unsafe {
             sys::cublasLtMatmul(
                 self.handle,
@@ -461,7 +469,7 @@ impl Products {
     }
 }
 
-/// Memory and events for timing one product, on made-up operands: the real ones may be in use.
+/// Memory and events for timing one product. Operands are made up, because the real ones may be in use.
 struct Trial {
     stream: Stream,
     memory: [u64; 4],
@@ -489,7 +497,8 @@ impl Trial {
         Ok(trial)
     }
 
-    /// Milliseconds of many runs, recorded and replayed so that only the GPU's time counts; none if `run` refuses.
+    /// Milliseconds that the GPU takes for many runs, which are captured and replayed so that launches on the
+    /// host do not count; none if `run` fails.
     fn time(
         &mut self,
         run: impl Fn(cudarc::driver::sys::CUstream, [u64; 3], u64) -> bool,
@@ -497,7 +506,7 @@ impl Trial {
         use cudarc::driver::sys as driver;
         let [a, b, c, space] = self.memory;
         let stream = self.stream.raw;
-        // Once before, so that nothing is loaded while it is recorded.
+        // One run before, so that nothing is loaded during the capture.
         if !run(stream, [a, b, c], space) {
             return Ok(None);
         }

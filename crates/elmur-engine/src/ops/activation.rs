@@ -1,5 +1,5 @@
-//! Elementwise functions: ReLU, exact GELU, SiLU, tanh, sigmoid, softplus, exp. [`linear`](Graph::linear) can apply them
-//! too, while its output is still in the cache.
+//! Elementwise functions: ReLU, exact GELU, SiLU, tanh, sigmoid, softplus, exp. [`linear`](Graph::linear) can
+//! apply them too, while its output is still in the cache.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -79,7 +79,7 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// dx *= f'(.), from the function's value or argument as [`Activation::derives_from_output`] says.
+    /// dx *= f', computed from the value or the argument of f as [`Activation::derives_from_output`] says.
     fn derive<T>(kind: Activation, seen: &[T], dx: &mut [T]) {
         let pairs = dx.iter_mut().zip(seen);
         match kind {
@@ -139,7 +139,7 @@ impl Graph {
         self.activation(x, A::Exp)
     }
 
-    /// dy f'(.): `seen` is the function's value or argument.
+    /// dy f', where `seen` is the value or the argument of f.
     pub(crate) fn activation_grad(&mut self, kind: Activation, seen: Value, dy: Value) -> Result<Value> {
         if kind == A::Identity { Ok(dy) } else { self.push1(Derive(kind), &[dy, seen]) }
     }

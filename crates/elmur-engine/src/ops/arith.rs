@@ -35,7 +35,7 @@ impl Graph {
         self.affine(x, factor, 0.0)
     }
 
-    /// factor x + offset. Costs nothing where that is x, or where x is a constant scalar.
+    /// factor x + offset. Costs nothing if that is x itself, or if x is a constant scalar.
     pub fn affine(&mut self, x: Value, factor: f64, offset: f64) -> Result<Value> {
         let ty = self.ty(x)?.clone();
         if factor == 1.0 && offset == 0.0 && ty.dtype.is_float() {
@@ -47,8 +47,8 @@ impl Graph {
         }
     }
 
-    /// `a` where `condition` holds, else `b`, for any element type. The condition is bool and has the shape of `a`, or only
-    /// its leading axes (then it chooses whole rows).
+    /// `a` where `condition` holds, else `b`, for any element type. The condition is bool and has the shape
+    /// of `a`, or only its leading axes (then it chooses whole rows).
     pub fn select(&mut self, condition: Value, a: Value, b: Value) -> Result<Value> {
         self.push1(Select, &[a, b, condition])
     }
@@ -216,7 +216,7 @@ fn binary<T: Float>(io: &Io<'_>, kind: Kind) {
     let out = io.out_ty(0);
     let (a, b) = (io.ty(0), io.ty(1));
     let in_place = io.inputs[0].ptr == io.outputs[0].ptr;
-    // Equal shapes need no rows: treat everything as one, cut for threads.
+    // Operands of equal shape, or with one number as second operand, are one long row, divided among threads.
     let flat = a.shape == out.shape && (a.shape == b.shape || b.len() == 1);
     let cols = out.cols();
     let (Some(a_steps), Some(b_steps)) =
@@ -226,7 +226,7 @@ fn binary<T: Float>(io: &Io<'_>, kind: Kind) {
     };
     let y = io.output::<T>(0);
     let b_data = io.input::<T>(1);
-    // Never formed where it would overlap the output.
+    // Not formed if it would overlap the output.
     let a_data = if in_place { None } else { Some(io.input::<T>(0)) };
     if flat {
         let chunk = 4096;
@@ -262,7 +262,7 @@ fn binary<T: Float>(io: &Io<'_>, kind: Kind) {
 }
 
 simd_fn! {
-    /// y = a op b; `a` is y itself where absent; operands of length 1 repeat.
+    /// y = a op b. Without `a`, y itself is the first operand. Operands of length 1 repeat.
     fn binary_row<T>(kind: Kind, y: &mut [T], a: Option<&[T]>, b: &[T]) {
         match a {
             Some([a]) => y.fill(*a),

@@ -16,14 +16,15 @@ __device__ __forceinline__ int query_position(const AttentionShape& s, const int
 
 __device__ __forceinline__ int query_reach(const AttentionShape& s, int position) { return s.causal ? min(position + 1, s.keys) : s.keys; }
 
-// Rows [count, width] of one head, where they are or in shared memory. All arithmetic on them is in 32 bits: these kernels are limited by the
-// number of their instructions.
+// Rows [count, width] of one head, in global or in shared memory. All index arithmetic is in 32 bits: these
+// kernels are limited by the number of their instructions.
 struct Rows {
     const float* data;
     int stride;
 };
 
-// Copies head rows [count, width] to shared rows of `padded` numbers; done after copies_done() and a barrier. `at` moves behind them.
+// Copies head rows [count, width] to shared rows of `padded` numbers, from `at` on; `at` moves behind them.
+// Complete after copies_done() and a barrier.
 template <bool staged> __device__ __forceinline__ Rows stage(float*& at, const float* from, int stride, int count, const AttentionShape& s) {
     if (!staged) return {from, stride};
     float* to = at;
@@ -45,7 +46,8 @@ template <bool staged> __device__ __forceinline__ Rows stage(float*& at, const f
     return {to, s.padded};
 }
 
-// This lane's part of q . k, or of (q + u) . k + (q + w) . r where r is not null; four at a time where all are in shared memory and aligned.
+// This lane's part of q . k, or of (q + u) . k + (q + w) . r where r is not null; four at a time where all
+// are in shared memory and aligned.
 template <bool staged>
 __device__ __forceinline__ float dot(const float* q, const float* k, const float* u, const float* w, const float* r, const AttentionShape& s, int part) {
     int step = 1 << s.log_parts;
@@ -69,7 +71,8 @@ __device__ __forceinline__ float dot(const float* q, const float* k, const float
     return sum;
 }
 
-// How a warp adds up rows [count, width]: a lane per column, and where the columns leave lanes over, these take turns with the rows.
+// How a warp adds up rows [count, width]: a lane per column, and where the columns leave lanes over, these
+// take turns with the rows.
 struct Columns {
     int first, turn, turns, width;
     __device__ __forceinline__ explicit Columns(int width) : first(lane()), turn(0), turns(1), width(width) {
@@ -82,7 +85,8 @@ struct Columns {
     }
 };
 
-// A warp per query, but scores are computed by all threads alike. Shared memory: per warp the scores of its query, then staged rows.
+// A warp per query, but scores are computed by all threads alike. Shared memory: per warp the scores of its
+// query, then staged rows.
 struct AttentionArgs {
     float *y, *weights;
     const float *q, *k, *v, *u, *w, *r, *bias;
@@ -119,7 +123,7 @@ template <bool staged> __device__ __forceinline__ void attention_forward(const A
     copies_done();
     __syncthreads();
     for (int base = blockIdx.z * warps; base < s.queries; base += warps * gridDim.z) {
-        // Until all are done with the scores before.
+        // Waits until all threads are done with the previous scores.
         if (base >= warps * (int)gridDim.z) __syncthreads();
         int here = min(warps, s.queries - base), part = threadIdx.x & ((1 << s.log_parts) - 1);
         for (int first = 0; first < (here * s.keys) << s.log_parts; first += blockDim.x) {
@@ -128,7 +132,7 @@ template <bool staged> __device__ __forceinline__ void attention_forward(const A
             float more = 0;
             if (seen && bias) more = bias[t * s.keys + j];
             if (seen && mask) hidden = !mask[t * s.keys + j];
-            // Lanes without a pair compute another's, and throw it away.
+            // Lanes without a pair compute that of another lane, and drop the result.
             if (!seen) t = base, j = 0, position = start_position + t;
             float score = dot<staged>(qs.data + t * qs.stride, ks.data + j * ks.stride, us.data, ws.data, s.relative ? rs.data + (position - j) * rs.stride : nullptr, s, part);
             if (seen && part == 0) shared[line * room + j] = hidden ? -INF : score * scale + more;
@@ -170,8 +174,9 @@ template <bool staged> __device__ __forceinline__ void attention_forward(const A
     }
 }
 
-// ds and dropped live in `spill` where it is not null ([batch, heads, 2, queries, keys]), else in shared memory.
-// partial: [batch, 2 + distances, d] sums for u, w, r. Shared memory: ds, dropped, column sums, diagonals, then staged rows.
+// ds and dropped live in `spill` where it is not null ([batch, heads, 2, queries, keys]), else in shared
+// memory. partial: [batch, 2 + distances, d] sums for u, w, r. Shared memory: ds, dropped, column sums,
+// diagonals, then staged rows.
 struct AttentionGradArgs {
     float *dq, *dk, *dv, *ds_out, *partial, *spill;
     const float *q, *k, *v, *u, *w, *r, *weights, *dy;
@@ -193,9 +198,9 @@ template <bool staged> __device__ __forceinline__ void attention_backward(const 
     int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * s.width, cells = s.queries * s.keys;
     i64 head = (i64)b * s.heads + h;
     weights += head * cells;
-    // The first weights of the warp's first query, asked for early.
+    // The first weights of the warp's first query, loaded early.
     float held = warp < s.queries && lane() < s.keys ? weights[warp * s.keys + lane()] : 0.0f;
-    // Staged operands leave room for everything; where they do not fit, these two may not either.
+    // If the operands are staged, ds and dropped fit into shared memory too; otherwise they may not.
     float *ds = staged || !spill ? shared : spill + head * 2 * cells, *dropped = ds + cells;
     float* rest = staged || !spill ? shared + (2 * cells + 3) / 4 * 4 : shared;
     float *column_sums = rest, *diagonals = rest + s.keys;
@@ -259,7 +264,8 @@ template <bool staged> __device__ __forceinline__ void attention_backward(const 
         }
     }
     __syncthreads();
-    // Sums of ds over the queries, and over those that see distance delta, query i at key start_position + i - delta.
+    // Sums of ds over the queries, and over those that see distance delta, query i at key start_position + i
+    // - delta.
     if (s.relative)
         for (int at = threadIdx.x; at < s.keys + s.distances; at += blockDim.x) {
             bool column = at < s.keys;

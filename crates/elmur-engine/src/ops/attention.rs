@@ -1,6 +1,6 @@
-//! Multi-head scaled dot-product attention for short sequences, with everything a memory policy asks of it in one op:
-//! additive per-head bias, causal or arbitrary mask, dropout, the Transformer-XL relative form, and a first query
-//! position per row so that the same op steps through a key/value cache.
+//! Multi-head scaled dot-product attention for short sequences, with all options of a memory policy in one
+//! op: additive per-head bias, causal or arbitrary mask, dropout, the Transformer-XL relative form, and a
+//! first query position per row, so that the same op steps through a key/value cache.
 //!
 //! ```text
 //! s_ij = [ (q_i + u) . k_j + (q_i + v) . r_(p_i - j) ] / sqrt(dh) + bias_ij      p_i = start + i
@@ -8,8 +8,9 @@
 //! y_i  = Σ_j dropout(P)_ij v_j
 //! ```
 //!
-//! u, v and r are the relative form's; without them the bracket is q_i . k_j. Causal: j is visible if j <= p_i.
-//! The backward pass uses the stored P (sequences are short) and draws the dropout mask again.
+//! u, v and r belong to the relative form; without it the bracket is q_i . k_j. With the causal mask, key j
+//! is visible to query i if j <= p_i. The backward pass reads the stored P (sequences are short) and draws
+//! the dropout mask again.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -29,7 +30,8 @@ use crate::ops::dropout::{DropStream, Mask as DropMask, want_rng};
 use crate::ops::softmax::softmax_row;
 use crate::types::{DType, TensorType};
 
-/// Queries, keys and values, each [B, T, d] with heads side by side in the last axis, or parts of one product.
+/// Queries, keys and values: each [B, T, d] with heads side by side in the last axis, or several side by side
+/// in one tensor.
 #[derive(Debug, Clone, Copy)]
 pub enum Qkv {
     /// Three tensors.
@@ -55,12 +57,12 @@ pub enum Qkv {
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum AttentionMask {
-    /// All.
+    /// Every query sees all keys.
     #[default]
     Full,
-    /// Keys up to the query's own position.
+    /// A query sees keys up to its own position.
     Causal,
-    /// Where this bool tensor [B or 1, Tq, Tk] holds.
+    /// A query sees the keys where this bool tensor [B or 1, Tq, Tk] holds.
     Custom(Value),
 }
 
@@ -71,7 +73,8 @@ pub struct Relative {
     pub u: Value,
     /// Position bias v, [H, dh].
     pub v: Value,
-    /// Projected position encodings, [R, d]: row δ is for distance δ. Or [B, R, d], a table per batch row, without gradient.
+    /// Projected position encodings r: [R, d] with row δ for distance δ, or [B, R, d], a table per batch row
+    /// without gradient.
     pub r: Value,
 }
 
@@ -80,20 +83,22 @@ pub struct Relative {
 pub struct Attention {
     /// Number of heads; must divide d.
     pub heads: usize,
-    /// Visibility.
+    /// Which keys a query sees.
     pub mask: AttentionMask,
     /// Added to the scaled scores, [B or 1, H, Tq, Tk].
     pub bias: Option<Value>,
-    /// Relative positions.
+    /// The relative form; none: plain attention.
     pub relative: Option<Relative>,
-    /// Position of each row's first query, i32 `[B]`, in 0..=Tk - Tq; zeros if absent. For stepping with a cache.
+    /// Position of each row's first query, i32 `[B]`, in 0..=Tk - Tq; zeros if absent. For stepping with a
+    /// cache.
     pub start: Option<Value>,
     /// Dropout of the attention weights: probability and generator.
     pub dropout: Option<(f64, Value)>,
 }
 
 impl Graph {
-    /// Attention output [B, Tq, d] and weights before dropout [B, H, Tq, Tk]. See the formula in `ops/attention.rs`.
+    /// Attention output [B, Tq, d] and weights before dropout [B, H, Tq, Tk]. See the formula in
+    /// `ops/attention.rs`.
     pub fn attention(&mut self, qkv: Qkv, options: Attention) -> Result<(Value, Value)> {
         let (layout, mut inputs) = match qkv {
             Qkv::Separate { q, k, v } => (Layout::Separate, vec![q, k, v]),
@@ -218,17 +223,19 @@ impl Shape {
     }
 }
 
-/// Shared memory that a block may use on a GPU, with room to spare on all recent ones.
+/// Bytes of shared memory that a block may use; all recent GPUs have more.
 #[cfg(feature = "cuda")]
 const GPU_SHARED: usize = 96 << 10;
 
-/// Numbers from one staged row to the next: rows start at multiples of 16 bytes where they can, in different banks.
+/// Numbers from one staged row to the next, so that rows lie in different banks of shared memory and, if
+/// possible, start at multiples of 16 bytes.
 #[cfg(feature = "cuda")]
 fn padded(width: usize) -> usize {
     if width.is_multiple_of(4) { width + 4 } else { width + 1 }
 }
 
-/// Logarithm of the number of lanes that share one of `products` products of rows, so that all warps of a block are busy.
+/// Logarithm of the number of lanes that share one of `products` products of rows, so that all warps of a
+/// block are busy.
 #[cfg(feature = "cuda")]
 fn log_parts(products: usize, warps: usize) -> u32 {
     (32 * warps / products.max(1)).clamp(1, 8).ilog2()
@@ -271,7 +278,7 @@ kernel_args! {
     }
 }
 
-/// What is dropped, given the generator among the operands.
+/// Arguments for dropout, given the generator among the operands.
 #[cfg(feature = "cuda")]
 fn cuda_drop(launch: &Launch<'_>, extra: &Extra, drop: Option<DropStream>) -> DropArgs {
     drop.map_or(DropArgs::NONE, |drop| drop.cuda(launch.input_if(extra.rng)))
@@ -326,7 +333,8 @@ impl Shape {
         4 * rows * padded(dims.width)
     }
 
-    /// Addresses of q, k, v (or their gradients) in the operands that hold them; 0 where the operand has none.
+    /// Addresses of q, k, v (or their gradients) in the operands that hold them; 0 if the operand has no
+    /// memory.
     fn cuda_parts(&self, dims: &Dims, operand: impl Fn(usize) -> u64) -> [u64; 3] {
         self.layout.places().map(|(at, column)| match operand(at) {
             0 => 0,
@@ -412,7 +420,7 @@ impl Op for Forward {
         output == 0
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
-        // The weights are for looking at, not for training.
+        // The weights can be read, but not differentiated.
         if let (Some(_), Some(input)) = (b.grad(1), b.first_needed()) {
             return Err(Error::NoGradient { op: "attention weights", input });
         }
@@ -631,7 +639,8 @@ fn forward_row<T: Tiles>(
                     sum_into(content, q, &u[at.clone()]);
                     sum_into(distance, q, &v[at]);
                     products.dots(content, &k.data[k.start..], k.step as usize, seen);
-                    // Distances run from position - reach + 1, the nearest key's, upwards: against the order of keys.
+                    // Distances run from position - reach + 1, the nearest key's, upwards: against the order
+                    // of keys.
                     let nearest = operands.position(b, i) + 1 - reach;
                     let r = &r[operands.table_start(b) + nearest * d + h * width..];
                     products.dots(distance, r, d, &mut by_distance[..reach]);
@@ -698,12 +707,14 @@ struct Gradient {
     drop: Option<DropStream>,
 }
 
-/// Batch rows of one partial sum of du, dv, dr; fixed, so that their bits are.
+/// Batch rows of one partial sum of du, dv, dr: depends on the batch alone, so that sums have the same bits
+/// for any number of threads.
 fn rows_per_part(batch: usize) -> usize {
     batch.div_ceil(16)
 }
 
-/// Partial du, dv, dr, then for one head q + u and q + v of all queries, ds and dropped weights, and two rows of a head.
+/// Partial du, dv, dr, then for one head q + u and q + v of all queries, ds and dropped weights, and two rows
+/// of a head.
 fn gradient_scratch(dims: &Dims) -> usize {
     let partial = (2 + dims.distances) * dims.d();
     let head = 2 * dims.queries * (dims.width + dims.keys);

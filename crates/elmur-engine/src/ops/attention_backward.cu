@@ -1,8 +1,9 @@
-// Rows in shared memory, or where they are.
+// Rows staged in shared memory, or read from global memory.
 ATTENTION_GRAD(attention_grad, true)
 ATTENTION_GRAD(attention_grad_in_place, false)
 
-// Sums of attention_grad's partial [batch, 2 + distances, d] over the batch, into du [d], dw [d], dr [distances, d]; 32 columns by 8 rows.
+// Sums of attention_grad's partial [batch, 2 + distances, d] over the batch, into du [d], dw [d], dr
+// [distances, d]; 32 columns by 8 rows.
 struct AttentionTablesArgs {
     float *du, *dw, *dr;
     const float* partial;

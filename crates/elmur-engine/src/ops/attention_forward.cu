@@ -1,3 +1,3 @@
-// Rows in shared memory, or where they are.
+// Rows staged in shared memory, or read from global memory.
 ATTENTION(attention, true)
 ATTENTION(attention_in_place, false)

@@ -29,7 +29,8 @@ pub struct Conv2d {
 }
 
 impl Graph {
-    /// x [B, C, H, W], weight [O, C, h, w], bias `[O]` to [B, O, H', W'] with H' = (H + 2 padding - h) / stride + 1.
+    /// x [B, C, H, W], weight [O, C, h, w], bias `[O]` to [B, O, H', W'] with H' = (H + 2 padding - h) /
+    /// stride + 1.
     pub fn conv2d(
         &mut self,
         x: Value,
@@ -45,7 +46,7 @@ impl Graph {
     }
 }
 
-/// Extents of one convolution.
+/// Extents of a convolution.
 #[derive(Debug, Clone, Copy)]
 struct Dims {
     batch: usize,
@@ -58,7 +59,7 @@ struct Dims {
 
 #[cfg(feature = "cuda")]
 kernel_args! {
-    /// How images, kernels and patches lie.
+    /// Extents of images, kernels and patches.
     struct Geometry in "conv.cu" {
         c: i32, h: i32, w: i32, p: i32, q: i32, i: i32, j: i32, stride: i32, padding: i32,
     }
@@ -114,8 +115,8 @@ impl Dims {
         self.channels * self.image.0 * self.image.1
     }
 
-    /// For every (patch, element of the patch): calls `f(index in columns [depth, count], index in the image)`, or
-    /// with `None` where the patch hangs over the edge.
+    /// For every (patch, element of the patch): calls `f(index in columns [depth, count], index in the
+    /// image)`, or with `None` where the patch hangs over the edge.
     #[inline(always)]
     fn for_each(&self, conv: Conv2d, mut f: impl FnMut(usize, Option<usize>)) {
         let mut at = 0;
@@ -154,7 +155,7 @@ impl Dims {
         });
     }
 
-    /// Scratch of one task: columns and a product's.
+    /// Elements of scratch of one task: columns of patches, and scratch of a product.
     fn scratch<T: Tiles>(&self, m: usize, n: usize, k: usize) -> usize {
         (self.depth() * self.count()).next_multiple_of(16) + scratch_len::<T>(m, n, k, 1).next_multiple_of(16)
     }
@@ -335,7 +336,7 @@ struct WeightGrad {
     accumulate: bool,
 }
 
-/// Images of one partial sum; fixed, so that the bits are.
+/// Images of one partial sum: fixed, so that sums have the same bits for any number of threads.
 fn images_per_part(batch: usize) -> usize {
     batch.div_ceil(8)
 }

@@ -1,7 +1,7 @@
 //! Dropout and random tensors from the counter-based generator of [`rng`](crate::rng).
 //!
-//! Masks are never stored: the backward pass draws the same numbers again. Element i of a tensor is dropped where
-//! draw i of the op's stream is below p 2^32; kept elements are scaled by 1 / (1 - p).
+//! Masks are never stored: the backward pass draws the same numbers again. Element i of a tensor is dropped
+//! where draw i of the op's stream is below p 2^32; kept elements are scaled by 1 / (1 - p).
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -18,7 +18,8 @@ use crate::rng::{Stream, drop_threshold, normals};
 use crate::types::{DType, TensorType};
 
 impl Graph {
-    /// A generator: the state `name`, i64 `[2]` = (seed, step), whose step advances by one with every run.
+    /// A random generator: the state `name`, i64 `[2]` = (seed, step). The step advances by one with every
+    /// run.
     pub fn rng(&mut self, name: &str) -> Result<Value> {
         let state = self.state(name, DType::I64, [2])?;
         let one = self.constant(&[0i64, 1], [2])?;
@@ -80,7 +81,7 @@ pub(crate) struct DropStream {
 
 #[cfg(feature = "cuda")]
 kernel_args! {
-    /// What is dropped, as kernels take it.
+    /// Arguments for dropout inside kernels.
     pub(crate) struct DropArgs in "../cuda/prelude.cu" {
         state: u64, stream: u32, below: u32, keep: f32,
     }
@@ -93,7 +94,7 @@ impl DropArgs {
 }
 
 impl DropStream {
-    /// As kernels take it, with the address of the generator's state.
+    /// Arguments for dropout inside kernels, given the address of the generator's state.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda(&self, state: u64) -> DropArgs {
         let (below, keep) = (drop_threshold(self.p), (1.0 / (1.0 - self.p)) as f32);
@@ -125,7 +126,7 @@ impl Mask {
         let keep = T::of(self.keep);
         let factor = |draw: u32| if draw < self.below { T::ZERO } else { keep };
         let mut i = 0;
-        // Whole groups of 64 where they are aligned, parts of groups at the ends.
+        // Whole groups of 64 in the middle, parts of groups at the ends.
         while i < x.len() {
             let (group, offset) = ((first + i) / 64, (first + i) % 64);
             let draws = self.stream.group(group as u32);

@@ -64,8 +64,8 @@ KERNEL gather_by_expert_grad(float* dx, const float* dy, const int* position, in
 }
 
 // y[r] = x[r] W[e]^T (W [E, n, k], transpose) or x[r] W[e] (W [E, k, n]) for the expert e whose rows r are in
-// offsets[e]..offsets[e + 1]. Blocks of 256 threads compute 32 rows by 32 columns, 128 of the depth at a time; a tile may span several
-// experts. Dynamic shared memory: 2 x min(k, 128) x 33.
+// offsets[e]..offsets[e + 1]. Blocks of 256 threads compute 32 rows by 32 columns, 128 of the depth at a
+// time; a tile may span several experts. Dynamic shared memory: 2 x min(k, 128) x 33.
 struct GroupedLinearArgs {
     float* y;
     const float *x, *weight;
@@ -120,8 +120,8 @@ KERNEL grouped_linear(GroupedLinearArgs args) {
     }
 }
 
-// partial[part, e, m, n] = a^T b over the rows of expert e that lie in the part. Blocks of 256 threads compute 32 by 32.
-// Grid: (tiles of n, tiles of m, experts x parts).
+// partial[part, e, m, n] = a^T b over the rows of expert e that lie in the part. Blocks of 256 threads
+// compute 32 by 32. Grid: (tiles of n, tiles of m, experts x parts).
 struct GroupedWeightGradArgs {
     float* partial;
     const float *a, *b;
@@ -180,7 +180,8 @@ KERNEL combine_experts(CombineArgs args) {
     args.out[i] = total;
 }
 
-// One warp per assignment s of token n, which sits in sorted row position[s]: dy[row] = gate dout[n], dgate = dout[n] . y[row].
+// One warp per assignment s of token n, which sits in sorted row position[s]: dy[row] = gate dout[n], dgate =
+// dout[n] . y[row].
 struct CombineGradArgs {
     float *dy, *dgates;
     const float *dout, *y, *gates;
@@ -230,7 +231,7 @@ KERNEL gated_swiglu(GatedSwigluArgs args) {
     args.y[i] = slot < 0 ? 0.0f : from[0] * sigmoid(from[0]) * from[f] * args.gates[slot];
 }
 
-// One warp per row; dgates may be null, dh may stand where h does.
+// One warp per row; dgates may be null, dh may be h.
 struct GatedSwigluGradArgs {
     float *dh, *dgates;
     const float *h, *gates, *dy;

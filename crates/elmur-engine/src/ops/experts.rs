@@ -1,5 +1,6 @@
-//! Mixtures of experts: tokens are sorted by expert, each expert's rows go through one matrix product, and the results
-//! are summed back by gate. The cost is that of the experts chosen, and no shape depends on the routing.
+//! Mixtures of experts: tokens are sorted by expert, each expert's rows go through one matrix product, and
+//! the results are summed back by gate. The cost is that of the experts chosen, and no shape depends on the
+//! routing.
 
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ pub struct ExpertGroups {
 }
 
 impl Graph {
-    /// Sorts assignments, i32 [N, k], by expert, keeping their order within one.
+    /// Sorts assignments, i32 [N, k], by expert. Assignments of the same expert keep their order.
     pub fn group_by_expert(&mut self, experts: Value, expert_count: usize) -> Result<ExpertGroups> {
         let outputs = self.push(Group { experts: expert_count }, &[experts])?;
         Ok(ExpertGroups { order: outputs[0], position: outputs[1], offsets: outputs[2] })
@@ -41,18 +42,21 @@ impl Graph {
         self.push1(Gather, &[x, groups.order, groups.position])
     }
 
-    /// Each expert's linear map on its rows: `y[r] = x[r] W[e]ᵀ` for x [R, in] in sorted order and W [E, out, in].
+    /// The linear map of each expert, applied to the rows of that expert: `y[r] = x[r] W[e]ᵀ` for x [R, in]
+    /// in sorted order and W [E, out, in].
     pub fn grouped_linear(&mut self, x: Value, weight: Value, groups: ExpertGroups) -> Result<Value> {
         self.push1(GroupedLinear { transpose: true }, &[x, weight, groups.offsets])
     }
 
-    /// Sum over each token's experts of gate times result: `out[n] = Σ_s gates[n, s] y[sorted row of (n, s)]`.
+    /// Sum over each token's experts of gate times result: `out[n] = Σ_s gates[n, s] y[sorted row of (n,
+    /// s)]`.
     pub fn combine_experts(&mut self, y: Value, gates: Value, groups: ExpertGroups) -> Result<Value> {
         self.push1(Combine, &[y, gates, groups.order, groups.position])
     }
 
-    /// A mixture of SwiGLU experts: Σ_s gate_s down_e(silu(g) u), [g, u] = gate_up_e x, for x [N, d], gates and experts
-    /// of [`Graph::route_top_k`], gate_up [E, 2f, d], down [E, d, f], and dropout of the hidden units.
+    /// A mixture of SwiGLU experts: Σ_s gate_s down_e(silu(g) u), [g, u] = gate_up_e x, for x [N, d], gates
+    /// and experts of [`Graph::route_top_k`], gate_up [E, 2f, d], down [E, d, f], and dropout of the hidden
+    /// units.
     pub fn expert_mixture(
         &mut self,
         x: Value,
@@ -77,8 +81,8 @@ impl Graph {
         self.combine_experts(y, gates, groups)
     }
 
-    /// [`Graph::expert_mixture`] with all experts computed for all tokens and weighed by their gates, zero for those not chosen:
-    /// for few experts plain products cost less than sorting.
+    /// [`Graph::expert_mixture`] with all experts computed for all tokens and weighed by their gates, zero
+    /// for those not chosen: for few experts plain products cost less than sorting.
     fn dense_mixture(
         &mut self,
         x: Value,
@@ -116,14 +120,15 @@ kernel_args! {
     }
 }
 
-/// SwiGLU of every expert for every token, weighed by gates: from h [N E, 2f], gates [N, k] and experts i32 [N, k], y[n E + e] is
-/// silu(g) u times the gate of expert e for token n, 0 if it was not chosen.
+/// SwiGLU of every expert for every token, weighed by gates: from h [N E, 2f], gates [N, k] and experts i32
+/// [N, k], y[n E + e] is silu(g) u times the gate of expert e for token n, 0 if it was not chosen.
 #[derive(Debug)]
 struct GatedSwiGlu {
     experts: usize,
 }
 
-/// What row `row` of the experts' rows is weighed by: which of the gates, if its expert was chosen.
+/// The gate that weighs row `row` of the rows [token, expert]; none if the expert was not chosen for the
+/// token.
 fn gate_of(row: usize, experts: &[i32], k: usize, count: usize) -> Option<usize> {
     let (token, expert) = (row / count, (row % count) as i32);
     (token * k..(token + 1) * k).find(|slot| experts[*slot] == expert)
@@ -225,7 +230,7 @@ impl Op for GatedSwiGluGrad {
         expert_bound(self.experts).check("expert_mixture", experts)?;
         dispatch_float!(io.dtype(), T => {
             let (gates, dy) = (io.input::<T>(1), io.input::<T>(3));
-            // Usually the last reader of h, so the gradient takes its place.
+            // This op is usually the last reader of h, and can write the gradient over it.
             let dh = RowsMut::new(io.in_place::<T>(0, 0), self.experts * 2 * f);
             let dgates = io.output_if_used::<T>(1).map(|dgates| RowsMut::new(dgates, k));
             io.pool.rows(io.ty(1).rows(), 16 * self.experts * f, (dh, dgates), |first, (dh, mut dgates)| {
@@ -265,7 +270,7 @@ impl Op for GatedSwiGluGrad {
 }
 
 simd_fn! {
-    /// The gradient of h = [g, u], written over it, for y = gate silu(g) u; returns the gate's.
+    /// Gradient of h = [g, u], written over h, for y = gate silu(g) u. Returns the gradient of the gate.
     fn gated_gradient<T>(h: &mut [T], f: usize, dy: &[T], gate: T) -> T {
         let (dg, du) = h.split_at_mut(f);
         let mut dgate = T::ZERO;
@@ -316,7 +321,7 @@ impl Op for Group {
         let experts = io.input::<i32>(0);
         IndexBound { input: 0, what: "expert", limit: self.experts, ignored: None }
             .check("group_by_expert", experts)?;
-        // Counting sort. Outputs that nobody reads are formed in scratch all the same.
+        // Counting sort. Outputs that nobody reads are computed in scratch memory.
         let scratch = io.scratch::<i32>(2 * experts.len() + self.experts + 1);
         let (order, scratch) = scratch.split_at_mut(experts.len());
         let (position, offsets) = scratch.split_at_mut(experts.len());
@@ -326,7 +331,7 @@ impl Op for Group {
             offsets[e + 1] += offsets[e];
         }
         for (assignment, e) in experts.iter().enumerate() {
-            // Used as a cursor; shifted back below.
+            // Used as cursors, and shifted back below.
             let row = offsets[*e as usize];
             offsets[*e as usize] += 1;
             order[row as usize] = assignment as i32;
@@ -366,7 +371,7 @@ fn assignment_bound(input: usize, limit: usize) -> IndexBound {
     IndexBound { input, what: "assignment", limit, ignored: None }
 }
 
-/// Offsets must cut the rows into consecutive groups.
+/// Fails unless offsets cut the rows into consecutive groups.
 fn check_offsets(offsets: &[i32], rows: usize) -> Result<()> {
     IndexBound { input: 2, what: "offset", limit: rows + 1, ignored: None }
         .check("grouped_linear", offsets)?;

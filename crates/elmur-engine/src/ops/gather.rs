@@ -1,10 +1,10 @@
-//! Table look-ups: embeddings, the relative bias of memory attention, and the row write of a key/value cache.
+//! Rows of tables: embeddings, rows gathered and scattered, and rows of a key/value cache.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
-use crate::cpu::pool::{Rows, RowsMut, max_tasks};
+use crate::cpu::pool::RowsMut;
 #[cfg(feature = "cuda")]
-use crate::cuda::args::{args, kernel_args};
+use crate::cuda::args::kernel_args;
 #[cfg(feature = "cuda")]
 use crate::cuda::launch::Launch;
 use crate::error::{Error, Result};
@@ -21,8 +21,8 @@ impl Graph {
         self.push1(Embedding, &[table, index])
     }
 
-    /// Rows of a table of any element type: y[..., rest] = table[index[...]] for table [rows, rest] and index of i32 or i64.
-    /// Without gradient: for data that lies on the device.
+    /// Rows of a table of any element type: y[..., rest] = table[index[...]] for table [rows, rest] and index
+    /// of i32 or i64, at the cost of the rows gathered. Not differentiable; see [`Graph::embedding`].
     pub fn gather_rows(&mut self, table: Value, index: Value) -> Result<Value> {
         self.push1(GatherRows, &[table, index])
     }
@@ -37,22 +37,15 @@ impl Graph {
         self.push1(ScatterRows, &[table, index, values])
     }
 
-    /// The per-head bias of attention between times: y[B, H, Tq, Tk] = table[clamp(q_time - k_time) + D - 1, h].
-    ///
-    /// The table is [2D - 1, H] and offsets are clamped to ±(D - 1); `q_times` is i64 [B or 1, Tq], `k_times` i64
-    /// [B or 1, Tk]. B is 1 if both are.
-    pub fn relative_bias(&mut self, table: Value, q_times: Value, k_times: Value) -> Result<Value> {
-        self.push1(RelativeBias, &[table, q_times, k_times])
-    }
-
-    /// `cache` [B, L, ...] with `rows` [B, n, ...] written from position `at[b]` (i32 `[B]`, at most L - n) of each batch
-    /// row on. In place where the cache is a state. Not differentiable: it serves acting, not training.
+    /// `cache` [B, L, ...] with `rows` [B, n, ...] written from position `at[b]` (i32 `[B]`, at most L - n)
+    /// of each batch row on. In place if the cache is a state. Not differentiable: for acting, not for
+    /// training.
     pub fn write_rows(&mut self, cache: Value, rows: Value, at: Value) -> Result<Value> {
         self.push1(WriteRows, &[cache, rows, at])
     }
 }
 
-/// Element `i` of an i32 or i64 operand.
+/// An operand of i32 or i64, read as i64.
 #[derive(Clone, Copy)]
 pub(crate) enum Indices<'a> {
     I32(&'a [i32]),
@@ -336,200 +329,6 @@ impl Op for EmbeddingGrad {
         launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
         let args = row_args(launch, launch.output(0), launch.input(0), self.rows, launch.ty(0).cols());
         launch.elements("embedding_grad", args.n, args)
-    }
-}
-
-#[cfg(feature = "cuda")]
-kernel_args! {
-    /// A relative bias from its table, or the gradient of the table.
-    struct BiasArgs in "gather.cu" {
-        to: u64, from: u64, q: u64, k: u64, q_rows: usize, k_rows: usize, reach: usize, n: usize,
-        heads: i32, queries: i32, keys: i32,
-    }
-}
-
-#[derive(Debug)]
-struct RelativeBias;
-
-/// Table row for a difference of times.
-#[inline(always)]
-fn bias_row(q: i64, k: i64, reach: i64) -> usize {
-    (q.saturating_sub(k).clamp(-reach, reach) + reach) as usize
-}
-
-/// Elements from one batch row's times to the next; 0 where one row serves all.
-#[cfg(feature = "cuda")]
-fn batch_step(times: &TensorType) -> usize {
-    if times.shape[0] == 1 { 0 } else { times.shape[1] }
-}
-
-/// Queues either pass of the relative bias over y or dy [B, H, Tq, Tk].
-#[cfg(feature = "cuda")]
-fn cuda_bias(launch: &mut Launch<'_>, kernel: &'static str, ty: TensorType, rows: usize) -> Result<()> {
-    let args = BiasArgs {
-        to: launch.output(0),
-        from: launch.input(0),
-        q: launch.input(1),
-        k: launch.input(2),
-        q_rows: batch_step(launch.ty(1)),
-        k_rows: batch_step(launch.ty(2)),
-        reach: rows / 2,
-        n: ty.len(),
-        heads: ty.shape[1] as i32,
-        queries: ty.shape[2] as i32,
-        keys: ty.shape[3] as i32,
-    };
-    launch.elements(kernel, args.n, args)
-}
-
-impl Op for RelativeBias {
-    fn name(&self) -> &'static str {
-        "relative_bias"
-    }
-    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        const OP: &str = "relative_bias";
-        let [table, q, k] = inputs else { return mismatch(OP, "three operands", inputs.len().to_string()) };
-        want_float(OP, "table", table)?;
-        let heads = match table.shape[..] {
-            [rows, heads] if rows % 2 == 1 => heads,
-            _ => return mismatch(OP, "table [2D - 1, heads]", table.to_string()),
-        };
-        let (&[q_rows, queries], &[k_rows, keys]) = (&q.shape[..], &k.shape[..]) else {
-            return mismatch(OP, "times [batch or 1, tokens]", format!("{q} and {k}"));
-        };
-        let agree = q_rows == k_rows || q_rows == 1 || k_rows == 1;
-        if q.dtype != DType::I64 || k.dtype != DType::I64 || !agree {
-            return mismatch(OP, "i64 times of one batch size, or one row", format!("{q} and {k}"));
-        }
-        Ok(vec![table.with([q_rows.max(k_rows), heads, queries, keys])])
-    }
-    fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
-        if let Some(dy) = b.grad(0) {
-            let rows = b.graph.shape(b.inputs[0])?[0];
-            let dtable = b.graph.push1(RelativeBiasGrad { rows }, &[dy, b.inputs[1], b.inputs[2]])?;
-            b.set(0, dtable);
-        }
-        Ok(())
-    }
-    fn scratch(&self, _: &[TensorType], outputs: &[TensorType], threads: usize) -> usize {
-        max_tasks(threads) * outputs[0].cols() * size_of::<i64>()
-    }
-    fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let &[batch, heads, queries, keys] = &io.out_ty(0).shape[..] else { return Ok(()) };
-        let reach = (io.ty(0).shape[0] / 2) as i64;
-        let (q, k) = (io.input::<i64>(1), io.input::<i64>(2));
-        let indices = RowsMut::new(io.scratch::<i64>(io.pool.max_tasks() * keys), keys);
-        dispatch_float!(io.dtype(), T => {
-            let (table, y) = (io.input::<T>(0), io.output::<T>(0));
-            let row = heads * queries * keys;
-            let per_task = io.pool.rows_per_task(batch, 4 * row);
-            io.pool.blocks(batch, per_task, RowsMut::new(y, row), |first, y, task| {
-                // SAFETY: one part per task, and there are at most `max_tasks` tasks.
-                let index = unsafe { indices.part(task, 1) };
-                for (b, y) in y.chunks_exact_mut(row).enumerate() {
-                    let q = &q[(first + b) * queries % q.len()..][..queries];
-                    let k = &k[(first + b) * keys % k.len()..][..keys];
-                    for (i, &q) in q.iter().enumerate() {
-                        // Table rows of one query, then a run of keys per head.
-                        index.iter_mut().zip(k).for_each(|(x, k)| *x = (bias_row(q, *k, reach) * heads) as i64);
-                        for h in 0..heads {
-                            let y = &mut y[(h * queries + i) * keys..][..keys];
-                            y.iter_mut().zip(&*index).for_each(|(y, x)| *y = table[*x as usize + h]);
-                        }
-                    }
-                }
-            });
-        });
-        Ok(())
-    }
-    #[cfg(feature = "cuda")]
-    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let rows = launch.ty(0).shape[0];
-        cuda_bias(launch, "relative_bias", launch.out_ty(0).clone(), rows)
-    }
-}
-
-#[cfg(feature = "cuda")]
-kernel_args! {
-    /// What the gradient of a bias table writes, and its extents.
-    struct BiasGradArgs in "gather.cu" {
-        dtable: u64, partial: u64, counters: u64, q_rows: usize, k_rows: usize, batch: i32, heads: i32,
-        queries: i32, keys: i32, rows: i32,
-    }
-}
-
-#[derive(Debug)]
-struct RelativeBiasGrad {
-    rows: usize,
-}
-
-impl Op for RelativeBiasGrad {
-    fn name(&self) -> &'static str {
-        "relative_bias_grad"
-    }
-    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        Ok(vec![inputs[0].with([self.rows, inputs[0].shape[1]])])
-    }
-    fn scratch(&self, inputs: &[TensorType], outputs: &[TensorType], _: usize) -> usize {
-        outputs[0].len() * inputs[0].dtype.size()
-    }
-    fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let &[batch, heads, queries, keys] = &io.ty(0).shape[..] else { return Ok(()) };
-        let (q, k) = (io.input::<i64>(1), io.input::<i64>(2));
-        let reach = (self.rows / 2) as i64;
-        dispatch_float!(io.dtype(), T => {
-            let (dy, dtable) = (io.input::<T>(0), io.output::<T>(0));
-            // One head per task, each into a column of its own, then transposed into the table.
-            let columns = io.scratch::<T>(heads * self.rows);
-            let work = batch * queries * keys + self.rows;
-            io.pool.rows(heads, work, RowsMut::new(&mut *columns, self.rows), |first, columns| {
-                columns.fill(T::ZERO);
-                for (h, column) in columns.chunks_exact_mut(self.rows).enumerate() {
-                    for b in 0..batch {
-                        let q = &q[b * queries % q.len()..][..queries];
-                        let k = &k[b * keys % k.len()..][..keys];
-                        let dy = &dy[(b * heads + first + h) * queries * keys..][..queries * keys];
-                        for (q, dy) in q.iter().zip(dy.chunks_exact(keys)) {
-                            dy.iter().zip(k).for_each(|(dy, k)| column[bias_row(*q, *k, reach)] += *dy);
-                        }
-                    }
-                }
-            });
-            for (row, target) in dtable.chunks_exact_mut(heads).enumerate() {
-                target.iter_mut().enumerate().for_each(|(h, y)| *y = columns[h * self.rows + row]);
-            }
-        });
-        Ok(())
-    }
-    #[cfg(feature = "cuda")]
-    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let &[batch, heads, queries, keys] = &launch.ty(0).shape[..] else { return Ok(()) };
-        // A table and a tile per warp, in the shared memory that every GPU has.
-        let each = 4 * (self.rows + 32 * 33);
-        let warps = ((96 << 10) / each).min(8);
-        if warps == 0 {
-            launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
-            return cuda_bias(launch, "relative_bias_grad_anywhere", launch.ty(0).clone(), self.rows);
-        }
-        // Some four tiles per warp, and no more blocks than fill a GPU about twice.
-        let tiles = batch * queries.div_ceil(32) * keys.div_ceil(32);
-        let parts = tiles.div_ceil(4 * warps).min(256usize.div_ceil(heads)).max(1);
-        let partial = if parts > 1 { launch.scratch(4 * parts * heads * self.rows)? } else { 0 };
-        let counters = launch.scratch(4 * heads)?;
-        let args = BiasGradArgs {
-            dtable: launch.output(0),
-            partial,
-            counters,
-            q_rows: batch_step(launch.ty(1)),
-            k_rows: batch_step(launch.ty(2)),
-            batch: batch as i32,
-            heads: heads as i32,
-            queries: queries as i32,
-            keys: keys as i32,
-            rows: self.rows as i32,
-        };
-        let args = args![launch.input(0), launch.input(1), launch.input(2), args];
-        launch.kernel("relative_bias_grad", [heads, parts, 1], 32 * warps as u32, warps * each, args)
     }
 }
 

@@ -44,8 +44,9 @@ KERNEL copy_all(const u64* table) {
     for (i64 i = 16 * wide + thread_number(); i < bytes; i += (i64)gridDim.x * blockDim.x) ((unsigned char*)to)[i] = ((const unsigned char*)from)[i];
 }
 
-// Entries of 3 words: to, offset in a slot, bytes (up to 15 more are copied, into padding); a block each. Copies from the slot of host memory whose turn it is, then passes
-// the turn on. All of a thread's numbers are asked for at once: each takes a microsecond.
+// Entries of 3 words: to, offset in a slot, bytes (up to 15 more are copied, into padding); a block each.
+// Copies from slot `turn` of host memory, then advances `turn`. A thread issues all its loads at once: each
+// takes a microsecond.
 KERNEL fetch_inputs(const u64* table, const u64* slots, u32* turn, u32* counter, u32 depth) {
     begin();
     const u64* entry = table + 3 * blockIdx.x;

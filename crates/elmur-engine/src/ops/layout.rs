@@ -1,4 +1,5 @@
-//! Ops that move elements without changing them: reshape, slice, concatenate, transpose, copy, zeros, stop-gradient.
+//! Ops that move elements without changing them: reshape, slice, concatenate, transpose, copy, zeros,
+//! stop-gradient.
 
 use std::ops::Range;
 
@@ -27,7 +28,8 @@ impl Graph {
         self.push1(StopGradient, &[x])
     }
 
-    /// Elements `range` along `axis`. Costs nothing where the result is contiguous (all axes before it have extent 1).
+    /// Elements `range` along `axis`. Costs nothing if the result is contiguous (all axes before `axis` have
+    /// extent 1).
     pub fn slice(&mut self, x: Value, axis: usize, range: Range<usize>) -> Result<Value> {
         self.push1(Slice { axis, range }, &[x])
     }
@@ -190,7 +192,7 @@ impl Op for Full {
 
 #[cfg(feature = "cuda")]
 kernel_args! {
-    /// Columns of rows, copied between rows of other widths.
+    /// Columns that are copied between rows of different widths.
     struct ColumnsArgs in "layout.cu" {
         y: u64, x: u64, y_width: usize, y_start: usize, x_width: usize, x_start: usize, rows: usize,
         columns: usize,

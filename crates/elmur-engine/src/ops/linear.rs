@@ -1,4 +1,4 @@
-//! y = f(x Wᵀ + b), the workhorse.
+//! Linear layers: y = f(x Wᵀ + b).
 
 use crate::autodiff::Backward;
 use crate::cpu::gemm::{Mat, Product, Tile, gemm, scratch_len};
@@ -95,7 +95,7 @@ impl Op for Linear {
             b.set(0, dx);
         }
         if b.needs(1) {
-            // Last, so that it can be told to add to an earlier gradient of the same weight.
+            // Last, so that the product can be made to add into an earlier gradient of the same weight.
             let x = flatten(b.graph, b.inputs[0])?;
             let dw = b.graph.matmul_with(dz, x, true, false)?;
             b.set(1, dw);
@@ -113,7 +113,8 @@ impl Op for Linear {
             let bias = self.bias.then(|| io.input::<T>(2));
             let scratch = io.scratch::<T>(scratch_len::<T>(m, n, k, io.pool.threads()));
             let product = Product { m, n, k, a: Mat::rows(x, k), b: Mat::transposed(w, k), accumulate: false };
-            // Where the argument must be kept it is computed there, and the activation copied out.
+            // If the argument of the activation must be kept, it is computed in place and the activation
+            // written elsewhere.
             match self.keeps_argument().then(|| io.output_if_used::<T>(1)).flatten() {
                 Some(z) => {
                     gemm(io.pool, scratch, product, z, n, |tile| finish(tile, bias, Activation::Identity));
@@ -139,7 +140,7 @@ impl Op for Linear {
         let product = GpuProduct {
             bias: if simple { bias } else { 0 },
             relu: simple && self.activation == Activation::Relu,
-            // Routers and heads: their results are compared.
+            // Layers with few outputs are routers and heads, whose results are compared with each other.
             exact: n <= 16,
             c: if y != 0 { y } else { z },
             ..GpuProduct::new(m, n, k, (launch.input(0), false), (launch.input(1), true))

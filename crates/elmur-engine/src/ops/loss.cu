@@ -1,5 +1,6 @@
-// One block: loss, log-sum-exp per row, number of rows that count; each may be null. wide: targets have 64 bits. What is only read comes
-// by itself: `__restrict__` counts for parameters alone.
+// One block: loss, log-sum-exp per row, number of rows that count; each may be null. wide: targets have 64
+// bits. Pointers that are only read are parameters of their own, because `__restrict__` has no effect on
+// members of a struct.
 struct CrossEntropyArgs {
     float *loss, *lse, *count;
     i64 ignored, rows, classes;
@@ -26,7 +27,7 @@ KERNEL cross_entropy(const float* __restrict__ logits, const void* __restrict__ 
         if (target == ignored) continue;
         counted += 1;
         float hard = target >= 0 && target < classes ? log_sum - x[target] : NOT_A_NUMBER;
-        // Where nothing is smoothed an infinite logit elsewhere must not matter.
+        // Without smoothing, infinite logits of other classes must not matter.
         float even = smoothing == 0.0f ? 0.0f : smoothing * (log_sum - mean / classes);
         total += (1.0f - smoothing) * hard + even;
     }

@@ -1,6 +1,6 @@
 //! Losses: cross-entropy with label smoothing and ignored targets, and masked mean squared error.
 //!
-//! Both are means over what counts; where nothing counts, the loss and its gradients are zero.
+//! Both are means over the elements that count; if none counts, the loss and its gradients are zero.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -32,13 +32,14 @@ impl Graph {
         self.push1(CrossEntropyOp(settings), &[logits, targets])
     }
 
-    /// Number of rows (a float) whose target has no class above it, for logits [..., C] and targets [...] of i32 or i64; targets
-    /// outside 0..C are not counted. Without gradient.
+    /// Number of rows (a float) whose target class has the largest logit, for logits [..., C] and targets
+    /// [...] of i32 or i64. Targets outside 0..C are not counted. Not differentiable.
     pub fn count_correct(&mut self, logits: Value, targets: Value) -> Result<Value> {
         self.push1(CountCorrect, &[logits, targets])
     }
 
-    /// Mean of (prediction - target)² (a scalar) over the elements where `mask` holds; all if there is none.
+    /// Mean of (prediction - target)² (a scalar) over the elements where `mask` holds, or over all without a
+    /// mask.
     ///
     /// The mask is bool and has the shape of the prediction, or lacks its last axis.
     pub fn mse(&mut self, prediction: Value, target: Value, mask: Option<Value>) -> Result<Value> {
@@ -121,7 +122,7 @@ impl Op for CrossEntropyOp {
                 if target != self.0.ignored {
                     counted += 1;
                     let hard = log_sum - x[target as usize];
-                    // Where nothing is smoothed an infinite logit elsewhere must not matter.
+                    // Without smoothing, infinite logits of other classes must not matter.
                     let even = if smoothing == T::ZERO { T::ZERO } else { smoothing * (log_sum - mean) };
                     losses[row] = (T::ONE - smoothing) * hard + even;
                 }

@@ -24,7 +24,8 @@ KERNEL lru_select(int* slots, i64* times, const i64* anchors, int count, int m, 
     }
 }
 
-// Slots [B, w] of a memory [B, m, d]: read from `from` into `to` [B, w, d], or added from `from` [B, w, d] into `to`.
+// Slots [B, w] of a memory [B, m, d]: read from `from` into `to` [B, w, d], or added from `from` [B, w, d]
+// into `to`.
 struct SlotArgs {
     float* to;
     const float* from;
@@ -53,7 +54,7 @@ KERNEL scatter_slots(SlotArgs args) {
 
 __device__ __forceinline__ float blend_weight(i64 anchor, float lambda, int empty_too) { return anchor < 0 && !empty_too ? 1.0f : lambda; }
 
-// One block per batch row; outputs may stand where their inputs do, or be null. Dynamic shared memory: w floats.
+// One block per batch row. Outputs may be their inputs (in place), or null. Dynamic shared memory: w floats.
 struct BlendArgs {
     float* new_memory;
     i64* new_anchors;

@@ -18,7 +18,7 @@ use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
 use crate::types::{DType, TensorType};
 
-/// How [`Graph::lru_blend`] mixes.
+/// How [`Graph::lru_blend`] mixes candidates into slots.
 #[derive(Debug, Clone, Copy)]
 pub struct Blend {
     /// Weight of the candidate in a slot that has been written before.
@@ -30,20 +30,20 @@ pub struct Blend {
 }
 
 impl Graph {
-    /// The `count` least recently used slots of anchors i64 [B, M]: their indices, i32 [B, count], and anchors, i64
-    /// [B, count].
+    /// The `count` least recently used slots of anchors i64 [B, M]: their indices, i32 [B, count], and
+    /// anchors, i64 [B, count].
     pub fn lru_select(&mut self, anchors: Value, count: usize) -> Result<(Value, Value)> {
         let outputs = self.push(SelectSlots { count }, &[anchors])?;
         Ok((outputs[0], outputs[1]))
     }
 
-    /// Slots (i32 [B, W], distinct within a row) of memory [B, M, d]: [B, W, d].
+    /// The contents [B, W, d] of `slots` (i32 [B, W], distinct within a row) of memory [B, M, d].
     pub fn gather_slots(&mut self, memory: Value, slots: Value) -> Result<Value> {
         self.push1(GatherSlots, &[memory, slots])
     }
 
-    /// Writes `candidates` [B, W, d] into `slots` i32 [B, W], distinct within a row, of memory [B, M, d] at `times` i64 `[B]`.
-    /// Returns the new memory and the new anchors (i64 [B, M]).
+    /// Writes `candidates` [B, W, d] into `slots` i32 [B, W], distinct within a row, of memory [B, M, d] at
+    /// `times` i64 `[B]`. Returns the new memory and the new anchors (i64 [B, M]).
     pub fn lru_blend(
         &mut self,
         memory: Value,

@@ -1,8 +1,10 @@
-// Products on tensor cores. A block computes 32 x 32 of C, 128 of the depth at a time; each of its warps computes the whole tile from depths of its
-// own. Blocks of a cluster share the depth of one tile and add up in each other's shared memory.
+// Products on tensor cores. A block computes 32 x 32 of C, 128 of the depth at a time; each of its warps
+// computes the whole tile from depths of its own. Blocks of a cluster share the depth of one tile and add up
+// in each other's shared memory.
 
-// A number as tf32, the 11 bits that tensor cores look at, rounded to nearest, and what that leaves of it. (The conversion instruction is
-// eight times slower than these three operations.) Numbers beyond 4e34 become NaN.
+// A number as tf32, the 11 bits that tensor cores look at, rounded to nearest, and what that leaves of it.
+// (The conversion instruction is eight times slower than these three operations.) Numbers beyond 4e34 become
+// NaN.
 struct Split {
     float high, low;
     __device__ __forceinline__ explicit Split(float x) {
@@ -23,12 +25,13 @@ __device__ __forceinline__ void multiply_add(float (&sums)[4], float a0, float a
 
 constexpr int T = 32, DEPTH = 128, LINE = T + 8;
 
-// A panel of one operand in shared memory: T rows (or columns) by DEPTH. along: stored as [extent, k], else as [k, extent]. Shared rows are
-// padded so that a warp's reads fall into different banks.
+// A panel of one operand in shared memory: T rows (or columns) by DEPTH. along: stored as [extent, k], else
+// as [k, extent]. Shared rows are padded so that a warp's reads fall into different banks.
 template <bool along> struct Panel {
     static constexpr int LENGTH = along ? DEPTH : T, LINES = along ? T : DEPTH, STRIDE = LENGTH + 4 + (along ? 4 : 0), SIZE = LINES * STRIDE;
 
-    // Copies what lies from (first, depth) on, zeros beyond the ends. wide: sixteen bytes at a time, which addresses and extents must allow.
+    // Copies what lies from (first, depth) on, zeros beyond the ends. wide: sixteen bytes at a time, which
+    // addresses and extents must allow.
     template <int THREADS>
     static __device__ __forceinline__ void load(float* to, const float* from, int first, int extent, int depth, int depth_end, int k, bool wide) {
         int length = along ? k : extent, lines = along ? extent - first : depth_end - depth, ends = along ? depth_end - depth : extent - first;
@@ -93,8 +96,9 @@ __device__ __forceinline__ float4 read4(const float* from, int count, bool wide)
 }
 __device__ __forceinline__ void add(float4& x, float4 y) { x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w; }
 
-// C = A B (+ bias per column) (+ addend), for each matrix of a batch; strides are elements from one matrix to the next. bias and addend may
-// be null. No matrix has more than 2^31 elements. log_ranks: logarithm of the number of blocks in a cluster.
+// C = A B (+ bias per column) (+ addend), for each matrix of a batch; strides are elements from one matrix to
+// the next. bias and addend may be null. No matrix has more than 2^31 elements. log_ranks: logarithm of the
+// number of blocks in a cluster.
 struct ProductArgs {
     float* c;
     const float *a, *b, *bias, *addend;
@@ -102,7 +106,8 @@ struct ProductArgs {
     int m, n, k, relu, log_ranks;
 };
 
-// A is [m, k] (a_along) or [k, m]; B is [n, k] (b_along) or [k, n]. exact: from both parts of every number, 22 bits, as good as f32.
+// A is [m, k] (a_along) or [k, m]; B is [n, k] (b_along) or [k, n]. exact: from both parts of every number,
+// 22 bits, as good as f32.
 template <bool a_along, bool b_along, bool exact, int warps> __device__ __forceinline__ void product(const ProductArgs& args) {
     int m = args.m, n = args.n, k = args.k, relu = args.relu, log_ranks = args.log_ranks;
     i64 z = blockIdx.z >> log_ranks;
@@ -127,7 +132,8 @@ template <bool a_along, bool b_along, bool exact, int warps> __device__ __forcei
         asm volatile("cp.async.commit_group;");
     };
     if (panels > 0) load(0);
-    // What is added to this thread's part of C is read while the panels are on their way; C itself may be the addend.
+    // What is added to this thread's part of C is loaded while the panels are copied. The addend may be C
+    // itself.
     int rows = T >> log_ranks;
     bool wide_c = (((u64)c | (u64)addend | (u64)bias) & 15) == 0 && n % 4 == 0;
     float4 added[VECTORS] = {};
@@ -173,7 +179,7 @@ template <bool a_along, bool b_along, bool exact, int warps> __device__ __forcei
                 }
             }
         }
-        // Tensor cores cut off what does not fit a sum: where that matters, long sums are made of short ones.
+        // Tensor cores truncate sums: for exact products, long sums are made of short ones.
         if (exact)
 #pragma unroll
             for (int i = 0; i < 32; ++i) {
@@ -183,7 +189,7 @@ template <bool a_along, bool b_along, bool exact, int warps> __device__ __forcei
             }
         __syncthreads();
     }
-    // The warps' sums meet where the panels were.
+    // The sums of all warps, in the memory of the panels.
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -200,9 +206,9 @@ template <bool a_along, bool b_along, bool exact, int warps> __device__ __forcei
 #pragma unroll
         for (int w = 0; w < warps; ++w) add(found[v], *(const float4*)(shared + (w * T + at / T) * LINE + at % T));
     }
-    // Each block of a cluster is given its rows of the tile by all of them.
+    // Each block of a cluster is given its rows of the tile by all blocks of the cluster.
     if (ranks > 1) {
-        // At the same place in all of them: the last may have fewer panels than the others.
+        // At the same place in all blocks, of which the last may have fewer panels.
         float* given = shared + max((share > DEPTH ? 2 : 1) * STAGE, warps * T * LINE);
         cluster_wait();
 #pragma unroll

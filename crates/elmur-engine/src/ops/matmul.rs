@@ -18,7 +18,8 @@ impl Graph {
         self.matmul_with(a, b, false, false)
     }
 
-    /// [`Graph::matmul`] where A is stored as [..., k, m] (`transpose_a`) or B as [..., n, k] (`transpose_b`).
+    /// [`Graph::matmul`] where A is stored as [..., k, m] (`transpose_a`) or B as [..., n, k]
+    /// (`transpose_b`).
     pub fn matmul_with(&mut self, a: Value, b: Value, transpose_a: bool, transpose_b: bool) -> Result<Value> {
         self.push1(MatMul { transpose_a, transpose_b, accumulate: false }, &[a, b])
     }
@@ -28,7 +29,7 @@ impl Graph {
 struct MatMul {
     transpose_a: bool,
     transpose_b: bool,
-    /// A third operand is added to.
+    /// Whether the product is added to a third operand.
     accumulate: bool,
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod optim;
 pub(crate) mod reduce;
+pub(crate) mod relative_bias;
 pub(crate) mod route;
 pub(crate) mod softmax;
 pub(crate) mod swiglu;

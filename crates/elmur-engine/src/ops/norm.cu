@@ -14,8 +14,8 @@ KERNEL norm_rows(NormArgs args) {
     i64 row = warp_number();
     if (row >= rows) return;
     i64 at = row * d;
-    // A row of up to 256 stays in registers; of longer ones the rest waits in y. Everything is asked for before anything is written, or each
-    // number would wait for the one before it.
+    // The first 256 numbers of a row stay in registers, the rest is kept in y. All loads come before the
+    // first store, or each load would wait for the store before it.
     float kept[8], scale[8], shift[8], total = 0;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
@@ -78,7 +78,7 @@ KERNEL norm_grad(NormGradArgs args) {
     if (row >= rows) return;
     i64 at = row * d;
     float mean = stats[2 * row], inverse = stats[2 * row + 1], total = 0, along = 0;
-    // As in norm_rows: 256 in registers, all asked for before anything is written.
+    // As in norm_rows: 256 numbers in registers, all loads before the first store.
     float n[8], g[8], through[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
@@ -113,8 +113,8 @@ KERNEL norm_grad(NormGradArgs args) {
     }
 }
 
-// dgamma = sum dy n and dbeta = sum dy by column; blocks of 32 columns by 32 rows sum a part of the rows, the last one the parts.
-// partial: [parts, 2 d].
+// dgamma = sum dy n and dbeta = sum dy by column; blocks of 32 columns by 32 rows sum a part of the rows, the
+// last one the parts. partial: [parts, 2 d].
 struct NormTablesArgs {
     float *dgamma, *dbeta, *partial;
     u32* counter;

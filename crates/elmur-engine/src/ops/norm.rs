@@ -1,10 +1,13 @@
 //! LayerNorm and RMSNorm, bare or after a residual sum.
 //!
 //! With s = x (+ f):
-//! LayerNorm: y = (s - mean s) / sqrt(var s + eps) * gamma + beta; RMSNorm: y = s / sqrt(mean s² + eps) * gamma.
+//! - LayerNorm: y = (s - mean s) / sqrt(var s + eps) * gamma + beta
+//! - RMSNorm: y = s / sqrt(mean s² + eps) * gamma
 //!
 //! Backward, with n = normalised s, g = dy * gamma, r = 1 / sqrt(...):
-//! ds = r (g - mean g - n mean(g n)) for LayerNorm, r (g - n mean(g n)) for RMSNorm; dgamma = Σ dy n, dbeta = Σ dy.
+//! - LayerNorm: ds = r (g - mean g - n mean(g n))
+//! - RMSNorm: ds = r (g - n mean(g n))
+//! - both: dgamma = Σ dy n, dbeta = Σ dy
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -23,7 +26,7 @@ use crate::types::TensorType;
 /// Scale and shift of a normalisation over the last axis.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm {
-    /// LayerNorm with this shift, or RMSNorm without.
+    /// LayerNorm or RMSNorm.
     pub kind: NormKind,
     /// Scale, `[d]`.
     pub gamma: Value,
@@ -225,7 +228,7 @@ simd_fn! {
 
 #[cfg(feature = "cuda")]
 kernel_args! {
-    /// Gradient of what was normalised.
+    /// Gradient of s.
     struct NormGradArgs in "norm.cu" {
         ds: u64, s: u64, stats: u64, gamma: u64, dy: u64, passed: u64, rows: usize, d: usize,
         layer: i32,
@@ -248,7 +251,8 @@ struct Gradient {
     passed: bool,
 }
 
-/// Rows of one partial sum of dgamma and dbeta; fixed, so that their bits are.
+/// Rows of one partial sum of dgamma and dbeta: depends on the shape alone, so that sums have the same bits
+/// for any number of threads.
 fn rows_per_part(rows: usize) -> usize {
     rows.div_ceil(32).max(16)
 }

@@ -1,4 +1,5 @@
-// A block of 256 threads takes a chunk of up to 2048 elements, eight per thread; every chunk has an entry of its own.
+// A block of 256 threads takes a chunk of up to 2048 elements, eight per thread; every chunk has an entry of
+// its own.
 
 // Entries of 8 words: old p, old m, old v, gradient, new p, new m, new v, elements.
 struct AdamWArgs {
@@ -20,7 +21,8 @@ KERNEL adamw(AdamWArgs args) {
     const float *p = (const float*)entry[0], *m = (const float*)entry[1], *v = (const float*)entry[2], *g = (const float*)entry[3];
     float *new_p = (float*)entry[4], *new_m = (float*)entry[5], *new_v = (float*)entry[6];
     int count = (int)entry[7];
-    // Four at a time where all start at multiples of 16 bytes, as nearly all tensors do; all are asked for before the rates are known.
+    // Four at a time if all pointers are multiples of 16 bytes, as for nearly all tensors. All loads come
+    // before the rates are known.
     bool aligned = ((entry[0] | entry[1] | entry[2] | entry[3] | entry[4] | entry[5] | entry[6]) & 15) == 0;
     int whole = aligned ? count / 4 * 4 : 0;
     float4 d[2], x[2], a[2], b[2];

@@ -1,4 +1,5 @@
-//! AdamW with decoupled weight decay, and clipping by the global gradient norm, as one op over all parameters.
+//! AdamW with decoupled weight decay, and clipping by the global gradient norm, as one op over all
+//! parameters.
 //!
 //! ```text
 //! g *= min(1, max_norm / (norm + 1e-6))
@@ -47,9 +48,9 @@ impl Graph {
 
     /// Updates each parameter by its gradient, in place.
     ///
-    /// `lr` is a scalar of the parameters' type. `clip` scales all gradients by min(1, max / (norm + 1e-6)) for a norm
-    /// from [`Graph::global_norm`]. Moments become states `adamw.m.<param>` and `adamw.v.<param>`; all calls in one
-    /// graph share the step counter [`STEP_STATE`]. Call once per group of parameters.
+    /// `lr` is a scalar of the parameters' type. `clip` scales all gradients by min(1, max / (norm + 1e-6))
+    /// for a norm from [`Graph::global_norm`]. Moments become states `adamw.m.<param>` and `adamw.v.<param>`;
+    /// all calls in one graph share the step counter [`STEP_STATE`]. Call once per group of parameters.
     pub fn adamw(
         &mut self,
         settings: AdamW,

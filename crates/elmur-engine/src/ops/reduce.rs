@@ -1,5 +1,5 @@
-//! Sums, means, and their transpose, broadcasting. Large sums are taken in fixed blocks, so their bits do not depend on
-//! the number of threads.
+//! Sums, means, and their transpose, broadcasting. Large sums are taken in fixed blocks, so their bits do not
+//! depend on the number of threads.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -27,7 +27,8 @@ impl Graph {
         self.scale(sum, 1.0 / len as f64)
     }
 
-    /// Sum over the axes along which `shape` has extent 1 or is missing on the left: the reverse of broadcasting.
+    /// Sum over the axes along which `shape` has extent 1 or is missing on the left: the reverse of
+    /// broadcasting.
     pub fn sum_to(&mut self, x: Value, shape: impl Into<Vec<usize>>) -> Result<Value> {
         let shape = shape.into();
         if *self.shape(x)? == *shape {
@@ -44,8 +45,8 @@ impl Graph {
         self.scale(sum, after as f64 / before as f64)
     }
 
-    /// Several scalars side by side, `[n]`, added to `total` `[n]` where there is one. Without gradient: for reports that stay
-    /// on the device until someone looks.
+    /// Several scalars side by side as one tensor `[n]`, added to `total` `[n]` if there is one. Not
+    /// differentiable: for sums of losses that stay on the device until they are read.
     pub fn sum_scalars(&mut self, scalars: &[Value], total: Option<Value>) -> Result<Value> {
         let inputs: Vec<Value> = scalars.iter().copied().chain(total).collect();
         self.push1(SumScalars { count: scalars.len() }, &inputs)
@@ -63,7 +64,7 @@ impl Graph {
 
 #[cfg(feature = "cuda")]
 kernel_args! {
-    /// Which axes of a tensor are summed, and where its elements lie.
+    /// Which axes of a tensor are summed, with extents and strides.
     struct Reduction in "reduce.cu" {
         kept: i32, shape: [i32; 6], step: [i32; 6], summed: i32, extent: [i32; 6], stride: [i32; 6],
     }

@@ -1,4 +1,5 @@
-// One thread per token: the k largest logits (NaN counts as smallest, ties to the lowest), a softmax over them.
+// One thread per token: the k largest logits (NaN counts as smallest, ties to the lowest), a softmax over
+// them.
 KERNEL route_top_k(float* gates, int* experts, const float* logits, int k, int count, i64 rows) {
     begin();
     i64 row = thread_number();
@@ -42,7 +43,8 @@ KERNEL route_top_k_grad(RouteGradArgs args) {
     for (int s = 0; s < k; ++s) dlogits[row * count + experts[row * k + s]] = gates[row * k + s] * (dgates[row * k + s] - mean);
 }
 
-// E sum_e f_e g_e, summed over several routings: a block each. Entries of 3 words: gates, experts, assignments.
+// E sum_e f_e g_e, summed over several routings: a block each. Entries of 3 words: gates, experts,
+// assignments.
 KERNEL load_balancing_loss(float* loss, double* partial, u32* counter, const u64* table, int count) {
     begin();
     const u64* entry = table + 3 * blockIdx.x;

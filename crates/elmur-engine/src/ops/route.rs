@@ -1,4 +1,5 @@
-//! Routing tokens to experts: the best k of E by a router's logits, and the loss that keeps experts evenly used.
+//! Routing tokens to experts: the best k of E by a router's logits, and the loss that keeps experts evenly
+//! used.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -12,16 +13,16 @@ use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
 use crate::types::{DType, TensorType};
 
 impl Graph {
-    /// The `k` largest of logits [..., E] per token (ties: lowest expert first): gates [N, k], a softmax over the chosen
-    /// logits (which is the softmax over all, renormalised), and experts i32 [N, k]. N counts tokens. With k = 1 the
-    /// gate is constant and the logits get no gradient.
+    /// Routes each of N tokens to the `k` experts with the largest logits [..., E] (ties: lowest expert
+    /// first). Returns gates [N, k], a softmax over the chosen logits (equal to the softmax over all logits,
+    /// renormalised), and experts i32 [N, k]. With k = 1 the gate is constant and the logits get no gradient.
     pub fn route_top_k(&mut self, logits: Value, k: usize) -> Result<(Value, Value)> {
         let outputs = self.push(TopK { k }, &[logits])?;
         Ok((outputs[0], outputs[1]))
     }
 
-    /// E Σ_e f_e g_e with f_e the fraction of assignments that went to expert e and g_e the sum of their gates over the
-    /// number of assignments. Gradients reach the gates, not the (discrete) fractions.
+    /// E Σ_e f_e g_e with f_e the fraction of assignments that went to expert e and g_e the sum of their
+    /// gates over the number of assignments. Gradients reach the gates, not the (discrete) fractions.
     pub fn load_balancing_loss(
         &mut self,
         gates: Value,

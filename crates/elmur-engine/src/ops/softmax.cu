@@ -11,7 +11,7 @@ KERNEL softmax(float* y, const float* x, i64 rows, i64 n) {
         undefined |= isnan(x[i]);
     }
     top = warp_max(top);
-    // Only -inf, and not NaN: a diverged model must not look masked.
+    // A row of -inf alone gives zeros, but NaN stays NaN: a diverged model must not look like a masked row.
     if (top == -INF && !__any_sync(0xffffffffu, undefined)) {
         for (i64 i = lane(); i < n; i += 32) y[i] = 0.0f;
         return;

@@ -29,7 +29,7 @@ impl Graph {
 #[inline(always)]
 pub(crate) fn softmax_row<T: Float>(x: &mut [T]) {
     let top = max(x);
-    // Only -inf, and not NaN: a diverged model must not look masked.
+    // A row of -inf alone gives zeros, but NaN stays NaN: a diverged model must not look like a masked row.
     if top == T::NEG_INFINITY && !x.iter().any(|x| x.is_nan()) {
         return x.fill(T::ZERO);
     }

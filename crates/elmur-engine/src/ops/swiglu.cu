@@ -18,7 +18,7 @@ KERNEL swiglu_4(float* y, const float* h, int f, int n) {
     *(float4*)(y + i) = x;
 }
 
-// dh = [dy u silu'(g), dy silu(g)]; may stand where h does.
+// dh = [dy u silu'(g), dy silu(g)]; dh may be h.
 __device__ __forceinline__ void swiglu_gradient(float g, float u, float d, float& dg, float& du) {
     float s = sigmoid(g), silu = g * s;
     dg = d * u * (s + silu * (1.0f - s));

@@ -91,7 +91,7 @@ impl Op for SwiGluGrad {
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let f = io.ty(1).cols();
         dispatch_float!(io.dtype(), T => {
-            // Usually the last reader of h, so the gradient takes its place.
+            // This op is usually the last reader of h, and can write the gradient over it.
             let (dh, dy) = (io.in_place::<T>(0, 0), io.input::<T>(1));
             io.pool.rows(dy.len() / f, 16 * f, RowsMut::new(dh, 2 * f), |first, dh| {
                 gradient_rows(dh, f, &dy[first * f..][..dh.len() / 2]);

@@ -1,11 +1,12 @@
 //! Products on the matrix unit (AMX) of recent x86 servers, to the accuracy of f32.
 //!
-//! The unit multiplies bf16 and adds in f32. A float is the exact sum of three bf16 (8 + 8 + 8 bits of significand), so a
-//! product of floats is nine products of bf16, of which three lie below the last bit of the result: the other six are
-//! computed, smallest first. Six products of 16 x 16 x 32 still take a third of the time of the same sum by vectors.
+//! The unit multiplies bf16 and adds in f32. A float is the exact sum of three bf16 (8 + 8 + 8 bits of
+//! significand), so a product of floats is nine products of bf16, of which three lie below the last bit of
+//! the result: the other six are computed, smallest first. Six products of 16 x 16 x 32 still take a third of
+//! the time of the same sum by vectors.
 //!
-//! An operand is packed into blocks of 32 rows (or columns) by 32 steps of depth: three planes, each of two tiles of
-//! 1 KB. Infinite operands give NaN where the exact product would be infinite.
+//! An operand is packed into blocks of 32 rows (or columns) by 32 steps of depth: three planes, each of two
+//! tiles of 1 KB. Infinite operands give NaN where the exact product would be infinite.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -13,7 +14,7 @@ use std::arch::x86_64::*;
 use super::{BLOCK, BLOCK_LEN, Depths, MatrixUnit};
 use crate::cpu::simd::avx512::{lanes, transpose};
 
-/// Rows of tiles by which packing asks for its source ahead.
+/// Distance, in rows of tiles, at which packing prefetches its source.
 const AHEAD: usize = 2;
 
 /// Elements of a tile register.
@@ -62,8 +63,9 @@ unsafe fn configure() {
 /// # Safety
 /// The tiles must be configured on this thread, A and B hold `steps` blocks, C 32 rows of 32 columns.
 unsafe fn multiply(steps: usize, a: *const f32, b: *const f32, c: *mut f32, ldc: usize, accumulate: bool) {
-    // Planes of a block: high at 0, middle at 2048, low at 4096 bytes. Pairs run from the smallest to the largest; consecutive pairs
-    // share an operand where they can.
+    // Planes of a block: high at 0, middle at 2048, low at 4096 bytes. Pairs run from the smallest to the
+    // largest; consecutive pairs share an operand where they can.
+    //
     // SAFETY: as promised by the caller; every access is inside the blocks and the 32 x 32 part of C.
     unsafe {
         asm!(
@@ -147,8 +149,8 @@ unsafe fn multiply(steps: usize, a: *const f32, b: *const f32, c: *mut f32, ldc:
     }
 }
 
-/// Packs `panels` panels of 32 into blocks, zeros where the source ends. A left operand has the depth along its tile's rows, a right
-/// operand in pairs down its tile's columns.
+/// Packs `panels` panels of 32 into blocks, zeros where the source ends. A left operand has the depth along
+/// its tile's rows, a right operand in pairs down its tile's columns.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pack(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) {
     let Depths { data, step, depth_step, width, depth } = source;
@@ -221,7 +223,7 @@ fn turn(tile: &mut [f32]) {
     }
 }
 
-/// Brings the line of an address near, if there is one.
+/// Prefetches the cache line of an address; any address is allowed.
 #[inline]
 fn prefetch(at: *const f32) {
     // SAFETY: prefetches of any address are harmless.
@@ -236,7 +238,8 @@ fn load(at: *const f32, count: usize) -> __m512 {
     unsafe { _mm512_maskz_loadu_ps(lanes(count), at) }
 }
 
-/// x as a sum of three numbers whose upper halves are bf16: the nearest, the nearest to the rest, and what remains.
+/// x as a sum of three numbers whose upper halves are bf16: the nearest, the nearest to the rest, and what
+/// remains.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn split(x: __m512) -> [__m512i; 3] {

@@ -108,7 +108,8 @@ fn transpose_pack(target: &mut [f32], width: usize, kb: usize, source: &[f32], s
                 let (depth, load) = (16.min(kb - k0), lanes(kb - k0));
                 let mut rows = [_mm512_setzero_ps(); 16];
                 for (r, row) in rows.iter_mut().enumerate().take(rows_here) {
-                    // SAFETY: row first + i0 + r < valid has kb elements; the mask keeps the load inside them.
+                    // SAFETY: row first + i0 + r < valid has kb elements; the mask keeps the load inside
+                    // them.
                     *row = unsafe {
                         _mm512_maskz_loadu_ps(load, source.as_ptr().add((first + i0 + r) * step + k0))
                     };
@@ -125,8 +126,8 @@ fn transpose_pack(target: &mut [f32], width: usize, kb: usize, source: &[f32], s
     }
 }
 
-/// [`pack_portable`] with whole vectors where the source is contiguous across panels: each row of the source is read in
-/// one run and dealt out to all panels.
+/// [`pack_portable`] with whole vectors where the source is contiguous across panels: each row of the source
+/// is read in one run and dealt out to all panels.
 #[target_feature(enable = "avx512f")]
 fn copy_pack(
     target: &mut [f32],
