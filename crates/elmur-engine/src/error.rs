@@ -1,6 +1,6 @@
 //! The engine's error type. Every message says what was expected and what was given.
 
-use crate::types::DType;
+use crate::dtype::DType;
 
 /// Result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -17,6 +17,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+mod dtype;
 mod error;
 pub mod gradcheck;
 mod graph;
@@ -40,6 +41,7 @@ pub use cpu::pool::Pool;
 #[cfg(feature = "cuda")]
 pub use cuda::Gpu;
 pub use device::Device;
+pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use graph::{Graph, Value};
 pub use ops::activation::Activation;
@@ -55,4 +57,4 @@ pub use precision::Precision;
 pub use program::{Program, StepTime};
 pub use readback::Readback;
 pub use store::Store;
-pub use types::{DType, Element, TensorType};
+pub use types::TensorType;

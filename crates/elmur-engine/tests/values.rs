@@ -148,7 +148,9 @@ fn a_cache_steps_like_the_whole_sequence() {
     let cache = g.state("cache", F64, [batch, tokens, 2 * d]).unwrap();
     let q = g.slice(token, 2, 0..d).unwrap();
     let row = g.slice(token, 2, d..3 * d).unwrap();
-    let kv = g.write_rows(cache, row, at).unwrap();
+    let row = g.reshape(row, [batch, 2 * d]).unwrap();
+    let place = g.input("place", DType::I32, [batch]).unwrap();
+    let kv = g.scatter_rows(cache, place, row).unwrap();
     let options = Attention { heads, mask: AttentionMask::Causal, start: Some(at), ..Attention::default() };
     let (y, _) = g.attention(Qkv::QueryAndPacked { q, kv }, options).unwrap();
     g.update(cache, kv).unwrap();
@@ -161,16 +163,18 @@ fn a_cache_steps_like_the_whole_sequence() {
             (0..batch).flat_map(|b| qkv[(b * tokens + t) * 3 * d..][..3 * d].to_vec()).collect();
         program.set("token", &token).unwrap();
         program.set("at", &vec![t as i32; batch]).unwrap();
+        let places: Vec<i32> = (0..batch).map(|b| (b * tokens + t) as i32).collect();
+        program.set("place", &places).unwrap();
         program.run().unwrap();
         for b in 0..batch {
             let got = &program.get::<f64>("y").unwrap()[b * d..][..d];
             close(got, &whole[(b * tokens + t) * d..][..d], 1e-14);
         }
     }
-    program.set("at", &[tokens as i32, 0]).unwrap();
+    program.set("place", &[(batch * tokens) as i32, 0]).unwrap();
     let before = store.get::<f64>("cache").unwrap();
     let error = program.run().unwrap_err().to_string();
-    assert_eq!(error, "write_rows: position 6 is outside 0..6");
+    assert_eq!(error, "scatter_rows: row 12 is outside 0..12");
     assert_eq!(store.get::<f64>("cache").unwrap(), before);
 }
 

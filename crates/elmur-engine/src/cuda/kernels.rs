@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// Source that is put before every file.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 21] = [
+const FILES: [&str; 22] = [
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
     concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_nn.cu")),

@@ -11,7 +11,9 @@ use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float};
-use crate::ops::reduce::{broadcast_steps, row_offset};
+#[cfg(feature = "cuda")]
+use crate::ops::broadcast::{Steps, by_size};
+use crate::ops::broadcast::{broadcast_steps, row_offset};
 use crate::types::{DType, Element, MAX_RANK, TensorType};
 
 impl Graph {
@@ -88,39 +90,10 @@ fn broadcast_shape(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 
 #[cfg(feature = "cuda")]
 kernel_args! {
-    /// A shape, and the steps of two operands that broadcast to it.
-    pub(crate) struct Steps in "../cuda/prelude.cu" {
-        rank: i32, shape: [i32; 6], a: [i32; 6], b: [i32; 6],
-    }
-}
-
-#[cfg(feature = "cuda")]
-kernel_args! {
     /// A sum, difference or product of two operands.
     struct BinaryArgs in "arith.cu" {
         y: u64, a: u64, b: u64, n: usize, kind: i32, flat: i32, steps: Steps,
     }
-}
-
-#[cfg(feature = "cuda")]
-impl Steps {
-    pub(crate) fn new(shape: &[usize], a: &[usize], b: &[usize]) -> Self {
-        // Axes along which an operand repeats have step 0, and so have axes beyond the rank.
-        let steps = |operand| broadcast_steps(operand, shape).unwrap_or_default().map(|step| step as i32);
-        let mut extents = [0; MAX_RANK];
-        extents.iter_mut().zip(shape).for_each(|(to, extent)| *to = *extent as i32);
-        Self { rank: shape.len() as i32, shape: extents, a: steps(a), b: steps(b) }
-    }
-}
-
-/// The variant of a kernel for elements of 1, 4 or 8 bytes.
-#[cfg(feature = "cuda")]
-pub(crate) fn by_size(dtype: DType, kernels: [&'static str; 3]) -> &'static str {
-    kernels[match dtype.size() {
-        1 => 0,
-        4 => 1,
-        _ => 2,
-    }]
 }
 
 impl Op for Binary {

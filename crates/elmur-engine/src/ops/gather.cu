@@ -46,21 +46,3 @@ template <class T> __device__ __forceinline__ void scatter_rows(const RowArgs<T>
 KERNEL scatter_rows_1(RowArgs<unsigned char> args) { begin(); scatter_rows(args); }
 KERNEL scatter_rows_4(RowArgs<u32> args) { begin(); scatter_rows(args); }
 KERNEL scatter_rows_8(RowArgs<u64> args) { begin(); scatter_rows(args); }
-
-// Rows [batch, count, width] into cache [batch, length, width] from position at[b] on; n: elements of the
-// rows.
-template <class T> struct WriteRowsArgs {
-    T* cache;
-    const T* rows;
-    const int* at;
-    i64 length, count, width, n;
-};
-template <class T> __device__ __forceinline__ void write_rows(const WriteRowsArgs<T>& args) {
-    i64 i = thread_number(), length = args.length, width = args.width, each = args.count * width;
-    if (i >= args.n) return;
-    i64 b = i / each, start = args.at[b];
-    if (start >= 0 && start + args.count <= length) args.cache[(b * length + start) * width + i % each] = args.rows[i];
-}
-KERNEL write_rows_1(WriteRowsArgs<unsigned char> args) { begin(); write_rows(args); }
-KERNEL write_rows_4(WriteRowsArgs<u32> args) { begin(); write_rows(args); }
-KERNEL write_rows_8(WriteRowsArgs<u64> args) { begin(); write_rows(args); }

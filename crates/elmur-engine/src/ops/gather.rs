@@ -9,9 +9,7 @@ use crate::cuda::args::kernel_args;
 use crate::cuda::launch::Launch;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
-use crate::op::{IndexBound, Io, Op, dispatch_bits, dispatch_float, mismatch, want, want_float, want_index};
-#[cfg(feature = "cuda")]
-use crate::ops::arith::by_size;
+use crate::op::{IndexBound, Io, Op, dispatch_bits, dispatch_float, mismatch, want_float, want_index};
 use crate::ops::reduce::add_rows;
 use crate::types::{DType, TensorType};
 
@@ -35,13 +33,6 @@ impl Graph {
     /// row with the same values fills a list of rows up to a fixed length.
     pub fn scatter_rows(&mut self, table: Value, index: Value, values: Value) -> Result<Value> {
         self.push1(ScatterRows, &[table, index, values])
-    }
-
-    /// `cache` [B, L, ...] with `rows` [B, n, ...] written from position `at[b]` (i32 `[B]`, at most L - n)
-    /// of each batch row on. In place if the cache is a state. Not differentiable: for acting, not for
-    /// training.
-    pub fn write_rows(&mut self, cache: Value, rows: Value, at: Value) -> Result<Value> {
-        self.push1(WriteRows, &[cache, rows, at])
     }
 }
 
@@ -329,86 +320,5 @@ impl Op for EmbeddingGrad {
         launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
         let args = row_args(launch, launch.output(0), launch.input(0), self.rows, launch.ty(0).cols());
         launch.elements("embedding_grad", args.n, args)
-    }
-}
-
-#[cfg(feature = "cuda")]
-kernel_args! {
-    /// Rows written into a cache.
-    struct WriteRowsArgs in "gather.cu" {
-        cache: u64, rows: u64, at: u64, length: usize, count: usize, width: usize, n: usize,
-    }
-}
-
-#[derive(Debug)]
-struct WriteRows;
-
-impl Op for WriteRows {
-    fn name(&self) -> &'static str {
-        "write_rows"
-    }
-    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        const OP: &str = "write_rows";
-        let (cache, rows) = (&inputs[0], &inputs[1]);
-        let fits = cache.shape.len() >= 2
-            && rows.shape.len() == cache.shape.len()
-            && rows.dtype == cache.dtype
-            && rows.shape[0] == cache.shape[0]
-            && rows.shape[1] <= cache.shape[1]
-            && rows.shape[2..] == cache.shape[2..];
-        if !fits {
-            return mismatch(
-                OP,
-                format!(
-                    "rows [{}, at most {}, ...] for cache {cache}",
-                    cache.shape.first().unwrap_or(&0),
-                    cache.shape.get(1).unwrap_or(&0)
-                ),
-                rows.to_string(),
-            );
-        }
-        want(OP, "at", &inputs[2], DType::I32, &[cache.shape[0]])?;
-        Ok(vec![cache.clone()])
-    }
-    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
-        vec![(0, 0)]
-    }
-    fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
-        let limit = inputs[0].shape[1] - inputs[1].shape[1] + 1;
-        vec![IndexBound { input: 2, what: "position", limit, ignored: None }]
-    }
-    fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let (length, count) = (io.ty(0).shape[1], io.ty(1).shape[1]);
-        let width = io.ty(0).shape[2..].iter().product::<usize>();
-        let at = io.input::<i32>(2);
-        IndexBound { input: 2, what: "position", limit: length - count + 1, ignored: None }
-            .check("write_rows", at)?;
-        dispatch_bits!(io.dtype(), U => {
-            let cache = io.output_bits::<U>(0);
-            if io.inputs[0].ptr != io.outputs[0].ptr {
-                cache.copy_from_slice(io.input_bits(0));
-            }
-            for (b, row) in io.input_bits::<U>(1).chunks_exact(count * width).enumerate() {
-                let start = (b * length + at[b] as usize) * width;
-                cache[start..start + count * width].copy_from_slice(row);
-            }
-        });
-        Ok(())
-    }
-    #[cfg(feature = "cuda")]
-    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (length, count) = (launch.ty(0).shape[1], launch.ty(1).shape[1]);
-        let width = launch.ty(0).shape[2..].iter().product::<usize>();
-        let kernel = by_size(launch.ty(0).dtype, ["write_rows_1", "write_rows_4", "write_rows_8"]);
-        let args = WriteRowsArgs {
-            cache: launch.in_place(0, 0)?,
-            rows: launch.input(1),
-            at: launch.input(2),
-            length,
-            count,
-            width,
-            n: launch.ty(1).len(),
-        };
-        launch.elements(kernel, args.n, args)
     }
 }

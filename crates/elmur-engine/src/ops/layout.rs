@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_bits, mismatch};
 #[cfg(feature = "cuda")]
-use crate::ops::arith::{Steps, by_size};
+use crate::ops::broadcast::{Steps, by_size};
 use crate::types::{DType, MAX_RANK, TensorType};
 
 impl Graph {

@@ -31,7 +31,7 @@ use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
 #[cfg(feature = "cuda")]
-use crate::ops::arith::Steps;
+use crate::ops::broadcast::Steps;
 use crate::types::TensorType;
 
 /// What [`Graph::lstm`] returns.

@@ -3,6 +3,7 @@
 pub(crate) mod activation;
 pub(crate) mod arith;
 pub(crate) mod attention;
+pub(crate) mod broadcast;
 pub(crate) mod conv;
 pub(crate) mod dropout;
 pub(crate) mod experts;

@@ -12,7 +12,8 @@ use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
-use crate::types::{MAX_RANK, TensorType};
+use crate::ops::broadcast::{broadcast_steps, row_offset};
+use crate::types::TensorType;
 
 impl Graph {
     /// Sum of all elements: a scalar.
@@ -68,34 +69,6 @@ kernel_args! {
     struct Reduction in "reduce.cu" {
         kept: i32, shape: [i32; 6], step: [i32; 6], summed: i32, extent: [i32; 6], stride: [i32; 6],
     }
-}
-
-/// For each axis of `large`, the step in `small` (0 along broadcast axes); `None` if it does not broadcast.
-pub(crate) fn broadcast_steps(small: &[usize], large: &[usize]) -> Option<[usize; MAX_RANK]> {
-    let missing = large.len().checked_sub(small.len())?;
-    let mut steps = [0; MAX_RANK];
-    let mut step = 1;
-    for axis in (0..small.len()).rev() {
-        if small[axis] != 1 {
-            if small[axis] != large[axis + missing] {
-                return None;
-            }
-            steps[axis + missing] = step;
-        }
-        step *= small[axis];
-    }
-    Some(steps)
-}
-
-/// Offset of row `row` (all axes but the last) under `steps`.
-#[inline(always)]
-pub(crate) fn row_offset(mut row: usize, shape: &[usize], steps: &[usize; MAX_RANK]) -> usize {
-    let mut offset = 0;
-    for axis in (0..shape.len().saturating_sub(1)).rev() {
-        offset += row % shape[axis] * steps[axis];
-        row /= shape[axis];
-    }
-    offset
 }
 
 /// Rows of one partial sum.
@@ -266,7 +239,7 @@ impl Op for SumTo {
             return cuda_sum_columns(launch, launch.output(0), launch.input(0), n / kept, kept, false);
         }
         let Some(steps) = broadcast_steps(&out.shape, &ty.shape) else { return Ok(()) };
-        let none = [0; MAX_RANK];
+        let none = [0; crate::types::MAX_RANK];
         let mut reduction =
             Reduction { kept: 0, shape: none, step: none, summed: 0, extent: none, stride: none };
         let mut stride = n;
@@ -418,7 +391,7 @@ impl Op for Broadcast {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let shape = launch.out_ty(0).shape.clone();
-        let steps = crate::ops::arith::Steps::new(&shape, &launch.ty(0).shape, &launch.ty(0).shape);
+        let steps = crate::ops::broadcast::Steps::new(&shape, &launch.ty(0).shape, &launch.ty(0).shape);
         let n = launch.out_ty(0).len();
         let args = args![launch.output(0), launch.input(0), n, steps];
         launch.elements("rearrange_4", n, args)
