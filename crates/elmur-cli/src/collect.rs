@@ -25,14 +25,15 @@ pub struct Args {
     /// POPGym: rules of this version of the Python package, 1.0.6 or 1.0.7.
     #[arg(long, default_value = "1.0.7", value_name = "VERSION")]
     rules: String,
-    /// What to add to observations or change about actions: previous_action, first_step, one_hot or as_floats,
-    /// flat_action.
+    /// What to add to observations or change about actions: previous_action, first_step, one_hot or
+    /// as_floats, flat_action.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     wrappers: Vec<String>,
     /// Seed, below 2^30; other seeds give other episodes.
     #[arg(long, default_value_t = 0)]
     seed: u32,
-    /// Probability of a random action in place of the expert's: marked as not to be imitated, and followed by how to recover.
+    /// Probability of a random action in place of the expert's: marked as not to be imitated, and followed by
+    /// how to recover.
     #[arg(long, default_value_t = 0.0)]
     noise: f64,
     /// Threads; 0: one per core. Episodes do not depend on it.

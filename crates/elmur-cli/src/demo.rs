@@ -1,4 +1,5 @@
-//! `elmur demo`: the paper's headline in a few minutes. Demonstrations of at most 29 steps, a small model, episodes of a million.
+//! `elmur demo`: the paper's headline in a few minutes. Demonstrations of at most 29 steps, a small model,
+//! episodes of a million.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

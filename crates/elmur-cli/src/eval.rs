@@ -17,7 +17,8 @@ use crate::train::checkpoint_of;
 /// Options of `elmur eval`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Runs or checkpoints. Several count as runs of one experiment: mean and standard error are taken across them.
+    /// Runs or checkpoints. Several count as runs of one experiment: mean and standard error are taken across
+    /// them.
     #[arg(required = true)]
     checkpoints: Vec<PathBuf>,
     /// Environment; default: that of the run.

@@ -1,4 +1,5 @@
-//! `elmur inspect`, `elmur presets` and `elmur import`: what a model, a run or a dataset is, without running it.
+//! `elmur inspect`, `elmur presets` and `elmur import`: what a model, a run or a dataset is, without running
+//! it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,8 @@ use crate::say;
 /// Options of `elmur inspect`.
 #[derive(clap::Args)]
 pub struct InspectArgs {
-    /// A preset's name, a checkpoint's folder, a config.json, a run's folder, or a dataset (file or folder of .npz).
+    /// A preset's name, a checkpoint's folder, a config.json, a run's folder, or a dataset (file or folder of
+    /// .npz).
     what: String,
     /// List every key that `elmur train PRESET KEY=VALUE` can change, with its value.
     #[arg(long)]

@@ -82,7 +82,7 @@ enum Command {
     ///
     /// Example: elmur completions bash > ~/.local/share/bash-completion/completions/elmur
     Completions {
-        /// Which shell.
+        /// The shell to complete commands in.
         shell: clap_complete::Shell,
     },
 }
@@ -137,8 +137,8 @@ fn code_of(error: &elmur_train::Error, stop: &Stop) -> u8 {
     }
 }
 
-/// The first SIGINT or SIGTERM asks to stop; another, a second or more later, ends the program at once. (Some supervisors
-/// signal a process and its group; signals within a second count as one.)
+/// The first SIGINT or SIGTERM asks to stop; another, a second or more later, ends the program at once. (Some
+/// supervisors signal a process and its group; signals within a second count as one.)
 fn listen(stop: &Stop) -> std::io::Result<()> {
     use std::sync::atomic::{AtomicU64, Ordering};
     let first = std::sync::Arc::new(AtomicU64::new(0));
@@ -152,7 +152,8 @@ fn listen(stop: &Stop) -> std::io::Result<()> {
                 _ => stop.request(signal as usize),
             }
         };
-        // SAFETY: the handler reads a clock, writes atomics and exits without unwinding: all allowed in a signal handler.
+        // SAFETY: the handler reads a clock, writes atomics and exits without unwinding: all allowed in a
+        // signal handler.
         unsafe { signal_hook::low_level::register(signal, hear)? };
     }
     Ok(())

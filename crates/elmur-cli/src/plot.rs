@@ -14,7 +14,8 @@ use crate::say;
 /// What `elmur plot` draws.
 #[derive(clap::Subcommand)]
 pub enum Plot {
-    /// Success by episode length, one curve per file of `elmur eval --json` rows; rows of several runs become mean ± SEM.
+    /// Success by episode length, one curve per file of `elmur eval --json` rows; rows of several runs become
+    /// mean ± SEM.
     ///
     /// Example: elmur plot success paper.jsonl no-dropout.jsonl --out docs/success
     Success(Rows),

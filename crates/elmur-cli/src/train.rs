@@ -208,7 +208,8 @@ fn conclude(folder: &RunFolder, ended: Ended) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The checkpoint that a user means by a path, and the run it belongs to: a run's best, or the checkpoint itself.
+/// The checkpoint that a user means by a path, and the run it belongs to: a run's best, or the checkpoint
+/// itself.
 pub fn checkpoint_of(path: &Path) -> (PathBuf, Option<RunFolder>) {
     if RunFolder::is_run(path)
         && let Ok(folder) = RunFolder::open(path)

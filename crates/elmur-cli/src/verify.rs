@@ -14,7 +14,8 @@ use crate::say;
 /// Options of `elmur verify`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Traces of the model (`.safetensors`, each with its `.json` beside it) and of POPGym tasks (`.json`, `.json.gz`).
+    /// Traces of the model (`.safetensors`, each with its `.json` beside it) and of POPGym tasks (`.json`,
+    /// `.json.gz`).
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Print JSON lines.

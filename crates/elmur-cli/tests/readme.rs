@@ -1,4 +1,5 @@
-//! Every command of the README is run, in the order of the README. (Its Rust examples are doctests of this crate.)
+//! Every command of the README is run, in the order of the README. (Its Rust examples are doctests of this
+//! crate.)
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -21,7 +22,8 @@ fn every_command_of_the_readme_works() {
             continue;
         };
         let mut args: Vec<String> = args.split_whitespace().map(str::to_owned).collect();
-        // The shell would expand this; and a debug build need not walk a million steps: the release build does that in CI.
+        // The shell would expand this; and a debug build need not walk a million steps: the release build
+        // does that in CI.
         if let Some(at) = args.iter().position(|a| a.contains('*')) {
             let (pattern, models) = (args.remove(at), "crates/elmur-model/tests/golden/");
             let one = if pattern.starts_with(models) { "tmaze-small" } else { "popgym-BattleshipEasy" };

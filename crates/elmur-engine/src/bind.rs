@@ -29,7 +29,7 @@ pub(crate) struct Bound {
 
 /// An input or output.
 pub(crate) struct Port {
-    /// Its number among its kind.
+    /// Number among the inputs or the outputs.
     pub index: usize,
     pub ty: TensorType,
 }

@@ -1,8 +1,8 @@
 //! The seam between kinds of policies and everything that trains, runs, saves and looks at them.
 //!
-//! An architecture is graph code. It says what a whole window of steps computes ([`Architecture::forward`]) and, where it
-//! can, what a single step does ([`Architecture::step`]). Trainer, session, checkpoints, evaluation and inspection are
-//! written against this trait and know no architecture by name.
+//! An architecture is graph code. It says what a whole window of steps computes ([`Architecture::forward`])
+//! and, where it can, what a single step does ([`Architecture::step`]). Trainer, session, checkpoints,
+//! evaluation and inspection are written against this trait and know no architecture by name.
 
 use std::fmt::Debug;
 
@@ -15,20 +15,22 @@ use crate::phase::{Phase, Window};
 
 /// One kind of policy as graph code. A value of an architecture is its configuration; it holds no tensors.
 ///
-/// The property test `stepping_equals_whole_windows` ties the two halves together: what [`Architecture::step`] computes
-/// phase by phase must be what [`Architecture::forward`] computes for the whole window.
+/// The property test `stepping_equals_whole_windows` ties the two halves together: what
+/// [`Architecture::step`] computes phase by phase must be what [`Architecture::forward`] computes for the
+/// whole window.
 pub trait Architecture: Debug + Send + Sync {
     /// Checks everything that the types of the configuration leave open.
     fn validate(&self) -> Result<()>;
 
-    /// What the policy sees and does: one encoder per leaf of the observation, the kind of action, the token format.
+    /// What the policy sees and does: one encoder per leaf of the observation, the kind of action, the token
+    /// format.
     fn ends(&self) -> Ends<'_>;
 
     /// The stretch of an episode that is computed together.
     fn window(&self) -> Window;
 
-    /// A whole window: hidden states [rows, steps, width], one per environment step, from which the head reads the action.
-    /// What outlives the window goes through [`Net::carried`] and [`Net::keep`].
+    /// A whole window: hidden states [rows, steps, width], one per environment step, from which the head
+    /// reads the action. What outlives the window goes through [`Net::carried`] and [`Net::keep`].
     fn forward(&self, net: &mut Net<'_>) -> Result<Value>;
 
     /// What training minimises, given head outputs [windows, rows, steps, outputs]. By default: imitation.
@@ -36,8 +38,8 @@ pub trait Architecture: Debug + Send + Sync {
         net.imitation(outputs)
     }
 
-    /// Whether [`Architecture::step`] gives exactly what [`Architecture::forward`] would. Where it does not, a session keeps
-    /// the window's steps and runs the whole window again at every step.
+    /// Whether [`Architecture::step`] gives exactly what [`Architecture::forward`] would. Where it does not,
+    /// a session keeps the window's steps and runs the whole window again at every step.
     fn steps_exactly(&self) -> bool {
         false
     }

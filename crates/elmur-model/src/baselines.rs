@@ -1,4 +1,5 @@
-//! The policies that ELMUR is compared with, one file each, behind the same [`Architecture`](crate::Architecture).
+//! The policies that ELMUR is compared with, one file each, behind the same
+//! [`Architecture`](crate::Architecture).
 
 mod bc_lstm;
 mod dt;

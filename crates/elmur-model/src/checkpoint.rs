@@ -1,8 +1,8 @@
 //! Checkpoints: a folder with `model.safetensors` (parameters by our names, f32) and `config.json`.
 //!
-//! Both are written aside and renamed. The weights carry the configuration they were saved with, so that a crash between the
-//! two is noticed. Loading checks names, shapes, element types and that every number is finite, and says exactly what is
-//! wrong.
+//! Both are written aside and renamed. The weights carry the configuration they were saved with, so that a
+//! crash between the two is noticed. Loading checks names, shapes, element types and that every number is
+//! finite, and says exactly what is wrong.
 
 use std::path::Path;
 
@@ -86,7 +86,8 @@ impl Checkpoint {
         if let Some(name) = tensors.keys().next() {
             return Err(problem(format!("tensor `{name}` is not part of the model in its config.json")));
         }
-        // The weights carry their configuration as a note: a reader can tell if the two files belong together.
+        // The weights carry their configuration as a note: a reader can tell if the two files belong
+        // together.
         let other = note.is_some_and(|note| serde_json::from_str(&note).ok().as_ref() != Some(&config));
         if other {
             return Err(problem(
@@ -96,7 +97,8 @@ impl Checkpoint {
         Ok(Self { config, params })
     }
 
-    /// Takes over weights of ELMUR under the published Python code's names (a state dict saved as safetensors).
+    /// Takes over weights of ELMUR under the published Python code's names (a state dict saved as
+    /// safetensors).
     pub fn import(config: &PolicyConfig, weights: &Path) -> Result<Self> {
         let PolicyConfig::Elmur(elmur) = config else {
             return Err(Error::input("published weights", "a config of ELMUR", config.kind()));

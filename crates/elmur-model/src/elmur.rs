@@ -2,7 +2,8 @@
 //!
 //! - [`config`]: what a model is made of. `layers`: one function per sub-layer. `stream`: the architecture
 //!   built from them, whole segments and single steps.
-//! - [`published`]: names and layout of the published Python code's parameters. [`theory`]: the paper's retention formulas.
+//! - [`published`]: names and layout of the published Python code's parameters. [`theory`]: the paper's
+//!   retention formulas.
 
 pub mod config;
 mod layers;

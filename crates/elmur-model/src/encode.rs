@@ -1,5 +1,5 @@
-//! Graph code that every architecture shares: embedding observations, actions and returns as tokens, the head, the imitation
-//! loss.
+//! Graph code that every architecture shares: embedding observations, actions and returns as tokens, the
+//! head, the imitation loss.
 
 use elmur_base::{Field, Kind};
 use elmur_engine::{Activation as Act, Conv2d, CrossEntropy, Value};
@@ -10,8 +10,8 @@ use crate::initial::Init;
 use crate::net::{Loss, Net};
 
 impl Net<'_> {
-    /// Embeddings of the given tokens of the steps at hand, [rows, steps * tokens, width]. `action_activation` follows the
-    /// action's embedding.
+    /// Embeddings of the given tokens of the steps at hand, [rows, steps * tokens, width].
+    /// `action_activation` follows the action's embedding.
     pub fn embed(&mut self, tokens: &[Token], action_activation: Act) -> Result<Value> {
         let width = self.ends.width;
         let mut parts = Vec::new();
@@ -117,8 +117,8 @@ impl Net<'_> {
         }
     }
 
-    /// Actions as [rows, steps, width]: a vector per choice (one more for "none"), summed over components, or a linear map of
-    /// continuous ones; then the activation.
+    /// Actions as [rows, steps, width]: a vector per choice (one more for "none"), summed over components, or
+    /// a linear map of continuous ones; then the activation.
     pub fn encode_action(&mut self, activation: Act) -> Result<Value> {
         let (ends, width) = (self.ends, self.ends.width);
         let action = self.feed(Field::Action)?;
@@ -145,7 +145,8 @@ impl Net<'_> {
         }
     }
 
-    /// Hidden states of the observation's tokens, [rows, steps, d], from those of all tokens [rows, steps * tokens, d].
+    /// Hidden states of the observation's tokens, [rows, steps, d], from those of all tokens [rows, steps *
+    /// tokens, d].
     pub fn at_observations(&mut self, hidden: Value) -> Result<Value> {
         let (stride, index) = (self.ends.tokens.per_step(), self.ends.tokens.observation_index());
         if stride == 1 {
@@ -157,7 +158,8 @@ impl Net<'_> {
         Ok(self.g.reshape(x, [shape[0], shape[1] / stride, shape[2]])?)
     }
 
-    /// Head outputs [rows, steps, outputs] from hidden states [rows, steps, d]: logits, or continuous actions.
+    /// Head outputs [rows, steps, outputs] from hidden states [rows, steps, d]: logits, or continuous
+    /// actions.
     pub(crate) fn head(&mut self, hidden: Value) -> Result<Value> {
         let action = self.ends.action;
         let init = Init::fan_in(self.g.shape(hidden)?.last().copied().unwrap_or(1));
@@ -168,8 +170,8 @@ impl Net<'_> {
         self.linear_act(hidden, "head", action.outputs(), init, bias, activation)
     }
 
-    /// The imitation loss of head outputs [windows, rows, steps, outputs]: mean cross-entropy (or squared error) over all
-    /// steps that are to be imitated.
+    /// The imitation loss of head outputs [windows, rows, steps, outputs]: mean cross-entropy (or squared
+    /// error) over all steps that are to be imitated.
     pub fn imitation(&mut self, outputs: Value) -> Result<Loss> {
         let action = self.ends.action;
         let targets = self.feed_all(Field::Target)?;

@@ -1,7 +1,7 @@
 //! The two ends of a policy: encoders of what it sees, the kind of what it does, and the tokens in between.
 //!
-//! Both follow from spaces ([`Encoder::of`], [`Action::of`]): one encoder per leaf of the observation space, one head for the
-//! action space.
+//! Both follow from spaces ([`Encoder::of`], [`Action::of`]): one encoder per leaf of the observation space,
+//! one head for the action space.
 
 use elmur_base::{Kind, Leaf, Space, Spaces};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -85,8 +85,8 @@ impl Convolution {
     }
 }
 
-/// The convolutions for images of this size: 8x8/4, 4x4/2, 3x3/1 as in the published code from 36 pixels on; smaller images
-/// are shrunk to a quarter by 4x4/2, 4x4/2, 3x3/1 with padding.
+/// The convolutions for images of this size: 8x8/4, 4x4/2, 3x3/1 as in the published code from 36 pixels on;
+/// smaller images are shrunk to a quarter by 4x4/2, 4x4/2, 3x3/1 with padding.
 pub(crate) fn convolutions(height: usize, width: usize) -> [Convolution; 3] {
     let layers = if height.min(width) >= 36 {
         [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
@@ -97,8 +97,8 @@ pub(crate) fn convolutions(height: usize, width: usize) -> [Convolution; 3] {
 }
 
 impl Encoder {
-    /// The encoder of a leaf: integers are embedded, images [channels, height, width] of at least 8 x 8 are convolved, other
-    /// numbers go through a linear map.
+    /// The encoder of a leaf: integers are embedded, images [channels, height, width] of at least 8 x 8 are
+    /// convolved, other numbers go through a linear map.
     pub fn of(leaf: &Leaf<'_>) -> Self {
         match leaf {
             Leaf::Ints(sizes) => {
@@ -157,8 +157,8 @@ impl Encoder {
         self.len() == 0
     }
 
-    /// Channels, inputs and outputs of the convolutions of an image encoder: [outputs, inputs per output] of each, and the
-    /// features they end with. None for other encoders.
+    /// Channels, inputs and outputs of the convolutions of an image encoder: [outputs, inputs per output] of
+    /// each, and the features they end with. None for other encoders.
     pub(crate) fn convolved(&self) -> Option<(Vec<(usize, usize)>, usize)> {
         let Encoder::Image { channels, height, width, .. } = self else { return None };
         let (mut shapes, mut depth, mut size) = (Vec::new(), *channels, (*height, *width));
@@ -379,8 +379,8 @@ impl Ends<'_> {
         self.action.validate()
     }
 
-    /// Whether the policy takes these observations and gives these actions. `what` (a dataset, an environment) is named in
-    /// the error.
+    /// Whether the policy takes these observations and gives these actions. `what` (a dataset, an
+    /// environment) is named in the error.
     pub fn check(&self, spaces: &Spaces, what: &'static str) -> Result<()> {
         let leaves = spaces.observation.leaves();
         let fits = self.observation.len() == leaves.len()

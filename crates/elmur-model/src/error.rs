@@ -15,9 +15,9 @@ pub enum Error {
     Config {
         /// Dotted key.
         key: String,
-        /// What it may be.
+        /// What would have been accepted.
         expected: String,
-        /// What it was.
+        /// What was given.
         got: String,
     },
     /// A file that could not be read or written, or whose contents are not what they should be.
@@ -28,9 +28,9 @@ pub enum Error {
     Input {
         /// The argument in question.
         what: &'static str,
-        /// What it may be.
+        /// What would have been accepted.
         expected: String,
-        /// What it was.
+        /// What was given.
         got: String,
     },
 }

@@ -1,8 +1,9 @@
 //! Golden files: traces of the published code in float64, replayed by ours.
 //!
-//! A case is `<name>.safetensors` with `<name>.json` beside it; the json's `policy` says whose, and without one it is ELMUR's.
-//! [`verify`] runs evaluation, gradients, the optimizer's trajectory and, where the file has them, gradients through several
-//! windows and a session's steps, and reports the largest relative error of each.
+//! A case is `<name>.safetensors` with `<name>.json` beside it; the json's `policy` says whose, and without
+//! one it is ELMUR's. [`verify`] runs evaluation, gradients, the optimizer's trajectory and, where the file
+//! has them, gradients through several windows and a session's steps, and reports the largest relative error
+//! of each.
 
 mod baselines;
 mod elmur;
@@ -43,8 +44,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether every error is within `tolerance`; the optimizer's trajectory counts in f64 only, and sessions within 1e-5
-    /// where the tolerance is smaller.
+    /// Whether every error is within `tolerance`; the optimizer's trajectory counts in f64 only, and sessions
+    /// within 1e-5 where the tolerance is smaller.
     pub fn within(&self, tolerance: f64, dtype: DType) -> bool {
         let forward = [self.logits, self.memory, self.loss, self.gradients.0];
         let trained = [self.trajectory, self.trained.0];
@@ -82,7 +83,8 @@ struct Case {
     losses: Vec<(&'static str, &'static str, usize)>,
     /// The same policy with gradients through all windows, if traced.
     through: Option<PolicyConfig>,
-    /// The published loss divides by the number of imitated numbers plus 1e-8 where ours divides by the number itself.
+    /// The published loss divides by the number of imitated numbers plus 1e-8 where ours divides by the
+    /// number itself.
     divides_by_more: bool,
     /// Whether a published tensor may be there although the policy does not use it.
     spare: Box<dyn Fn(&str) -> bool>,

@@ -43,7 +43,8 @@ impl Init {
     }
 }
 
-/// Makes the rows of a matrix orthonormal, or its columns where there are fewer of them (Gram-Schmidt, twice for accuracy).
+/// Makes the rows of a matrix orthonormal, or its columns where there are fewer of them (Gram-Schmidt, twice
+/// for accuracy).
 fn orthonormalise(matrix: &mut [f64], columns: usize) {
     let rows = matrix.len() / columns;
     // (vectors, their length, from one vector to the next, from one entry to the next)

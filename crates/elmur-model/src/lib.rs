@@ -1,11 +1,14 @@
 //! Policies: architectures as graph code, and everything that runs and keeps them.
 //!
-//! - [`Architecture`]: one kind of policy. [`elmur`]: ELMUR, a transformer whose every layer owns an external memory.
-//!   [`baselines`]: what it is compared with. [`PolicyConfig`]: any of them, by name in files; [`presets`]: by name for people.
+//! - [`Architecture`]: one kind of policy. [`elmur`]: ELMUR, a transformer whose every layer owns an external
+//!   memory. [`baselines`]: what it is compared with. [`PolicyConfig`]: any of them, by name in files;
+//!   [`presets`]: by name for people.
 //! - [`Net`]: the builder that architectures write graphs with. [`ends`]: encoders, heads, tokens.
 //! - [`window`]: training and evaluation of whole windows. [`init`]: initial weights.
-//! - [`session`]: acting step by step, any number of episodes side by side; [`Snapshot`]: what they remember, as a value.
-//! - [`Checkpoint`]: parameters and config on disk. [`golden`]: traces of the published Python code, replayed.
+//! - [`session`]: acting step by step, any number of episodes side by side; [`Snapshot`]: what they remember,
+//!   as a value.
+//! - [`Checkpoint`]: parameters and config on disk. [`golden`]: traces of the published Python code,
+//!   replayed.
 
 mod architecture;
 pub mod baselines;

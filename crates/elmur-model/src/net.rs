@@ -1,8 +1,9 @@
-//! The builder that architectures write their graphs with: declared parameters, carried state, feeds and taps.
+//! The builder that architectures write their graphs with: declared parameters, carried state, feeds and
+//! taps.
 //!
-//! A net is built for one purpose: windows in training or evaluation, a window that is run again when acting, or one phase of
-//! a step. Architectures do not see the difference: [`Net::carried`] is the state of the rows at hand wherever it lies, and
-//! [`Net::feed`] the numbers of the steps at hand wherever they come from.
+//! A net is built for one purpose: windows in training or evaluation, a window that is run again when acting,
+//! or one phase of a step. Architectures do not see the difference: [`Net::carried`] is the state of the rows
+//! at hand wherever it lies, and [`Net::feed`] the numbers of the steps at hand wherever they come from.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +50,7 @@ pub struct Carried {
     pub dtype: DType,
     /// Axes of one row.
     pub shape: Vec<usize>,
-    /// How it begins.
+    /// How the state begins in a new episode.
     pub start: Start,
 }
 
@@ -202,7 +203,8 @@ impl<'a> Net<'a> {
         self.linear_act(x, name, outputs, init, None, Act::Identity)
     }
 
-    /// activation(x Wᵀ + b), with `{name}.weight` [outputs, inputs] and, where it has an initialisation, `{name}.bias`.
+    /// activation(x Wᵀ + b), with `{name}.weight` [outputs, inputs] and, where it has an initialisation,
+    /// `{name}.bias`.
     pub fn linear_act(
         &mut self,
         x: Value,
@@ -249,7 +251,8 @@ impl<'a> Net<'a> {
 
     // ---- what is carried ----
 
-    /// The state `name` of the rows at hand, [rows, shape], as the last window or step left it. Fresh rows have `start`.
+    /// The state `name` of the rows at hand, [rows, shape], as the last window or step left it. Fresh rows
+    /// have `start`.
     pub fn carried(&mut self, name: &str, shape: &[usize], start: Start) -> Result<Value> {
         if let Some(state) = self.states.get(name) {
             return Ok(state.kept);
@@ -298,8 +301,9 @@ impl<'a> Net<'a> {
         }
     }
 
-    /// Appends the tokens `new` [rows, tokens, width] of this phase to the window's tokens kept as `name`, at their positions.
-    /// Returns those of the whole window, [rows, window tokens, width]; positions not yet reached hold anything.
+    /// Appends the tokens `new` [rows, tokens, width] of this phase to the window's tokens kept as `name`, at
+    /// their positions. Returns those of the whole window, [rows, window tokens, width]; positions not yet
+    /// reached hold anything.
     pub fn append(&mut self, name: &str, new: Value) -> Result<Value> {
         let shape = self.g.shape(new)?.to_vec();
         let (count, width) = (shape[1], shape[2]);
@@ -447,8 +451,8 @@ impl<'a> Net<'a> {
         Ok(self.g.reshape(part, shape)?)
     }
 
-    /// Times of all tokens of the pass (a window's, or those of one phase), i64 [rows or 1, tokens]: tokens since the episode
-    /// began. `newest_first` counts a window's tokens from its end.
+    /// Times of all tokens of the pass (a window's, or those of one phase), i64 [rows or 1, tokens]: tokens
+    /// since the episode began. `newest_first` counts a window's tokens from its end.
     pub fn token_times(&mut self, tokens: usize, newest_first: bool) -> Result<Value> {
         let source = Source::Times { first: self.first_token(), count: tokens, newest_first };
         let shape = match self.pass {
@@ -480,7 +484,8 @@ impl<'a> Net<'a> {
         Ok(value)
     }
 
-    /// Sinusoidal encodings of distances from the window's start on, [tokens, width] (or with rows in front, when acting).
+    /// Sinusoidal encodings of distances from the window's start on, [tokens, width] (or with rows in front,
+    /// when acting).
     pub fn absolute_encodings(&mut self, count: usize, width: usize) -> Result<Value> {
         let shape = match self.pass {
             Pass::Windows { count: windows, .. } => vec![windows, count, width],
@@ -520,8 +525,8 @@ impl<'a> Net<'a> {
         self.tap_as(name, value, false)
     }
 
-    /// [`Net::tap`] for a value whose axis 2 runs over tokens, [rows, heads, tokens, ...]: the entry of the current
-    /// observation's token is recorded.
+    /// [`Net::tap`] for a value whose axis 2 runs over tokens, [rows, heads, tokens, ...]: the entry of the
+    /// current observation's token is recorded.
     pub fn tap_by_token(&mut self, name: &str, value: Value) -> Result<()> {
         self.tap_as(name, value, true)
     }

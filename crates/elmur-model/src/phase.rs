@@ -7,14 +7,16 @@ pub struct Window {
     pub steps: usize,
     /// Windows that one optimizer step covers, with gradients through what is carried from one to the next.
     pub unroll: usize,
-    /// When acting beyond the first window: true keeps the newest `steps` steps in view, false begins an empty window.
+    /// When acting beyond the first window: true keeps the newest `steps` steps in view, false begins an
+    /// empty window.
     pub slides: bool,
 }
 
 /// The parts of an environment step when acting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Rows begin an episode, or parameters have changed: compute what follows from carried state and parameters.
+    /// Rows begin an episode, or parameters have changed: compute what follows from carried state and
+    /// parameters.
     Begin,
     /// Tokens up to the observation; the action is read here.
     Observe,

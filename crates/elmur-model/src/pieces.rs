@@ -1,7 +1,7 @@
 //! Parameters of the published Python code, and how ours are made of them.
 //!
-//! Ours fuse what is used together (keys with values, gates with up-projections, experts). Every published tensor is one
-//! rectangle of one of ours, so both directions are copies.
+//! Ours fuse what is used together (keys with values, gates with up-projections, experts). Every published
+//! tensor is one rectangle of one of ours, so both directions are copies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -123,8 +123,8 @@ impl List {
     }
 }
 
-/// Our parameters from published ones, by our names. Missing, misshapen and unknown tensors that are not `spare` are errors
-/// that name them.
+/// Our parameters from published ones, by our names. Missing, misshapen and unknown tensors that are not
+/// `spare` are errors that name them.
 pub(crate) fn convert_pieces(
     pieces: &[Piece],
     published: &Tensors,

@@ -12,10 +12,11 @@ use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
 use elmur_base::Spaces;
 
-/// The configuration of a policy: its architecture and sizes. In files `kind` says which; files without it are ELMUR's.
+/// The configuration of a policy: its architecture and sizes. In files `kind` says which; files without it
+/// are ELMUR's.
 ///
-/// The list is closed because files must stay readable. A user's own architecture is handed to trainers and sessions as
-/// `Arc<dyn Architecture>`.
+/// The list is closed because files must stay readable. A user's own architecture is handed to trainers and
+/// sessions as `Arc<dyn Architecture>`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PolicyConfig {
@@ -49,8 +50,8 @@ impl PolicyConfig {
         }
     }
 
-    /// Gives the policy encoders and a head for these spaces, where it has not got them already: the encoder of every leaf that
-    /// fits is kept, others are those of [`Encoder::of`] and [`Action::of`].
+    /// Gives the policy encoders and a head for these spaces, where it has not got them already: the encoder
+    /// of every leaf that fits is kept, others are those of [`Encoder::of`] and [`Action::of`].
     pub fn fit_to(&mut self, spaces: &Spaces) -> Result<()> {
         let (observation, action) = match self {
             PolicyConfig::Elmur(config) => (&mut config.observation, &mut config.action),

@@ -1,4 +1,5 @@
-//! Policies by name: every column of the paper's hyper-parameter table, a small one for first steps, and baselines.
+//! Policies by name: every column of the paper's hyper-parameter table, a small one for first steps, and
+//! baselines.
 
 use elmur_engine::AdamW;
 
@@ -129,7 +130,8 @@ fn tmaze() -> Preset<Elmur> {
             segments: 3,
             batch: 128,
             epochs: 1000,
-            // The paper's 2.06e-4 is for 37,500 batches; with it one seed of twelve does not hold 9,600 steps within 1,000.
+            // The paper's 2.06e-4 is for 37,500 batches; with it one seed of twelve does not hold 9,600 steps
+            // within 1,000.
             lr: 5e-4,
             warmup: 10_000,
             cosine: true,
@@ -261,8 +263,8 @@ fn autoencode_easy() -> Preset<Elmur> {
     preset
 }
 
-/// The paper's POPGym model for other observations, actions and segments; `autoencode-easy` is the only one whose settings
-/// were published.
+/// The paper's POPGym model for other observations, actions and segments; `autoencode-easy` is the only one
+/// whose settings were published.
 pub fn popgym_paper(
     observation: Vec<Encoder>,
     action: Action,
@@ -273,10 +275,11 @@ pub fn popgym_paper(
     (model, train)
 }
 
-/// Our model for puzzles of about `steps` steps such as POPGym's, small enough for two cores. Short ones are cut into three
-/// segments as the paper does, long ones into segments of at most 70 steps, and gradients flow through all of them: the paper's cut
-/// leaves the write untrained, and recall needs it. Slots begin with vectors of their own, so that several can be written at once with
-/// different things; there are enough of them for every segment.
+/// Our model for puzzles of about `steps` steps such as POPGym's, small enough for two cores. Short ones are
+/// cut into three segments as the paper does, long ones into segments of at most 70 steps, and gradients flow
+/// through all of them: the paper's cut leaves the write untrained, and recall needs it. Slots begin with
+/// vectors of their own, so that several can be written at once with different things; there are enough of
+/// them for every segment.
 pub fn popgym_small(observation: Vec<Encoder>, action: Action, steps: usize) -> (Elmur, TrainPreset) {
     let segments = if steps <= 210 { 3 } else { steps.div_ceil(70) };
     let model = Elmur {

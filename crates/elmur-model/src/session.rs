@@ -1,8 +1,8 @@
 //! Acting: a bank of rows, each an episode with its own state and time, one step at a time.
 //!
-//! A session runs any [`Architecture`]. Where the architecture steps exactly, a step costs one token and what is carried lies
-//! in states [rows, ...] that programs for a few numbers of rows read and write; where it does not, the newest steps of every
-//! row are kept and the window is run again.
+//! A session runs any [`Architecture`]. Where the architecture steps exactly, a step costs one token and what
+//! is carried lies in states [rows, ...] that programs for a few numbers of rows read and write; where it
+//! does not, the newest steps of every row are kept and the window is run again.
 
 mod check;
 mod choose;
@@ -131,8 +131,8 @@ struct Phases {
 }
 
 impl Session {
-    /// A session of `rows` rows with the parameters in `params` (shared, not copied). Rows start as after `reset` with seeds
-    /// 0, 1, ... Programs are compiled when they are first needed.
+    /// A session of `rows` rows with the parameters in `params` (shared, not copied). Rows start as after
+    /// `reset` with seeds 0, 1, ... Programs are compiled when they are first needed.
     pub fn new(
         architecture: impl Into<Arc<dyn Architecture>>,
         params: &Store,
@@ -240,8 +240,9 @@ impl Session {
         })
     }
 
-    /// Starts new episodes in the given (row, seed) pairs; other rows go on undisturbed. The seed decides a random initial
-    /// state and the draws of [`Choose::Sample`]: the same seed gives the same episode. The cost is that of the rows listed.
+    /// Starts new episodes in the given (row, seed) pairs; other rows go on undisturbed. The seed decides a
+    /// random initial state and the draws of [`Choose::Sample`]: the same seed gives the same episode. The
+    /// cost is that of the rows listed.
     pub fn reset(&mut self, rows: &[(usize, u64)]) -> Result<()> {
         let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
         self.check_rows("reset", &numbers, Some(false))?;
@@ -279,7 +280,8 @@ impl Session {
         self.begin(&numbers)
     }
 
-    /// Recomputes what was cached from the parameters; call after they have changed. Open windows keep their tokens.
+    /// Recomputes what was cached from the parameters; call after they have changed. Open windows keep their
+    /// tokens.
     pub fn refresh(&mut self) -> Result<()> {
         let all = std::mem::take(&mut self.scratch.all);
         let refreshed = self.check_rows("refresh", &all, Some(false)).and_then(|()| self.begin(&all));
@@ -298,7 +300,8 @@ impl Session {
         Ok(())
     }
 
-    /// Checks a list of rows: each below the number of rows, none twice, all inside a step (or none, or either).
+    /// Checks a list of rows: each below the number of rows, none twice, all inside a step (or none, or
+    /// either).
     fn check_rows(&mut self, what: &'static str, rows: &[usize], open: Option<bool>) -> Result<()> {
         let count = self.rows.len();
         let mut problem = None;
@@ -333,10 +336,11 @@ impl Session {
         }
     }
 
-    /// Acts in the listed rows: observations in, actions out, in the order of the list. Other rows keep their time and state.
+    /// Acts in the listed rows: observations in, actions out, in the order of the list. Other rows keep their
+    /// time and state.
     ///
-    /// `actions` has room for one action per listed row. With action tokens the chosen action is the one that goes on; use
-    /// [`Session::forward`] and [`Session::commit`] to take another.
+    /// `actions` has room for one action per listed row. With action tokens the chosen action is the one that
+    /// goes on; use [`Session::forward`] and [`Session::commit`] to take another.
     pub fn select_action(
         &mut self,
         rows: &[usize],
@@ -365,8 +369,8 @@ impl Session {
         self.commit(rows, Values { floats: chosen.floats, ints: chosen.ints, bytes: &[] })
     }
 
-    /// Head outputs [rows, outputs] for the next observation of every row (logits, or continuous actions). With action tokens
-    /// the greedy action is the one that goes on.
+    /// Head outputs [rows, outputs] for the next observation of every row (logits, or continuous actions).
+    /// With action tokens the greedy action is the one that goes on.
     pub fn act<'s, 'a>(&'s mut self, seen: impl Into<Seen<'a>>) -> Result<&'s [f32]> {
         let all = std::mem::take(&mut self.scratch.all);
         let mut actions = std::mem::take(&mut self.scratch.actions);
@@ -383,7 +387,8 @@ impl Session {
         Ok(&self.outputs)
     }
 
-    /// Head outputs [listed rows, outputs] for the next observations of the listed rows, without ending their step.
+    /// Head outputs [listed rows, outputs] for the next observations of the listed rows, without ending their
+    /// step.
     pub fn forward(&mut self, rows: &[usize], seen: Seen<'_>) -> Result<&[f32]> {
         self.check_rows("forward", rows, Some(false))?;
         check_observation(&self.observation, self.widths, seen.observation, rows.len())?;
@@ -462,8 +467,9 @@ impl Session {
         Ok(&self.outputs)
     }
 
-    /// Ends the step of the listed rows: appends the tokens that follow the observation, advances time, and closes the window
-    /// of rows where it is full. `actions`, one per listed row, are needed by formats with action tokens; others ignore them.
+    /// Ends the step of the listed rows: appends the tokens that follow the observation, advances time, and
+    /// closes the window of rows where it is full. `actions`, one per listed row, are needed by formats with
+    /// action tokens; others ignore them.
     pub fn commit(&mut self, rows: &[usize], actions: Values<'_>) -> Result<()> {
         self.check_rows("commit", rows, Some(true))?;
         let has_actions = self.tokens.has(Token::Action);
@@ -562,8 +568,8 @@ impl Session {
         self.records.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Everything that the listed rows remember, as a value: carried states, open windows, times, random streams. The cost is
-    /// that of the rows listed.
+    /// Everything that the listed rows remember, as a value: carried states, open windows, times, random
+    /// streams. The cost is that of the rows listed.
     pub fn snapshot(&mut self, rows: &[usize]) -> Result<Snapshot> {
         self.check_rows("snapshot", rows, Some(false))?;
         let mut tensors = Tensors::new();
@@ -585,9 +591,9 @@ impl Session {
         Ok(Snapshot { clock: self.clock(), times, draws, time_states, tensors })
     }
 
-    /// Puts the rows of a snapshot into the listed rows, which go on from there bit for bit. The snapshot must come from the
-    /// same architecture and parameters. (With other parameters, call [`Session::refresh`] afterwards.) A snapshot that does
-    /// not fit changes nothing.
+    /// Puts the rows of a snapshot into the listed rows, which go on from there bit for bit. The snapshot
+    /// must come from the same architecture and parameters. (With other parameters, call [`Session::refresh`]
+    /// afterwards.) A snapshot that does not fit changes nothing.
     pub fn restore(&mut self, rows: &[usize], snapshot: &Snapshot) -> Result<()> {
         self.check_rows("restore", rows, None)?;
         if snapshot.times.len() != rows.len() {
@@ -650,7 +656,8 @@ impl Session {
     }
 }
 
-/// Declares the states of some work, and adds those that are carried to the list; nothing if there is no such work.
+/// Declares the states of some work, and adds those that are carried to the list; nothing if there is no such
+/// work.
 fn declare(context: &Context, work: Work, all: &mut Vec<Carried>) -> Result<Option<Programs>> {
     let (graph, declared) = context.graph(work, context.capacity, false)?;
     let insert = |store: &Store, name: &str| -> Result<()> {

@@ -1,9 +1,9 @@
 //! What rows of a session remember, as a value: saved, restored, compared.
 //!
-//! File format: safetensors. `times` is i64 `[rows]`, `clock` i64 `[2]` = (tokens per step, steps per window), `seeds` and `draws`
-//! i64 `[rows]` the random streams; every other tensor is a session state by its name, [rows, ...]: what the architecture
-//! carries, and `window.<field>` for sessions that keep the steps of the open window. The note `time_states` names the states
-//! that hold times.
+//! File format: safetensors. `times` is i64 `[rows]`, `clock` i64 `[2]` = (tokens per step, steps per
+//! window), `seeds` and `draws` i64 `[rows]` the random streams; every other tensor is a session state by its
+//! name, [rows, ...]: what the architecture carries, and `window.<field>` for sessions that keep the steps of
+//! the open window. The note `time_states` names the states that hold times.
 
 use std::fmt;
 use std::path::Path;
@@ -38,7 +38,8 @@ impl fmt::Display for Clock {
     }
 }
 
-/// Environment steps that a session counts to: two thousand years at a thousand steps a second, far from any overflow.
+/// Environment steps that a session counts to: two thousand years at a thousand steps a second, far from any
+/// overflow.
 pub(crate) const MAX_TIME: u64 = 1 << 46;
 
 /// Whether a token's time (-1: never) can be known to a row that has taken `steps` steps.
@@ -71,8 +72,9 @@ impl Snapshot {
         }
     }
 
-    /// The same memory `steps` environment steps later, with every time in it. Differences of times stay what they were, so
-    /// where an architecture sees only those, it acts the same. `steps` must be a whole number of windows.
+    /// The same memory `steps` environment steps later, with every time in it. Differences of times stay what
+    /// they were, so where an architecture sees only those, it acts the same. `steps` must be a whole number
+    /// of windows.
     pub fn shifted(&self, steps: u64) -> Result<Self> {
         let latest = self.times.iter().copied().max().unwrap_or(0);
         if !steps.is_multiple_of(self.clock.steps) || steps > MAX_TIME || latest + steps > MAX_TIME {

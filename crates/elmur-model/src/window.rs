@@ -12,8 +12,8 @@
 //! | `lr` | scalar | training |
 //!
 //! What follows from time alone is filled by [`WindowProgram::run`]. Where the data lies on the device
-//! ([`TrainSettings::table`]) the fields are states with one row per step of the dataset instead, and one input says which:
-//! `steps`, i32 [windows, rows, steps].
+//! ([`TrainSettings::table`]) the fields are states with one row per step of the dataset instead, and one
+//! input says which: `steps`, i32 [windows, rows, steps].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,7 +83,8 @@ impl Built {
         Ok(Self { graph, params, carried, tables, feeds })
     }
 
-    /// Names of the states that an optimizer keeps from one run to the next: moments, and the random generator.
+    /// Names of the states that an optimizer keeps from one run to the next: moments, and the random
+    /// generator.
     pub fn optimizer_states(&self) -> Vec<String> {
         let others: BTreeSet<&str> = (self.carried.iter().map(|c| c.name.as_str()))
             .chain(self.tables.iter().map(|(name, _)| name.as_str()))
@@ -102,7 +103,8 @@ impl Built {
     }
 }
 
-/// The net of an architecture's windows, for training (with dropout or without) or not: head outputs [windows, rows, steps, outputs].
+/// The net of an architecture's windows, for training (with dropout or without) or not: head outputs
+/// [windows, rows, steps, outputs].
 fn windows<'a>(
     architecture: &'a dyn Architecture,
     rows: usize,
@@ -137,9 +139,9 @@ fn windows<'a>(
 
 /// Forward, backward and one AdamW step over `architecture.window().unroll` windows.
 ///
-/// Outputs: `loss` (with the auxiliary part), `action_loss`, `aux_loss`, `gradient_norm`, `logits` [windows, rows, steps,
-/// outputs]. The state [`REPORT`] holds the sums of loss, action loss, gradient norm and correct discrete answers over the runs
-/// since the crop began.
+/// Outputs: `loss` (with the auxiliary part), `action_loss`, `aux_loss`, `gradient_norm`, `logits` [windows,
+/// rows, steps, outputs]. The state [`REPORT`] holds the sums of loss, action loss, gradient norm and correct
+/// discrete answers over the runs since the crop began.
 pub fn training_graph(
     architecture: &dyn Architecture,
     settings: &TrainSettings,

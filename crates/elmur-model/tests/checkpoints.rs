@@ -130,7 +130,8 @@ fn published_parameter_counts() {
     assert_eq!(count("remember-color"), 8_954_728);
     assert_eq!(count("take-it-back"), 581_320);
     assert!((3_680_000..3_700_000).contains(&count("popgym-autoencode-easy")));
-    // Ours leave out the action and return embeddings that observation-only tokens never use: 5 x 128 + 2 x 128.
+    // Ours leave out the action and return embeddings that observation-only tokens never use: 5 x 128 + 2 x
+    // 128.
     assert_eq!(
         Checkpoint::parameter_count(&presets::model("tmaze").unwrap()).unwrap(),
         2_111_740 - 640 - 256

@@ -102,7 +102,8 @@ fn rows_reset_at_different_times_do_not_disturb_each_other() {
     for (t, (a, b)) in undisturbed.iter().zip(&outputs).enumerate() {
         assert_eq!((&a[..5], &a[10..]), (&b[..5], &b[10..]), "rows 0 and 2 at step {t}");
     }
-    // Row 1 after its last reset saw at step 13 + i what it first saw at step i, from the same seed: the same bits.
+    // Row 1 after its last reset saw at step 13 + i what it first saw at step i, from the same seed: the same
+    // bits.
     for i in 0..17 {
         assert_eq!(undisturbed[i][5..10], outputs[13 + i][5..10], "row 1, {i} steps after its reset");
     }
@@ -196,8 +197,8 @@ fn state(session: &Session, name: &str) -> Vec<f64> {
     session.state(name, &rows).unwrap().to_f64()
 }
 
-/// Rows that act, are reset, saved and restored in any subset and order act as they would alone: to the bit in a small
-/// session, to rounding in a large one.
+/// Rows that act, are reset, saved and restored in any subset and order act as they would alone: to the bit
+/// in a small session, to rounding in a large one.
 #[test]
 fn any_subset_of_rows_acts_as_each_row_would_alone() {
     let published = Compat { newest_first_times: true, ..Compat::default() };

@@ -1,4 +1,5 @@
-//! Training graphs: gradients through segments against central differences, padding, and the paper's theory in the flesh.
+//! Training graphs: gradients through segments against central differences, padding, and the paper's theory
+//! in the flesh.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -292,7 +293,8 @@ fn padding_changes_nothing() {
     }
 }
 
-/// Propositions 1 and 2 on the op that writes the memory: what k overwrites leave of a slot, and how large it can get.
+/// Propositions 1 and 2 on the op that writes the memory: what k overwrites leave of a slot, and how large it
+/// can get.
 #[test]
 fn overwrites_forget_exponentially_and_stay_bounded() {
     let lambda = 0.4;
@@ -318,7 +320,8 @@ fn overwrites_forget_exponentially_and_stay_bounded() {
         program.set("time", &[k as i64]).unwrap();
         program.run().unwrap();
         let got = store.get::<f64>("memory").unwrap();
-        // Proposition 1: the first write fills the empty slot, each later one keeps (1 - lambda) of what was there.
+        // Proposition 1: the first write fills the empty slot, each later one keeps (1 - lambda) of what was
+        // there.
         let k = k as u32;
         let want: Vec<f64> = (0..8)
             .map(|i| {

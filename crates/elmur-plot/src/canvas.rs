@@ -1,6 +1,8 @@
-//! A list of shapes, written as SVG and painted as PNG. The size is chosen last, when the drawing knows what it needs.
+//! A list of shapes, written as SVG and painted as PNG. The size is chosen last, when the drawing knows what
+//! it needs.
 //!
-//! Fonts are embedded, so a picture needs nothing of its machine. SVG keeps text as text, to be searched and restyled.
+//! Fonts are embedded, so a picture needs nothing of its machine. SVG keeps text as text, to be searched and
+//! restyled.
 
 use std::fmt::Write as _;
 use std::path::{Path as FilePath, PathBuf};
@@ -314,8 +316,8 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace(['\u{fffe}', '\u{ffff}'], "")
 }
 
-/// Writes beside the final name and renames, so that no one sees half a picture. The extension is appended: `run.1` becomes
-/// `run.1.svg`.
+/// Writes beside the final name and renames, so that no one sees half a picture. The extension is appended:
+/// `run.1` becomes `run.1.svg`.
 fn write_aside(path: &FilePath, extension: &str, bytes: &[u8]) -> Result<()> {
     let with = |path: &FilePath, end: &str| {
         let mut name = path.as_os_str().to_owned();

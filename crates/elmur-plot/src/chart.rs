@@ -25,12 +25,13 @@ pub struct Curve {
 pub struct Marker {
     /// Where, in units of the x axis.
     pub x: f64,
-    /// What it means.
+    /// Text beside the marker.
     pub label: String,
 }
 
-/// Success rate by length of the episode, on a logarithmic axis, with standard errors, vertical `markers` and a line at the
-/// chance of guessing one of two. Marks of several curves stand a little apart: at 100% they would hide each other.
+/// Success rate by length of the episode, on a logarithmic axis, with standard errors, vertical `markers` and
+/// a line at the chance of guessing one of two. Marks of several curves stand a little apart: at 100% they
+/// would hide each other.
 pub fn success_by_length(
     path: impl AsRef<Path>,
     title: &str,
@@ -84,7 +85,8 @@ pub fn success_by_length(
     canvas.save(path.as_ref(), WIDTH, height)
 }
 
-/// Curves of `(x, y)`, such as losses over training steps. With `log_y`, values of zero and below are left out.
+/// Curves of `(x, y)`, such as losses over training steps. With `log_y`, values of zero and below are left
+/// out.
 pub fn learning_curves(
     path: impl AsRef<Path>,
     title: &str,
@@ -176,7 +178,8 @@ impl Axis {
         Axis { label: label.to_owned(), log: false, low: -0.03, high: 1.03, ticks: ticks.to_vec() }
     }
 
-    /// The value on the axis' scale, if it can be drawn; numbers near the end of f64 would overflow the arithmetic of ticks.
+    /// The value on the axis' scale, if it can be drawn; numbers near the end of f64 would overflow the
+    /// arithmetic of ticks.
     fn scale(&self, v: f64) -> Option<f64> {
         let v = if self.log { v.log10() } else { v };
         (v.abs() < 1e100).then_some(v)

@@ -26,12 +26,13 @@ pub struct Timeline {
 pub struct SlotRow {
     /// Share of the read attention that went to this slot, 0 to 1.
     pub read: Vec<f64>,
-    /// Weight of the new content where the segment's end wrote the slot: 1 where it was replaced, λ where it was blended.
+    /// Weight of the new content where the segment's end wrote the slot: 1 where it was replaced, λ where it
+    /// was blended.
     pub written: Vec<Option<f64>>,
 }
 
-/// Colours of shares from 0 to 1: viridis turned round and opened to white at its light end. Brightness falls in even steps,
-/// so order survives greyscale.
+/// Colours of shares from 0 to 1: viridis turned round and opened to white at its light end. Brightness falls
+/// in even steps, so order survives greyscale.
 const SHADES: [Rgb; 7] = [
     Rgb(250, 249, 236),
     Rgb(222, 233, 168),
@@ -71,7 +72,8 @@ fn color_bar(canvas: &mut Canvas, x: f32, top: f32, bottom: f32, most: f64) {
     }
 }
 
-/// A table of shares from 0 to 1, `values[row][column]`, printed as percent on their colour. Missing cells are hatched.
+/// A table of shares from 0 to 1, `values[row][column]`, printed as percent on their colour. Missing cells
+/// are hatched.
 pub fn heat_map(
     path: impl AsRef<Path>,
     title: &str,
@@ -177,15 +179,17 @@ fn hatch(canvas: &mut Canvas, x: f32, y: f32, wide: f32, high: f32) {
 
 const CUE: Rgb = PALETTE[1];
 const DECISION: Rgb = PALETTE[0];
-/// Timelines of more segments show the mean of several in a column: narrower than a pixel they could not be seen.
+/// Timelines of more segments show the mean of several in a column: narrower than a pixel they could not be
+/// seen.
 const MAX_COLUMNS: usize = 400;
 /// Colours of a timeline; few enough that its cells make a small file.
 const LEVELS: f64 = 32.0;
 /// Space between layers.
 const LAYER_GAP: f32 = 10.0;
 
-/// What the memory did in an episode: a row per slot, a column per segment, attention as colour, writes as dots, and at the
-/// foot of each row a bar for what the slot still holds of what was written with the cue: it shrinks with every blend.
+/// What the memory did in an episode: a row per slot, a column per segment, attention as colour, writes as
+/// dots, and at the foot of each row a bar for what the slot still holds of what was written with the cue: it
+/// shrinks with every blend.
 pub fn slot_timeline(path: impl AsRef<Path>, title: &str, timeline: &Timeline) -> Result<()> {
     let Timeline { layers, cue, decision } = timeline;
     let segments = layers.iter().flatten().map(|s| s.read.len().max(s.written.len())).max().unwrap_or(0);

@@ -1,7 +1,8 @@
 //! Pictures from plain data, each as `<path>.svg` and `<path>.png` from one drawing.
 //!
-//! Made to be read by anyone: colours that differ for colour-blind eyes (Okabe-Ito) and in greyscale, a second sign beside
-//! every colour (mark, dash or number), a legend that never covers data. Values that are not finite are left out.
+//! Made to be read by anyone: colours that differ for colour-blind eyes (Okabe-Ito) and in greyscale, a
+//! second sign beside every colour (mark, dash or number), a legend that never covers data. Values that are
+//! not finite are left out.
 
 use std::path::PathBuf;
 
@@ -34,7 +35,7 @@ pub enum Error {
         title: String,
         /// What the data may be.
         expected: String,
-        /// What it was.
+        /// What was given.
         got: String,
     },
     /// A file could not be written.
@@ -150,8 +151,9 @@ struct Flag {
 
 const FLAG_ROW: f32 = 17.0;
 
-/// Places flags in rows so that no label meets another, or another's pole. Labels lie to the right of their poles, or to the
-/// left where they would pass `edge`. Taken from the outside in, each pole rises beside the labels already placed.
+/// Places flags in rows so that no label meets another, or another's pole. Labels lie to the right of their
+/// poles, or to the left where they would pass `edge`. Taken from the outside in, each pole rises beside the
+/// labels already placed.
 fn place_flags(canvas: &Canvas, flags: &[(f32, &str, Rgb)], edge: f32) -> Vec<Flag> {
     let mut all: Vec<Flag> = Vec::new();
     for &(x, label, color) in flags {
@@ -346,7 +348,8 @@ mod tests {
         for label in ["cue shown", "decision", "layer 0", "slot replaced", "new content blended in"] {
             assert!(svg.contains(label), "{label}");
         }
-        // Each bar is `M x top H right V bottom ...`: all of it, a half, a quarter, an eighth, to half a unit.
+        // Each bar is `M x top H right V bottom ...`: all of it, a half, a quarter, an eighth, to half a
+        // unit.
         let bars = svg.split("<path fill=\"#d55e00\" shape-rendering=\"crispEdges\" d=\"M").skip(1);
         let height = |bar: &str| -> Option<f32> {
             let (top, rest) = bar.split_once(' ')?.1.split_once('H')?;

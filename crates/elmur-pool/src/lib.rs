@@ -1,10 +1,10 @@
 //! A thread pool for kernels of 10 to 1000 microseconds.
 //!
-//! Idle workers spin for some tens of microseconds before they sleep, because the next kernel of a program usually
-//! follows at once; handing out work then costs about a microsecond and never allocates. A worker that the system does not
-//! let run in time is not waited for: those that are there take all tasks. Kernels are written so that no
-//! bit of a result depends on which thread runs which task, so when the pool is busy with another caller the work
-//! simply runs on the calling thread.
+//! Idle workers spin for some tens of microseconds before they sleep, because the next kernel of a program
+//! usually follows at once; handing out work then costs about a microsecond and never allocates. A worker
+//! that the system does not let run in time is not waited for: those that are there take all tasks. Kernels
+//! are written so that no bit of a result depends on which thread runs which task, so when the pool is busy
+//! with another caller the work simply runs on the calling thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -40,8 +40,8 @@ struct Shared {
     started: AtomicUsize,
 }
 
-// SAFETY: `job` is written only by the caller holding `Pool::gate`, while the last job is closed and no worker is inside, and read by
-// workers only after they have entered (`inside`, release/acquire).
+// SAFETY: `job` is written only by the caller holding `Pool::gate`, while the last job is closed and no
+// worker is inside, and read by workers only after they have entered (`inside`, release/acquire).
 unsafe impl Sync for Shared {}
 // SAFETY: the task reference inside is `Sync`, everything else is atomics.
 unsafe impl Send for Shared {}
@@ -64,8 +64,8 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads including the caller's; 0 means one per available core. Threads that the system
-    /// refuses to start are done without.
+    /// A pool of `threads` threads including the caller's; 0 means one per available core. Threads that the
+    /// system refuses to start are done without.
     pub fn new(threads: usize) -> Self {
         let threads = match threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
@@ -120,7 +120,8 @@ impl Pool {
         };
         let shared = &*inner.shared;
         let task: Task<'_> = &task;
-        // SAFETY: only the lifetime changes; this function closes the job and waits for every worker inside before it returns or unwinds.
+        // SAFETY: only the lifetime changes; this function closes the job and waits for every worker inside
+        // before it returns or unwinds.
         let task = unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
         // SAFETY: the gate is held, the last job is closed and no worker is inside.
         unsafe { *shared.job.get() = Some(Job { task, count }) };
@@ -146,13 +147,15 @@ impl Pool {
         }
     }
 
-    /// Splits `rows` rows of the given outputs among the threads: `body(first_row, parts)` gets exclusive slices of
-    /// the rows it owns. `work` is the cost of one row in elements touched; small jobs stay on the calling thread.
+    /// Splits `rows` rows of the given outputs among the threads: `body(first_row, parts)` gets exclusive
+    /// slices of the rows it owns. `work` is the cost of one row in elements touched; small jobs stay on the
+    /// calling thread.
     pub fn rows<R: Rows>(&self, rows: usize, work: usize, outputs: R, body: impl Fn(usize, R::Part) + Sync) {
         self.blocks(rows, self.rows_per_task(rows, work), outputs, |first, part, _| body(first, part));
     }
 
-    /// How many rows of the given cost one task should take; there are never more than [`Pool::max_tasks`] tasks.
+    /// How many rows of the given cost one task should take; there are never more than [`Pool::max_tasks`]
+    /// tasks.
     pub fn rows_per_task(&self, rows: usize, work: usize) -> usize {
         rows.div_ceil((rows * work / MIN_TASK_WORK).clamp(1, self.max_tasks())).max(1)
     }
@@ -179,8 +182,8 @@ impl Pool {
         });
     }
 
-    /// Like [`Pool::blocks`] for rows that are visited again and again: a thread takes the blocks it had before if it can, whose
-    /// rows are still in its cache, and others' only when its own are done.
+    /// Like [`Pool::blocks`] for rows that are visited again and again: a thread takes the blocks it had
+    /// before if it can, whose rows are still in its cache, and others' only when its own are done.
     pub fn sticky_blocks<R: Rows>(
         &self,
         claims: &mut Claims,
@@ -204,7 +207,8 @@ impl Pool {
             let Some(block) = own.chain((0..blocks).rev()).find(free) else { return };
             let first = block * per_task;
             let count = per_task.min(rows - first);
-            // SAFETY: `check` has shown that every row is inside its slice, and a block is free once in a round.
+            // SAFETY: `check` has shown that every row is inside its slice, and a block is free once in a
+            // round.
             body(first, unsafe { outputs.part(first, count) });
         });
     }
@@ -286,7 +290,8 @@ impl Drop for Inner {
 /// Outputs that can be split by rows among threads.
 ///
 /// # Safety
-/// Where `check(rows)` returns, `part` must be sound for every range within `rows`, and parts of disjoint ranges must not overlap.
+/// Where `check(rows)` returns, `part` must be sound for every range within `rows`, and parts of disjoint
+/// ranges must not overlap.
 pub unsafe trait Rows: Sync {
     /// What one task gets.
     type Part;

@@ -1,8 +1,8 @@
 //! Counter-based random numbers: Philox 4x32 with ten rounds (Salmon et al., 2011).
 //!
-//! A draw is a pure function of (seed, step, stream, index), so dropout masks need not be stored, any device or
-//! thread produces the same bits, and saving two integers saves the whole generator. The mapping, which every
-//! executor must follow:
+//! A draw is a pure function of (seed, step, stream, index), so dropout masks need not be stored, any device
+//! or thread produces the same bits, and saving two integers saves the whole generator. The mapping, which
+//! every executor must follow:
 //!
 //! ```text
 //! key     = (low32(seed), high32(seed))
@@ -10,8 +10,8 @@
 //! draw    = philox4x32_10(counter, key)[index % 64 / 16]
 //! ```
 //!
-//! so that sixteen neighbours come from the same word of sixteen blocks, as vector units like it. `stream` numbers the random
-//! ops of a program, `step` counts program runs. An op may draw at most 2^34 numbers.
+//! so that sixteen neighbours come from the same word of sixteen blocks, as vector units like it. `stream`
+//! numbers the random ops of a program, `step` counts program runs. An op may draw at most 2^34 numbers.
 
 const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -51,8 +51,8 @@ impl Stream {
         philox([block, self.stream, self.step[0], self.step[1]], self.key)
     }
 
-    /// Draws `64 * group .. 64 * group + 64`, sixteen per row. Written so that compilers turn each line into one vector
-    /// instruction.
+    /// Draws `64 * group .. 64 * group + 64`, sixteen per row. Written so that compilers turn each line into
+    /// one vector instruction.
     #[inline(always)]
     pub fn group(&self, group: u32) -> [[u32; 16]; 4] {
         let mut a: [u32; 16] = std::array::from_fn(|i| (16 * group).wrapping_add(i as u32));
@@ -88,7 +88,8 @@ impl Stream {
         }
     }
 
-    /// Fills `out` with normal numbers of mean 0 and the given standard deviation: four from each block in turn, by Box-Muller.
+    /// Fills `out` with normal numbers of mean 0 and the given standard deviation: four from each block in
+    /// turn, by Box-Muller.
     pub fn fill_normal(&self, out: &mut [f64], std: f64) {
         for (block, chunk) in out.chunks_mut(4).enumerate() {
             for (x, z) in chunk.iter_mut().zip(normals(self.block(block as u32))) {

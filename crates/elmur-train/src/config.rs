@@ -39,7 +39,8 @@ pub struct DataConfig {
     pub episodes: usize,
     /// Seed of those episodes, below 2^30: the rest is for evaluation.
     pub seed: u32,
-    /// Probability of a random action in place of the expert's, which is not imitated but followed by how to recover.
+    /// Probability of a random action in place of the expert's, which is not imitated but followed by how to
+    /// recover.
     #[serde(default)]
     pub noise: f64,
 }
@@ -124,12 +125,13 @@ pub struct EvalConfig {
     pub episodes: usize,
     /// T-Maze: episode length; 0: as in training.
     pub length: u64,
-    /// Stop when the mean score (success rate, else return) reaches this in two evaluations running; null: never.
+    /// Stop when the mean score (success rate, else return) reaches this in two evaluations running; null:
+    /// never.
     pub target: Option<f64>,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     pub sample: bool,
-    /// Device that acts: cpu, cuda or cuda:N; null: the one that trains. Few long episodes of a small model are often faster on
-    /// the CPU.
+    /// Device that acts: cpu, cuda or cuda:N; null: the one that trains. Few long episodes of a small model
+    /// are often faster on the CPU.
     #[serde(default)]
     pub device: Option<String>,
 }

@@ -21,9 +21,9 @@ pub enum Error {
     Config {
         /// Dotted key.
         key: String,
-        /// What it may be.
+        /// What would have been accepted.
         expected: String,
-        /// What it was.
+        /// What was given.
         got: String,
     },
     /// A `key=value` whose value does not fit.

@@ -1,7 +1,8 @@
-//! Evaluation by the paper's protocol: runs of 100 episodes with distinct seeds, mean and standard error across runs.
+//! Evaluation by the paper's protocol: runs of 100 episodes with distinct seeds, mean and standard error
+//! across runs.
 //!
-//! Episodes are acted out in groups whose size depends on their number alone, each group on a thread of its own, so that the
-//! result is the same on any machine with any number of threads.
+//! Episodes are acted out in groups whose size depends on their number alone, each group on a thread of its
+//! own, so that the result is the same on any machine with any number of threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +19,7 @@ use crate::error::{Error, Result};
 /// Most episodes of one evaluation: the seeds of the next run begin there.
 pub(crate) const MAX_EPISODES: usize = 1 << 24;
 
-/// Which episodes. Training, validation and test draw from ranges that never meet.
+/// The episodes to evaluate on. Training, validation and test draw from ranges that never meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seeds {
     /// For choosing checkpoints.
@@ -37,7 +38,7 @@ impl Seeds {
     }
 }
 
-/// What is evaluated, and how.
+/// A policy, an environment, and how the one is evaluated in the other.
 #[derive(Debug, Clone)]
 pub struct Evaluation<'a> {
     /// The policy's architecture and sizes.
@@ -48,13 +49,14 @@ pub struct Evaluation<'a> {
     pub env: EnvConfig,
     /// Number of episodes.
     pub episodes: usize,
-    /// Which episodes: for choosing or for reporting.
+    /// Episodes for choosing, or for reporting.
     pub seeds: Seeds,
     /// Draw actions instead of taking the likeliest.
     pub sample: bool,
     /// Threads; 0: one per core.
     pub threads: usize,
-    /// The device that computes the policy; its parameters must lie there. On a GPU all episodes act side by side.
+    /// The device that computes the policy; its parameters must lie there. On a GPU all episodes act side by
+    /// side.
     pub device: &'a Device,
 }
 
@@ -141,7 +143,8 @@ pub fn evaluate(
     Ok(Outcome { episodes })
 }
 
-/// The seed of an episode's initial memory. Not the episode's own: the noise would be made of the numbers that hide the goal.
+/// The seed of an episode's initial memory. Not the episode's own: the noise would be made of the numbers
+/// that hide the goal.
 pub(crate) fn memory_seed(episode: u64) -> u64 {
     let draw = Stream::new(episode, u64::MAX, u32::MAX).block(0);
     u64::from(draw[0]) << 32 | u64::from(draw[1])

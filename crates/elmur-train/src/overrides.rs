@@ -1,7 +1,7 @@
 //! Dotted overrides: `train.lr=1e-3 model.memory.gradient='{"through":3}'`.
 //!
-//! A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is answered with the
-//! nearest.
+//! A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is
+//! answered with the nearest.
 
 use elmur_base::did_you_mean;
 use elmur_data::collect;
@@ -16,8 +16,9 @@ pub fn names_ends(overrides: &[String]) -> bool {
     overrides.iter().any(|text| ends.iter().any(|end| text.starts_with(end)))
 }
 
-/// The config with every `key=value` applied in order, checked. Encoders and head follow from the environment's spaces, so that
-/// changed wrappers need no other change; unless an override names them ([`names_ends`]).
+/// The config with every `key=value` applied in order, checked. Encoders and head follow from the
+/// environment's spaces, so that changed wrappers need no other change; unless an override names them
+/// ([`names_ends`]).
 pub fn apply(config: &RunConfig, overrides: &[String]) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
     for text in overrides {

@@ -61,12 +61,12 @@ pub(crate) fn preset(name: &str) -> Option<Result<RunConfig>> {
     })
 }
 
-/// Our environment of a task: a board is one choice, and the previous action is shown where nothing else tells it and the
-/// policy's tokens do not either.
+/// Our environment of a task: a board is one choice, and the previous action is shown where nothing else
+/// tells it and the policy's tokens do not either.
 fn env_of(task: Task, has_action_tokens: bool) -> EnvConfig {
-    // These tasks do not show the previous action, and without it the observation is ambiguous: which cell or arm the feedback
-    // is about, which way the cart was pushed. (The pendulum's torque changes its speed little, and policies that see it learn
-    // to repeat it.)
+    // These tasks do not show the previous action, and without it the observation is ambiguous: which cell or
+    // arm the feedback is about, which way the cart was pushed. (The pendulum's torque changes its speed
+    // little, and policies that see it learn to repeat it.)
     let ambiguous = matches!(
         task.family,
         Family::Battleship
@@ -128,8 +128,8 @@ fn dt(task: Task) -> Result<RunConfig> {
     Ok(run_of(task, env, PolicyConfig::Dt(model), &train, Decay::Linear))
 }
 
-/// The published choices: numbers as they are through a linear map, no previous action, the older rules, actions drawn from the policy's
-/// probabilities unless they are cells of a board.
+/// The published choices: numbers as they are through a linear map, no previous action, the older rules,
+/// actions drawn from the policy's probabilities unless they are cells of a board.
 fn paper(task: Task) -> Result<RunConfig> {
     let wrappers = Wrappers { as_floats: true, flat_action: is_board(task), ..Wrappers::default() };
     let env = EnvConfig { wrappers, version: Version::V106, ..EnvConfig::popgym(task) };
@@ -155,8 +155,8 @@ fn is_board(task: Task) -> bool {
     matches!(task.family, Family::Battleship | Family::MineSweeper)
 }
 
-/// Steps that a training crop covers: all of an episode where its start matters to its end, else what all but the longest episodes of a
-/// good player take.
+/// Steps that a training crop covers: all of an episode where its start matters to its end, else what all but
+/// the longest episodes of a good player take.
 fn crop(task: Task) -> usize {
     let usual = match task.family {
         Family::Battleship => [48, 63, 84],

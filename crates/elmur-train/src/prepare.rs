@@ -22,7 +22,8 @@ impl Devices {
     pub fn open(config: &RunConfig) -> Result<Self> {
         let t = &config.train;
         let open = |key: &str, name: &str| match Device::open(name, t.threads, t.precision.into()) {
-            // A device that this build or machine lacks is as much a mistake in the config as an unknown name.
+            // A device that this build or machine lacks is as much a mistake in the config as an unknown
+            // name.
             Err(elmur_engine::Error::Device { expected, got }) => Err(Error::config(key, expected, got)),
             opened => Ok(opened?),
         };
@@ -66,7 +67,8 @@ impl RunConfig {
     fn read(&self, file: &std::path::Path) -> Result<Dataset> {
         let Some(env) = self.env else { return Ok(Dataset::open(file)?) };
         let plain = EnvConfig { wrappers: Wrappers::default(), ..env }.evaluation()?.spaces().clone();
-        // Arrays do not tell their spaces: those of the environment are right unless the numbers say otherwise.
+        // Arrays do not tell their spaces: those of the environment are right unless the numbers say
+        // otherwise.
         let known = if file.is_dir() { elmur_data::read_npz(file, Some(plain.clone())).ok() } else { None };
         let dataset = known.map_or_else(|| Dataset::open(file), Ok)?;
         if env.wrappers.is_none() || *dataset.spaces() != plain {

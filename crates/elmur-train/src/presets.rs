@@ -32,7 +32,8 @@ impl RunConfig {
             env,
             data: DataConfig { file: None, episodes, seed: 0, noise: 0.0 },
             train: TrainConfig::of(&train, unit, decay),
-            // Retention far beyond the crop comes and goes while the loss stands still, so it is looked at often.
+            // Retention far beyond the crop comes and goes while the loss stands still, so it is looked at
+            // often.
             eval: EvalConfig {
                 every: if quick { 100 } else { 50 },
                 episodes: 20,

@@ -10,8 +10,8 @@ use elmur_model::window::{Built, WindowProgram};
 use crate::error::Result;
 use crate::feed::{FieldMut, fill};
 
-/// The data's tables, and where each episode begins in them. An episode of T steps has T + 1 rows; the last, for what lies
-/// beyond its end, shows its last observation and is not imitated.
+/// The data's tables, and where each episode begins in them. An episode of T steps has T + 1 rows; the last,
+/// for what lies beyond its end, shows its last observation and is not imitated.
 #[derive(Debug)]
 pub(crate) struct Resident {
     store: Store,

@@ -10,8 +10,8 @@
 //! checkpoints/last, best   links to two of them
 //! ```
 //!
-//! A checkpoint is written into a folder of another name, made durable and renamed; only then `last` points to it. A crash or a
-//! full disk leaves the checkpoints that were there.
+//! A checkpoint is written into a folder of another name, made durable and renamed; only then `last` points
+//! to it. A crash or a full disk leaves the checkpoints that were there.
 
 use std::fs;
 use std::io::Write;
@@ -52,7 +52,7 @@ pub enum Event<'a> {
     Evaluated {
         /// After this many batches.
         batch: u64,
-        /// Its score.
+        /// Score of the evaluation.
         score: Statistics,
     },
 }
@@ -146,7 +146,7 @@ impl RunFolder {
         folder.config_path().is_file() && folder.checkpoints().is_dir()
     }
 
-    /// Where.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -155,7 +155,7 @@ impl RunFolder {
         self.0.join("config.json")
     }
 
-    /// Its checkpoints' folder.
+    /// The folder of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.0.join("checkpoints")
     }
@@ -171,12 +171,12 @@ impl RunFolder {
         self.checkpoints().join("last")
     }
 
-    /// The metrics.
+    /// The file of metrics, one JSON object per line.
     pub fn metrics(&self) -> PathBuf {
         self.0.join("metrics.jsonl")
     }
 
-    /// What decided the run.
+    /// The settings of the run.
     pub fn config(&self) -> Result<RunConfig> {
         let path = self.config_path();
         if !path.exists() {
@@ -205,7 +205,8 @@ impl RunFolder {
         }
     }
 
-    /// Remembers the run's data, or checks that a resumed run has the same. Where nothing was noted, what it is given now is.
+    /// Remembers the run's data, or checks that a resumed run has the same. Where nothing was noted, what it
+    /// is given now is.
     fn same_data(&self, dataset: &Dataset, resume: bool) -> Result<()> {
         let path = self.0.join("data.json");
         let now = DataNote { episodes: dataset.len(), fingerprint: dataset.fingerprint() };
@@ -236,8 +237,8 @@ impl RunFolder {
             trainer.save(&aside)?;
             let text = serde_json::to_vec(progress).map_err(|e| Error::file(&aside, e))?;
             write_atomic(&aside.join("progress.json"), &text)?;
-            // A checkpoint of this batch is there when a run was stopped before its evaluation; it goes only when the new one has its
-            // name, and `resume` gives it back if we die in between.
+            // A checkpoint of this batch is there when a run was stopped before its evaluation; it goes only
+            // when the new one has its name, and `resume` gives it back if we die in between.
             let old = self.checkpoints().join(format!(".{name}.old"));
             if target.exists() {
                 fs::rename(&target, &old).map_err(|e| Error::file(&target, e))?;
@@ -295,8 +296,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Where to resume: the trainer set to the last checkpoint, and what was known then. A run that died before its first checkpoint
-    /// starts over.
+    /// Where to resume: the trainer set to the last checkpoint, and what was known then. A run that died
+    /// before its first checkpoint starts over.
     fn resume(&self, trainer: &mut Trainer<'_>) -> Result<Progress> {
         let folder = self.checkpoints();
         let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
@@ -396,9 +397,11 @@ fn now() -> f64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64())
 }
 
-/// Trains until the plan is done, the target is reached or someone asks to stop; with `resume`, from the last checkpoint on.
+/// Trains until the plan is done, the target is reached or someone asks to stop; with `resume`, from the last
+/// checkpoint on.
 ///
-/// A checkpoint is saved every `train.checkpoint_every` batches, at every evaluation and at the end, however it comes.
+/// A checkpoint is saved every `train.checkpoint_every` batches, at every evaluation and at the end, however
+/// it comes.
 pub fn train(
     folder: &RunFolder,
     config: &RunConfig,

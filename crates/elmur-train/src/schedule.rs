@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a schedule counts.
+/// The unit that a schedule counts in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -12,11 +12,11 @@ pub enum Unit {
     Steps,
 }
 
-/// The course after warm-up.
+/// Decay of the learning rate after warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decay {
-    /// None.
+    /// No decay.
     Constant,
     /// Half a cosine.
     Cosine,
@@ -28,21 +28,21 @@ pub enum Decay {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// What `warmup` and `total` count.
+    /// Unit of `warmup` and `total`.
     pub unit: Unit,
-    /// The rate rises from 0 to its peak over this many.
+    /// Units over which the rate rises from 0 to its peak.
     pub warmup: u64,
-    /// The course after it.
+    /// Decay after warm-up.
     pub decay: Decay,
-    /// Where the decay ends; 0 means at the end of training.
+    /// Units at which the decay ends; 0: at the end of training.
     pub total: u64,
     /// Final rate as a share of the peak.
     pub end_factor: f64,
 }
 
 impl Schedule {
-    /// The factor when `done` units have been processed, the current step's included; `planned` units make the whole
-    /// training. After the end it stays at `end_factor` (the published cosine rises again).
+    /// The factor when `done` units have been processed, the current step's included; `planned` units make
+    /// the whole training. After the end it stays at `end_factor` (the published cosine rises again).
     pub fn factor(&self, done: u64, planned: u64) -> f64 {
         if done < self.warmup {
             return done as f64 / self.warmup as f64;

@@ -1,5 +1,5 @@
-//! Encoders that begin fitted to their data, so that positions that differ in the third decimal tell as much as numbers around
-//! one.
+//! Encoders that begin fitted to their data, so that positions that differ in the third decimal tell as much
+//! as numbers around one.
 
 use elmur_data::{ColumnRef, Dataset};
 use elmur_engine::Store;
@@ -10,8 +10,8 @@ use crate::error::Result;
 /// Spread below which a number counts as constant.
 const LEAST: f64 = 1e-6;
 
-/// Changes the fresh encoders W x + b of vector observations to W ((x - mean) / spread) + b, with the data's mean and spread
-/// of every number. They remain linear maps, so that nothing else need know.
+/// Changes the fresh encoders W x + b of vector observations to W ((x - mean) / spread) + b, with the data's
+/// mean and spread of every number. They remain linear maps, so that nothing else need know.
 pub(crate) fn standardize(ends: Ends<'_>, dataset: &Dataset, params: &Store) -> Result<()> {
     for (leaf, encoder) in ends.observation.iter().enumerate() {
         let Encoder::Vector { dim, bytes: false } = encoder else { continue };

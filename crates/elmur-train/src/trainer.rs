@@ -1,5 +1,5 @@
-//! One batch after the other. A trainer's whole state is its parameters, its optimizer's states and four counters (batches,
-//! optimizer steps, imitated actions, sampler position), so saving and resuming are exact.
+//! One batch after the other. A trainer's whole state is its parameters, its optimizer's states and four
+//! counters (batches, optimizer steps, imitated actions, sampler position), so saving and resuming are exact.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -160,17 +160,18 @@ impl<'a> Trainer<'a> {
         self.params.device()
     }
 
-    /// One batch: all windows of one crop per row, one optimizer step per `unroll` windows of the architecture.
+    /// One batch: all windows of one crop per row, one optimizer step per `unroll` windows of the
+    /// architecture.
     ///
-    /// Where the loss is not a finite number below `train.max_loss` the error says so; the parameters are spoilt then. Reports
-    /// of batches from [`Trainer::queue`] must have been taken.
+    /// Where the loss is not a finite number below `train.max_loss` the error says so; the parameters are
+    /// spoilt then. Reports of batches from [`Trainer::queue`] must have been taken.
     pub fn step(&mut self) -> Result<BatchReport> {
         self.queue()?;
         self.report()
     }
 
-    /// Begins a batch. On a GPU this returns before the batch is done, so that the next can be prepared meanwhile;
-    /// [`Trainer::report`] tells how it went.
+    /// Begins a batch. On a GPU this returns before the batch is done, so that the next can be prepared
+    /// meanwhile; [`Trainer::report`] tells how it went.
     pub fn queue(&mut self) -> Result<()> {
         let t = &self.config.train;
         let window = self.architecture.window();

@@ -1,8 +1,9 @@
 //! Files of an earlier version (b483fae) load and give the numbers they gave: datasets, checkpoints, runs.
 //!
-//! `tests/earlier` holds two datasets and three small runs: ELMUR on T-Maze with experts and dropout, on MineSweeper with
-//! several leaves and trained writes, on Autoencode with the published choices. Beside each run lie the rows of metrics that the
-//! earlier version wrote when it resumed the run, and the returns of its best checkpoint on test episodes.
+//! `tests/earlier` holds two datasets and three small runs: ELMUR on T-Maze with experts and dropout, on
+//! MineSweeper with several leaves and trained writes, on Autoencode with the published choices. Beside each
+//! run lie the rows of metrics that the earlier version wrote when it resumed the run, and the returns of its
+//! best checkpoint on test episodes.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

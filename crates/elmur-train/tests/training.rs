@@ -388,7 +388,8 @@ fn baselines_learn_to_remember() {
     }
 }
 
-/// Every kind of token, observation and action goes through the trainer: the loss falls on data that can be learnt.
+/// Every kind of token, observation and action goes through the trainer: the loss falls on data that can be
+/// learnt.
 #[test]
 fn every_kind_of_data_can_be_learnt() {
     type Change = Box<dyn Fn(&mut Elmur)>;
@@ -469,7 +470,8 @@ fn every_kind_of_data_can_be_learnt() {
     }
 }
 
-/// Episodes of 5 to 12 steps whose actions follow from the observation; every fourth step is not to be imitated, and wrong.
+/// Episodes of 5 to 12 steps whose actions follow from the observation; every fourth step is not to be
+/// imitated, and wrong.
 fn episodes(spaces: &Spaces) -> Vec<Episode> {
     let column = |space: &Space, steps: usize, value: &dyn Fn(usize, usize) -> usize| -> Vec<Column> {
         let leaves = space.leaves();

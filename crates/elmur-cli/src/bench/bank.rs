@@ -1,7 +1,7 @@
 //! `elmur bench bank`: a bank of many rows of which few act, are reset, saved or restored at a time.
 //!
-//! Every row of the output is the median time of one call for some of the rows; `per_row` divides it by their number. Costs
-//! should follow the rows listed, not the rows of the bank.
+//! Every row of the output is the median time of one call for some of the rows; `per_row` divides it by their
+//! number. Costs should follow the rows listed, not the rows of the bank.
 
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,11 @@
 //! `elmur bench block`: what the engine adds to the arithmetic of one transformer block.
 //!
-//! Training: batch 128 x 10, d = 128, two heads, SwiGLU 1024; forward, backward and AdamW update, against the sum of the
-//! block's matrix products alone through the `gemm` crate with as many threads. `gemm_fraction` is the block's rate as a
-//! share of that. `engine_products_ms` are the same products through our own kernels.
+//! Training: batch 128 x 10, d = 128, two heads, SwiGLU 1024; forward, backward and AdamW update, against the
+//! sum of the block's matrix products alone through the `gemm` crate with as many threads. `gemm_fraction` is
+//! the block's rate as a share of that. `engine_products_ms` are the same products through our own kernels.
 //!
-//! Step: batch 1, one token, forward only, one thread. `overhead_per_op_us` is the time beyond the same products
-//! through `gemm`, divided by the number of ops.
+//! Step: batch 1, one token, forward only, one thread. `overhead_per_op_us` is the time beyond the same
+//! products through `gemm`, divided by the number of ops.
 
 use elmur_engine::{
     Activation, AdamW, Attention, AttentionMask, DType, Error, Graph, Norm, NormKind, Pool, Program, Qkv,
@@ -216,7 +216,8 @@ fn tiny_ops() -> Result<Program> {
     Program::new(&g, &Pool::new(1), &[])
 }
 
-/// The products of linear maps (out, in) through the `gemm` crate: forward, and where `training` both gradients.
+/// The products of linear maps (out, in) through the `gemm` crate: forward, and where `training` both
+/// gradients.
 struct Products {
     tokens: usize,
     training: bool,

@@ -1,8 +1,8 @@
 //! `elmur bench envs`: steps per second of POPGym's environments.
 //!
-//! Random actions drawn beforehand, resets included, rows stepped as one. A line {"env", "steps_per_s"} per environment, as the peer
-//! prints them for the Python package; the best of several short windows, because other work on the machine only ever slows
-//! it down.
+//! Random actions drawn beforehand, resets included, rows stepped as one. A line {"env", "steps_per_s"} per
+//! environment, as the peer prints them for the Python package; the best of several short windows, because
+//! other work on the machine only ever slows it down.
 
 use std::time::{Duration, Instant};
 

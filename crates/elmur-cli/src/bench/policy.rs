@@ -1,8 +1,9 @@
 //! `elmur bench step` and `elmur bench train`: a whole model, acting and training.
 //!
-//! Rows have the form of the PyTorch and ONNX Runtime peers they are compared with: {"peer", "device", "work", "ms"}, where
-//! a training unit is one batch (3 segments with 3 optimizer steps) and a step is one environment step of B rows. Steps
-//! at the end of a segment, which also write the memory, are reported apart.
+//! Rows have the form of the PyTorch and ONNX Runtime peers they are compared with: {"peer", "device",
+//! "work", "ms"}, where a training unit is one batch (3 segments with 3 optimizer steps) and a step is one
+//! environment step of B rows. Steps at the end of a segment, which also write the memory, are reported
+//! apart.
 
 use std::time::Instant;
 
@@ -61,7 +62,7 @@ pub struct TrainArgs {
     device: DeviceArgs,
 }
 
-/// Which model is measured.
+/// The model to measure.
 #[derive(clap::Args)]
 pub(super) struct Model {
     /// Model preset.

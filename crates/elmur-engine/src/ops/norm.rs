@@ -34,7 +34,7 @@ pub struct Norm {
     pub eps: f64,
 }
 
-/// Which normalisation.
+/// The kind of normalisation.
 #[derive(Debug, Clone, Copy)]
 pub enum NormKind {
     /// LayerNorm with its shift beta, `[d]`.

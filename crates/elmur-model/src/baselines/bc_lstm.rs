@@ -4,8 +4,8 @@
 //! x_t = encoder(o_t);   h_t, c_t = LSTM(x_t, h_(t-1), c_(t-1)) per layer;   outputs = head(h_t)
 //! ```
 //!
-//! (h, c) is carried through the whole episode and starts at zero. Training backpropagates through the whole window; where a
-//! crop is cut into several, the state goes on without gradient.
+//! (h, c) is carried through the whole episode and starts at zero. Training backpropagates through the whole
+//! window; where a crop is cut into several, the state goes on without gradient.
 
 use elmur_engine::{Activation as Act, Value};
 use serde::{Deserialize, Serialize};

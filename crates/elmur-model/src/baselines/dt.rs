@@ -6,8 +6,8 @@
 //! y    = LN1(x + W_o attention);   x' = LN2(y + W_2 relu(W_1 y + b_1) + b_2)        action read at observation tokens
 //! ```
 //!
-//! When acting, the window slides: it shows the newest steps and is run again, because deeper layers of a slid window have
-//! seen steps that left it.
+//! When acting, the window slides: it shows the newest steps and is run again, because deeper layers of a
+//! slid window have seen steps that left it.
 
 use elmur_engine::{Activation as Act, Attention, AttentionMask, Norm, NormKind, Qkv, Relative, Value};
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,8 @@ pub struct Dt {
     pub dropout: f64,
     /// Dropout of attention weights.
     pub attention_dropout: f64,
-    /// Squash action embeddings with tanh (the published code does so but for discrete POPGym actions and MIKASA).
+    /// Squash action embeddings with tanh (the published code does so but for discrete POPGym actions and
+    /// MIKASA).
     pub action_tanh: bool,
     /// Behaviours of the published Python code that differ from the method.
     #[serde(default)]

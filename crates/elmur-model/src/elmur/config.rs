@@ -69,9 +69,9 @@ pub struct MemoryConfig {
     pub relative_bias: bool,
     /// Ablation: least-recently-used replacement; without it every slot is replaced by its candidate.
     pub lru: bool,
-    /// Ablation: one memory for all layers, written by each in turn. A later layer then reads in a segment what an earlier one
-    /// wrote from all of it, future steps included, so training sees more than acting does; not with action tokens, where
-    /// that would include the answer.
+    /// Ablation: one memory for all layers, written by each in turn. A later layer then reads in a segment
+    /// what an earlier one wrote from all of it, future steps included, so training sees more than acting
+    /// does; not with action tokens, where that would include the answer.
     pub shared: bool,
 }
 
@@ -108,11 +108,11 @@ impl MemoryGradient {
     }
 }
 
-/// Which candidates are computed.
+/// Candidates that are computed for a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Candidates {
-    /// Those that are written.
+    /// Only those that are written.
     Selected,
     /// One per slot.
     All,

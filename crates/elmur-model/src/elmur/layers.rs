@@ -1,7 +1,7 @@
 //! The sub-layers of an ELMUR layer as graph code, one function each.
 //!
-//! Training, whole-window evaluation and step-by-step acting are built from the same functions; they differ in where keys,
-//! values and times come from.
+//! Training, whole-window evaluation and step-by-step acting are built from the same functions; they differ
+//! in where keys, values and times come from.
 
 use elmur_engine::{
     Activation as Act, Attention, AttentionMask, Blend, Norm, NormKind, Qkv, Relative, Value,
@@ -48,7 +48,8 @@ pub(super) struct Times {
 pub(super) enum Context {
     /// The whole segment at once; position encodings [T, d] or [rows, T, d], row δ for distance δ.
     Segment { encodings: Value },
-    /// Earlier tokens' keys and values, appended to the window's state `cache.<layer>`; projected encodings W_r PE, [T, d].
+    /// Earlier tokens' keys and values, appended to the window's state `cache.<layer>`; projected encodings
+    /// W_r PE, [T, d].
     Cache { projected: Value },
 }
 
@@ -160,7 +161,8 @@ impl Elmur {
         net.linear(encodings, &format!("layers.{layer}.attention.r"), d, Init::xavier(d, d))
     }
 
-    /// Keys and values for reading, [rows, slots, 2d], from memory vectors. They start as two maps of d outputs would.
+    /// Keys and values for reading, [rows, slots, 2d], from memory vectors. They start as two maps of d
+    /// outputs would.
     pub(super) fn read_keys(&self, net: &mut Net<'_>, layer: usize, vectors: Value) -> Result<Value> {
         let d = self.d_model;
         net.linear(vectors, &format!("layers.{layer}.mem2tok.kv"), 2 * d, Init::xavier(d, d))
@@ -175,8 +177,8 @@ impl Elmur {
         Ok(Some(net.g.relative_bias(table, q_times, k_times)?))
     }
 
-    /// `mem2tok`: tokens read the memory through its keys and values `kv`. Returns the new token states and the attention map
-    /// [rows, H, T, M].
+    /// `mem2tok`: tokens read the memory through its keys and values `kv`. Returns the new token states and
+    /// the attention map [rows, H, T, M].
     pub(super) fn read(
         &self,
         net: &mut Net<'_>,
@@ -210,7 +212,8 @@ impl Elmur {
         x: Value,
     ) -> Result<Value> {
         let name = format!("layers.{layer}.{track}_ffn");
-        // Tokens one after the other, residual and all: gradients of x then add up inside the products that compute them.
+        // Tokens one after the other, residual and all: gradients of x then add up inside the products that
+        // compute them.
         let shape = net.g.shape(x)?.to_vec();
         let tokens = shape.iter().product::<usize>() / self.d_model;
         let flat = net.g.reshape(x, [tokens, self.d_model])?;
@@ -268,7 +271,8 @@ impl Elmur {
         }
     }
 
-    /// `count` SwiGLUs of hidden width `d_ff`, summed, as one of their total width; each starts as it would alone.
+    /// `count` SwiGLUs of hidden width `d_ff`, summed, as one of their total width; each starts as it would
+    /// alone.
     fn swiglu(
         &self,
         net: &mut Net<'_>,
@@ -285,7 +289,8 @@ impl Elmur {
         net.linear(hidden, &format!("{name}.down"), self.d_model, init)
     }
 
-    /// `tok2mem` and the memory's update: candidates from the layer's final token states x [rows, T, d], then LRU replacement.
+    /// `tok2mem` and the memory's update: candidates from the layer's final token states x [rows, T, d], then
+    /// LRU replacement.
     pub(super) fn write(
         &self,
         net: &mut Net<'_>,

@@ -1,7 +1,7 @@
 //! The published Python code's parameter names and layout, and how ours are made of them.
 //!
-//! Ours fuse what is used together (keys with values, gates with up-projections, all shared experts, all routed ones).
-//! Every published tensor is one rectangle of one of ours, so both directions are copies.
+//! Ours fuse what is used together (keys with values, gates with up-projections, all shared experts, all
+//! routed ones). Every published tensor is one rectangle of one of ours, so both directions are copies.
 
 use super::config::{Elmur, Ffn, NormType};
 use crate::ends::{Action, CategoricalEncoding, Encoder, Token};
@@ -180,7 +180,8 @@ impl List {
     }
 }
 
-/// Our parameters from published ones, by our names. Missing, misshapen or unknown tensors are errors that name them.
+/// Our parameters from published ones, by our names. Missing, misshapen or unknown tensors are errors that
+/// name them.
 pub fn convert(config: &Elmur, published: &Tensors, prefix: &str) -> Result<Vec<(String, Vec<f64>)>> {
     let supported = matches!(
         &config.observation[..],
@@ -198,7 +199,8 @@ pub fn convert(config: &Elmur, published: &Tensors, prefix: &str) -> Result<Vec<
     convert_pieces(&pieces(config), published, prefix, |name| is_spare(config, name))
 }
 
-/// Parameters of the published layout, the unused action and return embeddings of observation-only tokens included.
+/// Parameters of the published layout, the unused action and return embeddings of observation-only tokens
+/// included.
 pub fn parameter_count(config: &Elmur) -> usize {
     let mut count: usize = pieces(config).iter().map(|p| p.size.0 * p.size.1).sum();
     let (d, tokens) = (config.d_model, config.tokens);

@@ -1,8 +1,9 @@
 //! ELMUR as an architecture: whole segments, and the four phases of a step.
 //!
-//! Inside a segment a step costs one token, whatever the time: keys and values of earlier tokens and of the memory are cached.
-//! At a segment's last step the memory is written and the window begins anew. Where a cache would not be exact
-//! (`compat.newest_first_times`, `compat.absolute_offset`, shared memory) sessions run the window again at every step.
+//! Inside a segment a step costs one token, whatever the time: keys and values of earlier tokens and of the
+//! memory are cached. At a segment's last step the memory is written and the window begins anew. Where a
+//! cache would not be exact (`compat.newest_first_times`, `compat.absolute_offset`, shared memory) sessions
+//! run the window again at every step.
 
 use elmur_engine::{Activation as Act, Blend, Value};
 

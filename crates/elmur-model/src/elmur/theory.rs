@@ -1,18 +1,21 @@
 //! The paper's theory of retention as functions: exponential forgetting, half-life, effective horizon.
 //!
-//! A slot is overwritten once every M / W segments of L steps; each overwrite keeps a share (1 - lambda) of what was there.
+//! A slot is overwritten once every M / W segments of L steps; each overwrite keeps a share (1 - lambda) of
+//! what was there.
 
 /// Weight of a slot's original content after `overwrites` overwrites: (1 - lambda)^k (Proposition 1).
 pub fn retained(lambda: f64, overwrites: u32) -> f64 {
     (1.0 - lambda).powi(overwrites as i32)
 }
 
-/// Weight of the write made `age` overwrites ago (1 = the newest): lambda (1 - lambda)^(age - 1) (Proposition 1).
+/// Weight of the write made `age` overwrites ago (1 = the newest): lambda (1 - lambda)^(age - 1) (Proposition
+/// 1).
 pub fn contribution(lambda: f64, age: u32) -> f64 {
     lambda * (1.0 - lambda).powi(age as i32 - 1)
 }
 
-/// Overwrites after which a content's weight has halved: ln 2 / -ln(1 - lambda). Infinite for lambda = 0, zero for 1.
+/// Overwrites after which a content's weight has halved: ln 2 / -ln(1 - lambda). Infinite for lambda = 0,
+/// zero for 1.
 pub fn half_life(lambda: f64) -> f64 {
     overwrites_until(lambda, 0.5)
 }

@@ -16,8 +16,8 @@ pub(super) fn check_floats(what: &'static str, data: &[f32], count: usize) -> Re
     }
 }
 
-/// Integers of `sizes.len()` components in every row, component i in 0..sizes[i] + `more`. A row is `width` integers, of
-/// which these begin at `first`.
+/// Integers of `sizes.len()` components in every row, component i in 0..sizes[i] + `more`. A row is `width`
+/// integers, of which these begin at `first`.
 fn check_integers(
     what: &'static str,
     data: &[i32],

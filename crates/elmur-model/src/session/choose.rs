@@ -11,8 +11,8 @@ pub enum Choose {
     /// The likeliest choice of every component.
     #[default]
     Greedy,
-    /// A choice drawn with the policy's probabilities, from the row's own stream of random numbers: the seed of the row's
-    /// reset decides it.
+    /// A choice drawn with the policy's probabilities, from the row's own stream of random numbers: the seed
+    /// of the row's reset decides it.
     Sample,
 }
 

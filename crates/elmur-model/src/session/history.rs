@@ -124,8 +124,8 @@ impl History {
         }
     }
 
-    /// Puts the shown steps of each row into a program's inputs [rows, steps, ...], oldest first. Steps not yet there keep
-    /// whatever the input held: they come later, and no earlier step looks at them.
+    /// Puts the shown steps of each row into a program's inputs [rows, steps, ...], oldest first. Steps not
+    /// yet there keep whatever the input held: they come later, and no earlier step looks at them.
     pub fn fill(&self, program: &mut Program, shown: impl Iterator<Item = Shown> + Clone) -> Result<()> {
         for column in &self.columns {
             match &column.data {

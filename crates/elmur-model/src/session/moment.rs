@@ -184,8 +184,8 @@ impl Moment<'_> {
     }
 }
 
-/// Puts one leaf of a part's entries, `width` numbers each of which the leaf begins at `offset`, into an input [n, 1, leaf];
-/// entries beyond the part repeat its last. Returns the leaf's numbers.
+/// Puts one leaf of a part's entries, `width` numbers each of which the leaf begins at `offset`, into an
+/// input [n, 1, leaf]; entries beyond the part repeat its last. Returns the leaf's numbers.
 fn place<T: Copy>(input: &mut [T], n: usize, part: Part, values: &[T], width: usize, offset: usize) -> usize {
     let each = input.len() / n;
     for (i, input) in input.chunks_exact_mut(each).enumerate() {

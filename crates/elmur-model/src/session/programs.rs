@@ -9,13 +9,14 @@ use crate::error::Result;
 use crate::net::{Declared, Feed, Net, Pass, Source, Tap};
 use crate::phase::Phase;
 
-/// Numbers of rows that programs are compiled for, beside all rows. Lists of other lengths are cut into these, and the last
-/// part is filled up by repeating its last row where more than half of a program's rows would be used.
+/// Numbers of rows that programs are compiled for, beside all rows. Lists of other lengths are cut into
+/// these, and the last part is filled up by repeating its last row where more than half of a program's rows
+/// would be used.
 const SIZES: [usize; 9] = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536];
 
-/// Sessions of at most this many rows compute lists of rows by a program for all rows, filled up: products then have the same
-/// shapes and a row's bits never depend on what other rows do. Larger sessions save the time instead; how products of few rows
-/// are rounded then depends on how many there are.
+/// Sessions of at most this many rows compute lists of rows by a program for all rows, filled up: products
+/// then have the same shapes and a row's bits never depend on what other rows do. Larger sessions save the
+/// time instead; how products of few rows are rounded then depends on how many there are.
 const SMALL: usize = 4;
 
 /// What a set of programs computes.
@@ -82,8 +83,8 @@ pub(super) struct StepProgram {
     pub rows: usize,
 }
 
-/// The next part of a list of rows: entries `first..first + count`, computed by a program for `size` rows. All rows in order
-/// are one part without a size.
+/// The next part of a list of rows: entries `first..first + count`, computed by a program for `size` rows.
+/// All rows in order are one part without a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     pub first: usize,
@@ -106,7 +107,8 @@ pub(super) fn parts(rows: &[usize], capacity: usize) -> impl Iterator<Item = Par
         } else if capacity <= SMALL {
             (left, Some(0))
         } else {
-            // The smallest program that holds them all if more than half of it is used, else the largest that they fill.
+            // The smallest program that holds them all if more than half of it is used, else the largest that
+            // they fill.
             let size = match SIZES.iter().position(|size| *size >= left) {
                 Some(size) if size == 0 || SIZES[size] < 2 * left => size,
                 Some(size) => size - 1,
