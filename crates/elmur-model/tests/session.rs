@@ -254,6 +254,39 @@ fn any_subset_of_rows_acts_as_each_row_would_alone() {
     }
 }
 
+/// A bank of more than a thousand rows in which clients come, act and go on their own; what they do is what they
+/// would do in a small session.
+#[test]
+fn a_large_bank_serves_rows_one_by_one() {
+    let mut config = small();
+    (config.d_model, config.layers, config.ffn) = (8, 1, Ffn::SwiGlu { d_ff: 8 });
+    let params = params(&config, 4);
+    let mut bank = Session::new(&config, &params, 1100, &Pool::new(1)).unwrap();
+    let mut one = Session::new(&config, &params, 1, &Pool::new(1)).unwrap();
+    let untouched = bank.snapshot(&[500]).unwrap();
+    for (client, row) in [3, 1099, 640].into_iter().enumerate() {
+        let seed = 70 + client as u64;
+        bank.reset(&[(row, seed)]).unwrap();
+        one.reset(&[(0, seed)]).unwrap();
+        for t in 0..10 {
+            let seen = random(3, 10 * seed + t);
+            let got = bank.forward(&[row], floats(&seen).into()).unwrap().to_vec();
+            bank.commit(&[row], Values::default()).unwrap();
+            // One row is one row, in whatever bank.
+            assert_eq!(got, one.act(floats(&seen)).unwrap(), "client {client}, step {t}");
+        }
+        assert_eq!(bank.times()[row], 10);
+    }
+    assert_eq!(bank.snapshot(&[500]).unwrap(), untouched);
+    assert_eq!(bank.times().iter().sum::<u64>(), 30);
+    // Many at once, in a list that no program has the size of.
+    let rows: Vec<usize> = (0..1100).rev().step_by(2).collect();
+    let seen = random(3 * rows.len(), 5);
+    assert_eq!(bank.forward(&rows, floats(&seen).into()).unwrap().len(), 5 * rows.len());
+    bank.commit(&rows, Values::default()).unwrap();
+    assert_eq!(bank.times().iter().sum::<u64>(), 30 + rows.len() as u64);
+}
+
 #[test]
 fn sampled_actions_depend_on_the_rows_seed_and_survive_snapshots() {
     use elmur_base::ValuesMut;

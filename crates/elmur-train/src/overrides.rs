@@ -29,11 +29,13 @@ pub fn apply(config: &RunConfig, overrides: &[String]) -> Result<RunConfig> {
         *entry(&mut tree, key)? = value;
         // After each, so that the message names the override that does not fit.
         if let Err(error) = serde_json::from_value::<RunConfig>(tree.clone()) {
-            return Err(Error::Override {
-                key: key.to_owned(),
-                problem: plain(&error.to_string()),
-                text: text.clone(),
-            });
+            let other_kind = key == "model.kind" && !error.to_string().contains("is not one of");
+            let problem = if other_kind {
+                "an architecture has settings of its own; choose its preset (see `elmur presets`)".to_owned()
+            } else {
+                plain(&error.to_string())
+            };
+            return Err(Error::Override { key: key.to_owned(), problem, text: text.clone() });
         }
     }
     let mut config: RunConfig =
@@ -156,5 +158,7 @@ mod tests {
         assert!(message("model.heads=3").contains("model"), "{}", message("model.heads=3"));
         assert!(message("env.length=2").contains("at least 3"), "{}", message("env.length=2"));
         assert!(message("train.segments=0").contains("train.segments"));
+        assert!(message("model.kind=dt").contains("choose its preset"), "{}", message("model.kind=dt"));
+        assert!(message("model.kind=bc-lstm").contains("did you mean `bc_lstm`"));
     }
 }
