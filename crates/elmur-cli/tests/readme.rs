@@ -1,5 +1,5 @@
-//! Every command of the README is run, in the order of the README. (Its Rust examples are doctests of this
-//! crate.)
+//! Every command of the README is run, in the order of the README. (The Rust examples are doctests of
+//! the crate `elmur`.)
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
