@@ -123,17 +123,21 @@ pub struct Values<'a> {
 
 impl<'a> Values<'a> {
     /// Values of a space that has only floats.
+    #[inline]
     pub fn floats(floats: &'a [f32]) -> Self {
         Self { floats, ..Self::default() }
     }
 
     /// Values of a space that has only integers.
+    #[inline]
     pub fn ints(ints: &'a [i32]) -> Self {
         Self { ints, ..Self::default() }
     }
 
     /// Rows `first..first + count` of values that have the given numbers per row.
+    #[inline]
     pub fn rows(&self, widths: Widths, first: usize, count: usize) -> Values<'a> {
+        #[inline]
         fn part<T>(data: &[T], width: usize, first: usize, count: usize) -> &[T] {
             &data[first * width..(first + count) * width]
         }
@@ -158,33 +162,51 @@ pub struct ValuesMut<'a> {
 
 impl<'a> ValuesMut<'a> {
     /// Room for values of a space that has only floats.
+    #[inline]
     pub fn floats(floats: &'a mut [f32]) -> Self {
         Self { floats, ..Self::default() }
     }
 
     /// Room for values of a space that has only integers.
+    #[inline]
     pub fn ints(ints: &'a mut [i32]) -> Self {
         Self { ints, ..Self::default() }
     }
 
+    /// The numbers, to be read.
+    #[inline]
+    pub fn values(&self) -> Values<'_> {
+        Values { floats: self.floats, ints: self.ints, bytes: self.bytes }
+    }
+
     /// The same room for a shorter time.
+    #[inline]
     pub fn reborrow(&mut self) -> ValuesMut<'_> {
         ValuesMut { floats: &mut *self.floats, ints: &mut *self.ints, bytes: &mut *self.bytes }
     }
 
     /// Room for row `row` of values that have the given numbers per row.
+    #[inline]
     pub fn row(&mut self, widths: Widths, row: usize) -> ValuesMut<'_> {
-        fn part<T>(data: &mut [T], width: usize, row: usize) -> &mut [T] {
-            &mut data[row * width..(row + 1) * width]
+        self.rows(widths, row, 1)
+    }
+
+    /// Room for rows `first..first + count` of values that have the given numbers per row.
+    #[inline]
+    pub fn rows(&mut self, widths: Widths, first: usize, count: usize) -> ValuesMut<'_> {
+        #[inline]
+        fn part<T>(data: &mut [T], width: usize, first: usize, count: usize) -> &mut [T] {
+            &mut data[first * width..(first + count) * width]
         }
         ValuesMut {
-            floats: part(self.floats, widths.floats, row),
-            ints: part(self.ints, widths.ints, row),
-            bytes: part(self.bytes, widths.bytes, row),
+            floats: part(self.floats, widths.floats, first, count),
+            ints: part(self.ints, widths.ints, first, count),
+            bytes: part(self.bytes, widths.bytes, first, count),
         }
     }
 
     /// Copies `values` of the same size here.
+    #[inline]
     pub fn copy_from(&mut self, values: Values<'_>) {
         self.floats.copy_from_slice(values.floats);
         self.ints.copy_from_slice(values.ints);
@@ -230,11 +252,13 @@ impl Row {
     }
 
     /// The numbers, borrowed.
+    #[inline]
     pub fn values(&self) -> Values<'_> {
         Values { floats: &self.floats, ints: &self.ints, bytes: &self.bytes }
     }
 
     /// The numbers, borrowed to be changed.
+    #[inline]
     pub fn as_mut(&mut self) -> ValuesMut<'_> {
         ValuesMut { floats: &mut self.floats, ints: &mut self.ints, bytes: &mut self.bytes }
     }

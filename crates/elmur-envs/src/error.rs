@@ -28,6 +28,12 @@ pub enum Error {
         /// What is wrong.
         cause: String,
     },
+    /// A step of a row whose episode has ended, where rows do not begin the next one by themselves.
+    #[error("row {row}: its episode has ended; reset the row before stepping it again")]
+    Ended {
+        /// The row.
+        row: usize,
+    },
     /// A step without a running episode.
     #[error("step after the end of an episode: call reset first")]
     Finished,

@@ -20,5 +20,5 @@ pub use env::{Env, Expert, Player, Playing, Step};
 pub use error::{Error, Result};
 pub use registry::{EnvConfig, EnvKind};
 pub use tmaze::{Corridor, TMaze, TMazeExpert};
-pub use vec_env::{AnyVecEnv, VecEnv, VecStep};
+pub use vec_env::{AnyVecEnv, Autoreset, VecEnv, VecStep};
 pub use wrappers::{Behind, Wrapped, Wrappers, Wrapping};

@@ -1,4 +1,4 @@
-//! Stepping allocates nothing, resets included.
+//! Stepping and resetting rows allocates nothing.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use elmur_base::{Row, Values};
 use elmur_envs::popgym::{Difficulty, Task, Version};
-use elmur_envs::{EnvConfig, VecEnv, Wrappers};
+use elmur_envs::{Autoreset, EnvConfig, VecEnv, Wrappers};
 use elmur_pool::Pool;
 
 struct Counting;
@@ -54,6 +54,32 @@ fn rows_step_and_reset_without_allocation() {
             (0..60).for_each(|_| assert!(env.step(actions).is_ok()));
             let least = least_allocations(&mut || (0..150).for_each(|_| assert!(env.step(actions).is_ok())));
             assert_eq!(least, 0, "{}", task.id());
+        }
+    }
+    // Some of the rows, on one thread and on several, by every convention for episodes that end.
+    let lists = [1, 100, 300, ROWS].map(|size| (0..size).rev().collect::<Vec<usize>>());
+    for pool in [Pool::new(1), Pool::new(2)] {
+        for autoreset in [Autoreset::SameStep, Autoreset::NextStep, Autoreset::Disabled] {
+            let mut env = Task::find("popgym-RepeatFirstEasy")
+                .unwrap()
+                .make_rows(Version::default(), ROWS, &pool)
+                .unwrap();
+            env.set_autoreset(autoreset);
+            env.reset(&seeds).unwrap();
+            let ints = vec![1; ROWS];
+            let all: Vec<(usize, u64)> = (0..ROWS).zip(0..).collect();
+            // Episodes have 51 steps, and nobody may step beyond an end without autoreset.
+            let turns = if autoreset == Autoreset::Disabled { 12 } else { 30 };
+            let mut rounds = |count: usize| {
+                for _ in 0..count {
+                    env.reset_rows(&all).unwrap();
+                    for list in (0..turns).flat_map(|_| &lists) {
+                        assert!(env.step_rows(list, Values::ints(&ints[..list.len()])).is_ok());
+                    }
+                }
+            };
+            rounds(2);
+            assert_eq!(least_allocations(&mut || rounds(3)), 0, "{autoreset:?}");
         }
     }
     // Behind wrappers.

@@ -75,7 +75,8 @@ impl<const VELOCITIES: bool> Body for Cart<VELOCITIES> {
         Ok(())
     }
 
-    #[inline]
+    // Into the loop over rows: 10% of its speed.
+    #[inline(always)]
     fn step(&mut self, action: Values<'_>) -> Result<Step> {
         if self.left == 0 {
             return Err(Error::Finished);

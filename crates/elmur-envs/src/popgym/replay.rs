@@ -33,7 +33,7 @@ pub trait Replay: Env {
 pub(super) fn choice(action: Values<'_>, n: usize, what: &'static str) -> Result<usize> {
     match action.ints {
         [a] if (*a as usize) < n => Ok(*a as usize),
-        _ => refuse(what, format!("one integer from 0 to {}", n - 1), action),
+        _ => refuse(what, format!("one integer from 0 to {}", n - 1), action.floats, action.ints),
     }
 }
 
@@ -49,7 +49,8 @@ pub(super) fn cell(
         _ => refuse(
             what,
             format!("a row from 0 to {} and a column from 0 to {}", rows - 1, columns - 1),
-            action,
+            action.floats,
+            action.ints,
         ),
     }
 }
@@ -59,18 +60,19 @@ pub(super) fn cell(
 pub(super) fn number(action: Values<'_>, what: &'static str) -> Result<f32> {
     match action.floats {
         [x] if x.is_finite() => Ok(*x),
-        _ => refuse(what, "one finite number".to_owned(), action),
+        _ => refuse(what, "one finite number".to_owned(), action.floats, action.ints),
     }
 }
 
+/// Takes slices, not [`Values`]: callers would have to write those to memory in every step.
 #[cold]
-fn refuse<T>(what: &'static str, expected: String, action: Values<'_>) -> Result<T> {
-    let got = if action.floats.is_empty() {
-        format!("{:?}", action.ints)
-    } else if action.ints.is_empty() {
-        format!("{:?}", action.floats)
+fn refuse<T>(what: &'static str, expected: String, floats: &[f32], ints: &[i32]) -> Result<T> {
+    let got = if floats.is_empty() {
+        format!("{ints:?}")
+    } else if ints.is_empty() {
+        format!("{floats:?}")
     } else {
-        format!("{:?} and {:?}", action.floats, action.ints)
+        format!("{floats:?} and {ints:?}")
     };
     Err(elmur_base::Error::space(what, expected, got).into())
 }
