@@ -51,7 +51,7 @@ impl Dataset {
             _ => Error::io(path, e),
         })?;
         if about.is_dir() {
-            return npz::read_npz(path, None);
+            return read_npz(path, None);
         }
         if about.len() > READ_UP_TO {
             return Self::map(path);
@@ -204,6 +204,24 @@ impl Bytes {
             Bytes::Mapped(bytes) => bytes,
         }
     }
+}
+
+/// Reads a folder of `.npz` files, in the order of the numbers in their names.
+///
+/// Without `spaces` they are inferred: integer observations become `MultiDiscrete` with the largest value + 1 of the folder
+/// as sizes, bytes with three axes pixels, floats an unbounded `Box`; integer actions (T,) become `Discrete`, (T, k)
+/// `MultiDiscrete`. With `spaces` numbers are converted where nothing is lost; bytes are pixels (b / 255) in a box
+/// that ends at 1, and plain numbers in others.
+pub fn read_npz(folder: impl AsRef<Path>, spaces: Option<Spaces>) -> Result<Dataset> {
+    let npz::Recordings { spaces, metadata, episodes, paths } = npz::read(folder.as_ref(), spaces)?;
+    Dataset::from_named(spaces, metadata, episodes, |i| paths[i].clone())
+}
+
+/// Writes a folder of `.npz` files, without final observations, metadata and the cause of an episode's end, which the layout
+/// has no place for. A key holds numbers of one type, so that spaces that mix integers and floats are an error; and so is a
+/// folder that holds `.npz` files already. Files are written aside and renamed.
+pub fn write_npz(folder: impl AsRef<Path>, dataset: &Dataset) -> Result<()> {
+    npz::write(folder.as_ref(), dataset.spaces(), dataset.episodes())
 }
 
 /// A dataset in a few numbers.

@@ -47,9 +47,8 @@ mod npz;
 mod wrap;
 
 pub use batch::{Crop, Sampler, Window};
-pub use dataset::{Dataset, Summary};
+pub use dataset::{Dataset, Summary, read_npz, write_npz};
 pub use episode::{Column, ColumnRef, ElementType, Episode, EpisodeRef};
 pub use error::{Error, Fault, Result};
 pub use native::{Reader, Writer};
-pub use npz::{read_npz, write_npz};
 pub use wrap::wrap;

@@ -25,8 +25,7 @@ use flate2::bufread::DeflateDecoder;
 use flate2::write::DeflateEncoder;
 use rawzip::{CompressionMethod, ZipArchive, ZipArchiveWriter};
 
-use crate::dataset::Dataset;
-use crate::episode::{Column, ColumnRef, ElementType, Episode};
+use crate::episode::{Column, ColumnRef, ElementType, Episode, EpisodeRef};
 use crate::error::{Error, Result};
 
 /// Largest file and largest array, in bytes. Episodes of the published datasets take up to 30 MB.
@@ -37,14 +36,16 @@ const MAX_HEADER: usize = 1 << 16;
 const MAX_INTS: usize = 1 << 16;
 const KEYS: [&str; 6] = ["obs", "rgb", "action", "reward", "done", "counts"];
 
-/// Reads a folder of `.npz` files, in the order of the numbers in their names.
-///
-/// Without `spaces` they are inferred: integer observations become `MultiDiscrete` with the largest value + 1 of the folder
-/// as sizes, bytes with three axes pixels, floats an unbounded `Box`; integer actions (T,) become `Discrete`, (T, k)
-/// `MultiDiscrete`. With `spaces` numbers are converted where nothing is lost; bytes are pixels (b / 255) in a box
-/// that ends at 1, and plain numbers in others.
-pub fn read_npz(folder: impl AsRef<Path>, spaces: Option<Spaces>) -> Result<Dataset> {
-    let folder = folder.as_ref();
+/// The episodes of a folder of `.npz` files, and the file of each.
+pub(crate) struct Recordings {
+    pub spaces: Spaces,
+    pub metadata: BTreeMap<String, String>,
+    pub episodes: Vec<Episode>,
+    pub paths: Vec<PathBuf>,
+}
+
+/// Reads a folder of `.npz` files: see [`crate::read_npz`].
+pub(crate) fn read(folder: &Path, spaces: Option<Spaces>) -> Result<Recordings> {
     let paths = list(folder)?;
     if paths.is_empty() {
         return Err(Error::file(folder, "no .npz files; expected train_data_0.npz, train_data_1.npz, ..."));
@@ -79,7 +80,7 @@ pub fn read_npz(folder: impl AsRef<Path>, spaces: Option<Spaces>) -> Result<Data
         });
     }
     let metadata = BTreeMap::from([("source".to_owned(), folder.display().to_string())]);
-    Dataset::from_named(spaces, metadata, episodes, |i| paths[i].clone())
+    Ok(Recordings { spaces, metadata, episodes, paths })
 }
 
 /// The folder's `.npz` files, by the number at the end of their names.
@@ -419,17 +420,17 @@ fn sizes(key: &str, paths: &[PathBuf], arrays: &[&Array]) -> Result<Vec<usize>> 
     Ok(sizes)
 }
 
-/// Writes a folder of `.npz` files, without final observations, metadata and the cause of an episode's end, which the layout
-/// has no place for. A key holds numbers of one type, so that spaces that mix integers and floats are an error; and so is a
-/// folder that holds `.npz` files already. Files are written aside and renamed.
-pub fn write_npz(folder: impl AsRef<Path>, dataset: &Dataset) -> Result<()> {
-    let folder = folder.as_ref();
+/// Writes a folder of `.npz` files: see [`crate::write_npz`].
+pub(crate) fn write<'a>(
+    folder: &Path,
+    spaces: &Spaces,
+    episodes: impl Iterator<Item = EpisodeRef<'a>>,
+) -> Result<()> {
     fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
     if !list(folder)?.is_empty() {
         return Err(Error::file(folder, "holds .npz files already; choose an empty folder"));
     }
-    let spaces = dataset.spaces();
-    for (i, episode) in dataset.episodes().enumerate() {
+    for (i, episode) in episodes.enumerate() {
         let steps = episode.steps();
         let mut done = vec![0; steps];
         done[steps - 1] = 1;
