@@ -33,6 +33,10 @@ use history::History;
 use moment::Moment;
 use programs::{Context, Programs, Work, fill_rows, parts};
 
+/// Rows that begin an episode at once; more do so one part after the other, so that a large bank needs no more
+/// memory than its states.
+const AT_ONCE: usize = 64;
+
 /// What a policy is shown in one step.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Seen<'a> {
@@ -241,19 +245,35 @@ impl Session {
     }
 
     /// Starts new episodes in the given (row, seed) pairs; other rows go on undisturbed. The seed decides a
-    /// random initial state and the draws of [`Choose::Sample`]: the same seed gives the same episode. The
-    /// cost is that of the rows listed.
+    /// random initial state and the draws of [`Choose::Sample`]: the same seed gives the same episode. The cost
+    /// is that of the rows listed.
     pub fn reset(&mut self, rows: &[(usize, u64)]) -> Result<()> {
         let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
         self.check_rows("reset", &numbers, Some(false))?;
+        for (some, numbers) in rows.chunks(AT_ONCE).zip(numbers.chunks(AT_ONCE)) {
+            self.start_states(some, numbers)?;
+            for &(row, seed) in some {
+                self.times[row] = 0;
+                self.rows[row] = RowState { draws: Draws { seed, next: 0 }, ..RowState::default() };
+                if let Mode::Rerun { history, .. } = &mut self.mode {
+                    history.clear(row);
+                }
+            }
+            self.begin(numbers)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the carried states of rows to how they begin.
+    fn start_states(&mut self, rows: &[(usize, u64)], numbers: &[usize]) -> Result<()> {
         let mut streams = 0;
         for state in &self.carried {
             let each: usize = state.shape.iter().product();
             let store = &self.context.carried;
             match &state.start {
                 Start::Unset => {}
-                Start::Never => store.set_rows(&state.name, &numbers, &vec![-1i64; each * rows.len()])?,
-                Start::Zeros => store.set_rows(&state.name, &numbers, &vec![0f32; each * rows.len()])?,
+                Start::Never => store.set_rows(&state.name, numbers, &vec![-1i64; each * rows.len()])?,
+                Start::Zeros => store.set_rows(&state.name, numbers, &vec![0f32; each * rows.len()])?,
                 Start::Normal(std) => {
                     let mut noise = vec![0.0; each];
                     let mut data = Vec::with_capacity(each * rows.len());
@@ -261,30 +281,25 @@ impl Session {
                         Stream::new(*seed, 0, streams).fill_normal(&mut noise, *std);
                         data.extend(noise.iter().map(|x| *x as f32));
                     }
-                    store.set_rows(&state.name, &numbers, &data)?;
+                    store.set_rows(&state.name, numbers, &data)?;
                     streams += 1;
                 }
                 Start::Learned(parameter, _) => {
                     let learned = self.context.params.get::<f32>(parameter)?;
-                    store.set_rows(&state.name, &numbers, &learned.repeat(rows.len()))?;
+                    store.set_rows(&state.name, numbers, &learned.repeat(rows.len()))?;
                 }
             }
         }
-        for &(row, seed) in rows {
-            self.times[row] = 0;
-            self.rows[row] = RowState { draws: Draws { seed, next: 0 }, ..RowState::default() };
-            if let Mode::Rerun { history, .. } = &mut self.mode {
-                history.clear(row);
-            }
-        }
-        self.begin(&numbers)
+        Ok(())
     }
 
     /// Recomputes what was cached from the parameters; call after they have changed. Open windows keep their
     /// tokens.
     pub fn refresh(&mut self) -> Result<()> {
         let all = std::mem::take(&mut self.scratch.all);
-        let refreshed = self.check_rows("refresh", &all, Some(false)).and_then(|()| self.begin(&all));
+        let refreshed = self
+            .check_rows("refresh", &all, Some(false))
+            .and_then(|()| all.chunks(AT_ONCE).try_for_each(|rows| self.begin(rows)));
         self.scratch.all = all;
         refreshed
     }
