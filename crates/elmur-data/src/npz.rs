@@ -41,8 +41,8 @@ const KEYS: [&str; 6] = ["obs", "rgb", "action", "reward", "done", "counts"];
 ///
 /// Without `spaces` they are inferred: integer observations become `MultiDiscrete` with the largest value + 1 of the folder
 /// as sizes, bytes with three axes pixels, floats an unbounded `Box`; integer actions (T,) become `Discrete`, (T, k)
-/// `MultiDiscrete`. With `spaces` numbers are converted where nothing is lost; bytes are pixels (b / 255) in a box
-/// that ends at 1, and plain numbers in others.
+/// `MultiDiscrete`. With `spaces` numbers are converted where nothing is lost; bytes stay bytes in [`Space::Bytes`], are
+/// pixels (b / 255) in a box that ends at 1, and plain numbers in others.
 pub fn read_npz(folder: impl AsRef<Path>, spaces: Option<Spaces>) -> Result<Dataset> {
     let folder = folder.as_ref();
     let paths = list(folder)?;
@@ -258,7 +258,7 @@ impl Array {
         let width: usize = leaves.iter().map(Leaf::len).sum();
         let axes = |shape: &[usize]| shape.iter().copied().filter(|n| *n != 1).collect::<Vec<_>>();
         let image = match &leaves[..] {
-            [Leaf::Floats { shape, .. }] if shape.len() > 1 => Some(*shape),
+            [Leaf::Floats { shape, .. } | Leaf::Bytes { shape }] if shape.len() > 1 => Some(*shape),
             _ => None,
         };
         if self.width() != width || image.is_some_and(|image| axes(image) != axes(&self.shape[1..])) {
@@ -303,6 +303,10 @@ fn converted(numbers: Column, leaf: &Leaf<'_>) -> Result<Column, String> {
         }
         (Leaf::Floats { high, .. }, Column::U8(x)) if high.iter().all(|high| *high <= 1.0) => Column::U8(x),
         (Leaf::Floats { .. }, numbers) => Column::F32(floats(numbers)),
+        (Leaf::Bytes { .. }, numbers) if numbers.view().element_type() != ElementType::U8 => {
+            let name = numbers.view().element_type().name();
+            return Err(format!("holds {name} where the space has bytes; save x.astype('uint8')"));
+        }
         (_, numbers) => numbers,
     })
 }
@@ -463,7 +467,7 @@ fn npy(columns: &[ColumnRef<'_>], space: &Space, steps: usize, action: bool) -> 
     let mut shape = vec![steps];
     match space {
         Space::Discrete { .. } if action => {}
-        Space::Box { shape: axes, .. } => shape.extend(axes),
+        Space::Box { shape: axes, .. } | Space::Bytes { shape: axes } => shape.extend(axes),
         _ => shape.push(leaves.iter().map(Leaf::len).sum()),
     }
     let mut data = Vec::new();
