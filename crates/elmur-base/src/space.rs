@@ -468,6 +468,26 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_all_kinds_are_cut_out_and_copied() {
+        let space = Space::Tuple { parts: vec![pair(), Space::Bytes { shape: vec![1, 2] }] };
+        let widths = space.widths();
+        assert_eq!(widths, Widths { floats: 2, ints: 1, bytes: 2 });
+        let mut rows = Row::default();
+        let mut rng = Rng::new(1, 0);
+        (0..3).for_each(|_| space.sample(&mut rng, &mut rows));
+        space.check("rows", rows.values()).unwrap();
+        let mut copy = Row::zeros(widths, 3);
+        copy.as_mut().rows(widths, 1, 2).copy_from(rows.values().rows(widths, 0, 2));
+        copy.as_mut().row(widths, 0).copy_from(rows.values().rows(widths, 2, 1));
+        let mut turned = Row::default();
+        [1, 2, 0].into_iter().for_each(|row| turned.extend(copy.values().rows(widths, row, 1)));
+        assert_eq!(turned, rows);
+        rows.bytes.pop();
+        let error = space.check("rows", rows.values()).unwrap_err().to_string();
+        assert!(error.contains("1 integers and 2 bytes per row"), "{error}");
+    }
+
+    #[test]
     fn impossible_spaces_are_refused() {
         pair().validate().unwrap();
         Space::unbounded([3]).validate().unwrap();
@@ -480,6 +500,8 @@ mod tests {
             Space::unbounded([1 << 30]),
             Space::Box { shape: vec![3], low: vec![0.0; 2], high: vec![1.0] },
             Space::Tuple { parts: vec![] },
+            Space::Bytes { shape: vec![3, 0] },
+            Space::Bytes { shape: vec![1 << 12, 1 << 13] },
             (0..9).fold(Space::Discrete { n: 2 }, |space, _| Space::Tuple { parts: vec![space] }),
         ] {
             assert!(bad.validate().is_err(), "{bad:?}");
@@ -488,7 +510,10 @@ mod tests {
 
     #[test]
     fn spaces_survive_json() {
-        let spaces = Spaces { observation: pair(), action: Space::unbounded([2]) };
+        let camera = Space::Bytes { shape: vec![3, 64, 64] };
+        assert_eq!(serde_json::to_string(&camera).unwrap(), r#"{"bytes":{"shape":[3,64,64]}}"#);
+        let observation = Space::Tuple { parts: vec![pair(), camera] };
+        let spaces = Spaces { observation, action: Space::unbounded([2]) };
         let json = serde_json::to_string(&spaces).unwrap();
         assert_eq!(serde_json::from_str::<Spaces>(&json).unwrap(), spaces, "{json}");
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use elmur_base::{Leaf, Row, Space, Spaces};
+use elmur_base::{Leaf, Row, Space, Spaces, Values};
 use elmur_envs::{
     Behind, CartPole, CartPoleExpert, Env, EnvConfig, EnvKind, Expert, Playing, TMazeExpert, Wrapped,
     Wrappers,
@@ -159,14 +159,14 @@ pub fn metadata(config: &EnvConfig, seed: u32, noise: f64) -> BTreeMap<String, S
     notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// Writes one value of a space behind those in its columns.
+/// Writes one value of a space behind those in its [`columns`].
 pub(crate) fn append(value: &Row, space: &Space, columns: &mut [Column]) {
-    let (mut floats, mut ints) = (&value.floats[..], &value.ints[..]);
+    let Values { mut floats, mut ints, mut bytes } = value.values();
     for (leaf, column) in space.leaves().iter().zip(columns) {
         match column {
             Column::F32(data) => data.extend_from_slice(floats.split_off(..leaf.len()).unwrap_or_default()),
             Column::I32(data) => data.extend_from_slice(ints.split_off(..leaf.len()).unwrap_or_default()),
-            Column::U8(_) => {}
+            Column::U8(data) => data.extend_from_slice(bytes.split_off(..leaf.len()).unwrap_or_default()),
         }
     }
 }

@@ -210,8 +210,8 @@ impl Bytes {
 ///
 /// Without `spaces` they are inferred: integer observations become `MultiDiscrete` with the largest value + 1 of the folder
 /// as sizes, bytes with three axes pixels, floats an unbounded `Box`; integer actions (T,) become `Discrete`, (T, k)
-/// `MultiDiscrete`. With `spaces` numbers are converted where nothing is lost; bytes are pixels (b / 255) in a box
-/// that ends at 1, and plain numbers in others.
+/// `MultiDiscrete`. With `spaces` numbers are converted where nothing is lost; bytes stay bytes in
+/// [`elmur_base::Space::Bytes`], are pixels (b / 255) in a box that ends at 1, and plain numbers in others.
 pub fn read_npz(folder: impl AsRef<Path>, spaces: Option<Spaces>) -> Result<Dataset> {
     let npz::Recordings { spaces, metadata, episodes, paths } = npz::read(folder.as_ref(), spaces)?;
     Dataset::from_named(spaces, metadata, episodes, |i| paths[i].clone())

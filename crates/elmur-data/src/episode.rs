@@ -15,7 +15,7 @@ pub enum ElementType {
     F32,
     /// 32-bit integers, for discrete leaves.
     I32,
-    /// Bytes, for boxes of pixels: byte `b` is the number b / 255.
+    /// Bytes, for leaves of bytes and for boxes of pixels, where byte `b` is the number b / 255.
     U8,
 }
 
@@ -42,7 +42,7 @@ pub enum Column {
     F32(Vec<f32>),
     /// Numbers of a discrete leaf.
     I32(Vec<i32>),
-    /// Numbers of a box as pixels: byte `b` is the number b / 255.
+    /// Bytes, or numbers of a box as pixels: byte `b` is the number b / 255.
     U8(Vec<u8>),
 }
 
@@ -53,7 +53,7 @@ pub enum ColumnRef<'a> {
     F32(&'a [f32]),
     /// Numbers of a discrete leaf.
     I32(&'a [i32]),
-    /// Numbers of a box as pixels: byte `b` is the number b / 255.
+    /// Bytes, or numbers of a box as pixels: byte `b` is the number b / 255.
     U8(&'a [u8]),
 }
 
@@ -244,7 +244,7 @@ impl EpisodeRef<'_> {
 }
 
 const CORRECT: &str = "correct the recording";
-const KIND: &str = "record discrete leaves as i32, boxes as f32 or u8";
+const KIND: &str = "record discrete leaves as i32, boxes as f32 or u8, bytes as u8";
 const RANGE: &str = "correct the recording, or widen the space";
 
 fn check_columns(
@@ -262,7 +262,11 @@ fn check_columns(
     for (number, (leaf, column)) in leaves.iter().zip(columns).enumerate() {
         let (name, width) = (format!("{role} leaf {number}"), leaf.len());
         if !fits(leaf, column.element_type()) {
-            let expected = if matches!(leaf, Leaf::Ints(_)) { "i32" } else { "f32 or u8" };
+            let expected = match leaf {
+                Leaf::Ints(_) => "i32",
+                Leaf::Floats { .. } => "f32 or u8",
+                Leaf::Bytes { .. } => "u8",
+            };
             return Fault::new(name, expected, column.element_type().name(), KIND);
         }
         if column.len() != rows.saturating_mul(width) {
@@ -279,7 +283,11 @@ fn check_columns(
 
 /// Whether numbers of this type can be those of the leaf.
 pub(crate) fn fits(leaf: &Leaf<'_>, element: ElementType) -> bool {
-    matches!(leaf, Leaf::Ints(_)) == (element == ElementType::I32)
+    match leaf {
+        Leaf::Ints(_) => element == ElementType::I32,
+        Leaf::Floats { .. } => element != ElementType::I32,
+        Leaf::Bytes { .. } => element == ElementType::U8,
+    }
 }
 
 /// The first number that does not belong to the leaf: its row, its place there, what was expected and what it is.
@@ -306,6 +314,7 @@ fn misfit(leaf: &Leaf<'_>, column: ColumnRef<'_>, bounded: bool) -> Option<(usiz
             let (step, entry, x) = first(x, width, inside)?;
             Some((step, entry, format!("an integer from 0 to {}", sizes[entry] - 1), x.to_string()))
         }
+        (Leaf::Bytes { .. }, _) => None,
         (_, ColumnRef::F32(x)) => first(x, width, within).map(|(step, entry, x)| report(step, entry, x)),
         (_, ColumnRef::U8(x)) => {
             if (0..width).all(|entry| within(entry, 0.0) && within(entry, 1.0)) {
@@ -318,8 +327,8 @@ fn misfit(leaf: &Leaf<'_>, column: ColumnRef<'_>, bounded: bool) -> Option<(usiz
     }
 }
 
-/// The number that a byte of a [`Column::U8`] stands for.
-fn pixel(byte: u8) -> f32 {
+/// The number that a byte of a [`Column::U8`] stands for, to policies and in boxes.
+pub(crate) fn pixel(byte: u8) -> f32 {
     f32::from(byte) / 255.0
 }
 
@@ -398,6 +407,26 @@ mod tests {
         assert!(fault(|e| e.observations.truncate(1)).contains("2 columns, one per leaf"));
         assert!(fault(|e| e.counts = Some(vec![true])).contains("2, one per step, got 1"));
         assert!(fault(|e| e.rewards.clear()).contains("at least one step"));
+    }
+
+    #[test]
+    fn leaves_of_bytes_are_recorded_as_bytes() {
+        let spaces =
+            Spaces { observation: Space::Bytes { shape: vec![2] }, action: Space::Discrete { n: 1 } };
+        let mut episode = Episode {
+            observations: vec![Column::U8(vec![0, 255])],
+            actions: vec![Column::I32(vec![0])],
+            rewards: vec![0.0],
+            terminated: true,
+            truncated: false,
+            counts: None,
+        };
+        episode.view().validate(&spaces).unwrap();
+        for wrong in [Column::F32(vec![0.0, 1.0]), Column::I32(vec![0, 1])] {
+            episode.observations[0] = wrong;
+            let text = episode.view().validate(&spaces).unwrap_err().to_string();
+            assert!(text.contains("observation leaf 0: expected u8, got"), "{text}");
+        }
     }
 
     #[test]

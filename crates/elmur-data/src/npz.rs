@@ -259,7 +259,7 @@ impl Array {
         let width: usize = leaves.iter().map(Leaf::len).sum();
         let axes = |shape: &[usize]| shape.iter().copied().filter(|n| *n != 1).collect::<Vec<_>>();
         let image = match &leaves[..] {
-            [Leaf::Floats { shape, .. }] if shape.len() > 1 => Some(*shape),
+            [Leaf::Floats { shape, .. } | Leaf::Bytes { shape }] if shape.len() > 1 => Some(*shape),
             _ => None,
         };
         if self.width() != width || image.is_some_and(|image| axes(image) != axes(&self.shape[1..])) {
@@ -304,6 +304,10 @@ fn converted(numbers: Column, leaf: &Leaf<'_>) -> Result<Column, String> {
         }
         (Leaf::Floats { high, .. }, Column::U8(x)) if high.iter().all(|high| *high <= 1.0) => Column::U8(x),
         (Leaf::Floats { .. }, numbers) => Column::F32(floats(numbers)),
+        (Leaf::Bytes { .. }, numbers) if numbers.view().element_type() != ElementType::U8 => {
+            let name = numbers.view().element_type().name();
+            return Err(format!("holds {name} where the space has bytes; save x.astype('uint8')"));
+        }
         (_, numbers) => numbers,
     })
 }
@@ -464,7 +468,7 @@ fn npy(columns: &[ColumnRef<'_>], space: &Space, steps: usize, action: bool) -> 
     let mut shape = vec![steps];
     match space {
         Space::Discrete { .. } if action => {}
-        Space::Box { shape: axes, .. } => shape.extend(axes),
+        Space::Box { shape: axes, .. } | Space::Bytes { shape: axes } => shape.extend(axes),
         _ => shape.push(leaves.iter().map(Leaf::len).sum()),
     }
     let mut data = Vec::new();

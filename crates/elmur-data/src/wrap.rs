@@ -1,10 +1,10 @@
 //! Datasets as an environment behind wrappers would have shown them.
 
-use elmur_base::{Row, Space};
+use elmur_base::{Leaf, Row, Space};
 use elmur_envs::{Wrappers, Wrapping};
 
 use crate::collect::{append, columns};
-use crate::episode::{ColumnRef, Episode};
+use crate::episode::{ColumnRef, Episode, pixel};
 use crate::error::{Error, Result};
 use crate::{Dataset, EpisodeRef};
 
@@ -46,15 +46,14 @@ pub fn wrap(dataset: &Dataset, wrappers: Wrappers) -> Result<Dataset> {
 
 /// Reads row `t` of a space's columns.
 fn row(columns: &[ColumnRef<'_>], space: &Space, t: usize, value: &mut Row) {
-    let (mut floats, mut ints) = (value.floats.iter_mut(), value.ints.iter_mut());
+    value.clear();
     for (leaf, column) in space.leaves().iter().zip(columns) {
         let range = t * leaf.len()..(t + 1) * leaf.len();
-        match column {
-            ColumnRef::F32(data) => data[range].iter().zip(&mut floats).for_each(|(x, to)| *to = *x),
-            ColumnRef::U8(data) => {
-                data[range].iter().zip(&mut floats).for_each(|(x, to)| *to = f32::from(*x) / 255.0);
-            }
-            ColumnRef::I32(data) => data[range].iter().zip(&mut ints).for_each(|(x, to)| *to = *x),
+        match (leaf, column) {
+            (_, ColumnRef::F32(data)) => value.floats.extend_from_slice(&data[range]),
+            (_, ColumnRef::I32(data)) => value.ints.extend_from_slice(&data[range]),
+            (Leaf::Bytes { .. }, ColumnRef::U8(data)) => value.bytes.extend_from_slice(&data[range]),
+            (_, ColumnRef::U8(data)) => value.floats.extend(data[range].iter().map(|byte| pixel(*byte))),
         }
     }
 }

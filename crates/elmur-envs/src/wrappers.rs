@@ -1,9 +1,10 @@
 //! The usual changes of what an environment shows and takes, as options of any environment.
 //!
-//! In this order: the observation, then the previous action, then the first-step flag; all of it as floats where asked for. Where
-//! actions are made flat, the previous action is still shown as the environment's own.
+//! In this order: the observation, then the previous action, then the first-step flag; all of it as floats where asked
+//! for, except bytes, which no wrapper changes. Where actions are made flat, the previous action is still shown as the
+//! environment's own.
 
-use elmur_base::{Leaf, Row, Space, Spaces, Values, ValuesMut, bound_at};
+use elmur_base::{Leaf, Row, Space, Spaces, Values, ValuesMut, Widths, bound_at};
 use serde::{Deserialize, Serialize};
 
 use crate::env::{Env, Expert, Step};
@@ -18,8 +19,10 @@ pub struct Wrappers {
     /// Observations end with a flag that is 1 at the start of an episode and 0 after it.
     pub first_step: bool,
     /// Observations are floats: every discrete number becomes as many as it has values, one of them 1 and the others 0.
+    /// Leaves of bytes (cameras) stay bytes and come first; everything else is one box behind them.
     pub one_hot: bool,
-    /// Observations are floats: every discrete number becomes one, of the same value (the published code's way). Not with `one_hot`.
+    /// Observations are floats: every discrete number becomes one, of the same value (the published code's way). Bytes
+    /// as with `one_hot`. Not together with `one_hot`.
     pub as_floats: bool,
     /// Actions of several choices become one number, row-major: row * columns + column.
     pub flat_action: bool,
@@ -87,7 +90,7 @@ pub struct Wrapping {
     /// Choices of the own action's integers.
     choices: Vec<usize>,
     entries: Vec<Entry>,
-    /// The whole observation before it becomes floats.
+    /// The whole observation before its numbers become floats.
     plain: Row,
 }
 
@@ -113,7 +116,7 @@ impl Wrapping {
         let plain = extended(own, wrappers);
         let entries = entries(&plain, wrappers.one_hot);
         let encoded = wrappers.one_hot || wrappers.as_floats;
-        let observation = if encoded { floats(&plain, &entries) } else { plain.clone() };
+        let observation = if encoded { encoded_space(&plain, &entries) } else { plain.clone() };
         let spaces = Spaces { observation, action };
         Ok(Self { wrappers, encoded, spaces, bounds, choices, entries, plain: Row::of(&plain) })
     }
@@ -128,8 +131,8 @@ impl Wrapping {
         let target = if self.encoded { self.plain.as_mut() } else { out.reborrow() };
         let (floats, more_floats) = target.floats.split_at_mut(own.floats.len());
         let (ints, more_ints) = target.ints.split_at_mut(own.ints.len());
-        floats.copy_from_slice(own.floats);
-        ints.copy_from_slice(own.ints);
+        let (bytes, more_bytes) = target.bytes.split_at_mut(own.bytes.len());
+        ValuesMut { floats, ints, bytes }.copy_from(own);
         let mut rest = more_ints.iter_mut();
         if self.wrappers.previous_action {
             let last = |i: usize| previous.map_or(0.0, |action| action.floats[i]);
@@ -138,23 +141,27 @@ impl Wrapping {
             }
             let last = |i: usize| previous.map_or(0, |action| action.ints[i]);
             (0..self.choices.len()).zip(&mut rest).for_each(|(i, x)| *x = last(i));
+            match previous {
+                Some(action) => more_bytes.copy_from_slice(action.bytes),
+                None => more_bytes.fill(0),
+            }
         }
         if let Some(flag) = rest.next() {
             *flag = i32::from(previous.is_none());
         }
         if self.encoded {
             encode(&self.entries, self.plain.values(), out.floats);
+            out.bytes.copy_from_slice(&self.plain.bytes);
         }
     }
 
     /// Writes the environment's own action as it is taken from outside.
-    pub fn wrap_action(&self, own: Values<'_>, action: ValuesMut<'_>) {
-        action.floats.copy_from_slice(own.floats);
+    pub fn wrap_action(&self, own: Values<'_>, mut action: ValuesMut<'_>) {
         if self.wrappers.flat_action {
             let flat = own.ints.iter().zip(&self.choices).fold(0, |flat, (i, n)| flat * *n as i32 + i);
             action.ints.fill(flat);
         } else {
-            action.ints.copy_from_slice(own.ints);
+            action.copy_from(own);
         }
     }
 
@@ -237,7 +244,8 @@ fn flat(action: &Space, choices: &[usize]) -> Result<Space> {
         let got: String = format!("{action:?}").chars().take(80).collect();
         Err(Error::Config { key: "wrappers.flat_action", expected: expected.to_owned(), got })
     };
-    if action.widths().floats > 0 {
+    let Widths { floats, bytes, .. } = action.widths();
+    if floats + bytes > 0 {
         return fail("an environment with discrete actions");
     }
     let count = choices.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
@@ -273,6 +281,20 @@ fn entries(space: &Space, one_hot: bool) -> Vec<Entry> {
         Leaf::Bytes { .. } => vec![],
     };
     space.leaves().iter().flat_map(entries).collect()
+}
+
+/// A space whose numbers have become floats: leaves of bytes, then a box of all the others.
+fn encoded_space(space: &Space, entries: &[Entry]) -> Space {
+    let mut parts: Vec<Space> = Vec::new();
+    for leaf in space.leaves() {
+        if let Leaf::Bytes { shape } = leaf {
+            parts.push(Space::Bytes { shape: shape.to_vec() });
+        }
+    }
+    if !entries.is_empty() {
+        parts.push(floats(space, entries));
+    }
+    if parts.len() == 1 { parts.remove(0) } else { Space::Tuple { parts } }
 }
 
 /// The box of a space's numbers as floats.
@@ -502,6 +524,67 @@ mod tests {
         assert_eq!(seen.floats, [7.0, 0.0]);
         env.step(Values::floats(&[3.5]), seen.as_mut()).unwrap();
         assert_eq!(seen.floats, [7.0, 2.0]);
+    }
+
+    /// A camera, a choice and a number; what it is told is a byte.
+    struct Camera(Spaces);
+
+    impl Camera {
+        fn new() -> Self {
+            let parts =
+                vec![Space::Discrete { n: 3 }, Space::Bytes { shape: vec![1, 2] }, Space::unbounded([1])];
+            Self(Spaces { observation: Space::Tuple { parts }, action: Space::Bytes { shape: vec![1] } })
+        }
+    }
+
+    impl Env for Camera {
+        fn spaces(&self) -> &Spaces {
+            &self.0
+        }
+        fn reset(&mut self, _: u64, mut observation: ValuesMut<'_>) -> Result<()> {
+            observation.copy_from(Values { floats: &[0.5], ints: &[2], bytes: &[7, 8] });
+            Ok(())
+        }
+        fn step(&mut self, _: Values<'_>, _: ValuesMut<'_>) -> Result<Step> {
+            Ok(Step::default())
+        }
+    }
+
+    #[test]
+    fn bytes_stay_bytes_in_front_of_what_becomes_floats() {
+        let shown = |names: &[&str]| {
+            let mut env = Wrapped::new(Camera::new(), Wrappers::named(names).unwrap()).unwrap();
+            let mut seen = Row::of(&env.spaces().observation);
+            env.reset(0, seen.as_mut()).unwrap();
+            assert_eq!(seen.bytes[2..], vec![0; seen.bytes.len() - 2], "no action yet");
+            env.step(Values { bytes: &[9], ..Values::default() }, seen.as_mut()).unwrap();
+            (env.spaces().observation.clone(), seen)
+        };
+        let Space::Tuple { parts: plain } = Camera::new().0.observation else { panic!("a tuple") };
+        let (camera, told) = (plain[1].clone(), Space::Bytes { shape: vec![1] });
+
+        let (space, seen) = shown(&["previous_action", "first_step"]);
+        let more = vec![told.clone(), Space::Discrete { n: 2 }];
+        assert_eq!(space, Space::Tuple { parts: [plain, more].concat() });
+        assert_eq!(seen, Row { floats: vec![0.5], ints: vec![2, 0], bytes: vec![7, 8, 9] });
+
+        let (space, seen) = shown(&["previous_action", "one_hot"]);
+        let Space::Tuple { parts } = &space else { panic!("a tuple") };
+        assert_eq!(parts[..2], [camera.clone(), told]);
+        assert_eq!((parts[2].widths().floats, parts.len()), (4, 3));
+        assert_eq!(seen, Row { floats: vec![0.0, 0.0, 1.0, 0.5], ints: vec![], bytes: vec![7, 8, 9] });
+
+        let (space, seen) = shown(&["as_floats"]);
+        assert_eq!(
+            (space.leaves().len(), &seen.floats[..], &seen.bytes[..]),
+            (2, &[2.0, 0.5][..], &[7, 8][..])
+        );
+
+        let error = Wrapped::new(Camera::new(), Wrappers::named(&["flat_action"]).unwrap()).err().unwrap();
+        assert!(error.to_string().contains("discrete actions"), "{error}");
+        let only = Spaces { observation: camera.clone(), action: Space::Discrete { n: 2 } };
+        let wrapping = Wrapping::new(&only, Wrappers::named(&["one_hot"]).unwrap()).unwrap();
+        assert_eq!(wrapping.spaces().observation, camera, "nothing to encode");
     }
 
     #[test]
