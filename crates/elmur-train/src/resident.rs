@@ -1,10 +1,10 @@
 //! A dataset in a device's memory: one row per step, so that a batch is only a list of rows.
 
+use elmur_base::{Field, FieldMut};
 use elmur_data::{Crop, Dataset, Window};
 use elmur_engine::{DType, Device, Graph, Store};
 use elmur_model::ModelConfig;
 use elmur_model::config::Observation;
-use elmur_model::segments::IGNORED;
 
 use crate::error::Result;
 
@@ -58,39 +58,41 @@ impl Resident {
                 starts: &[usize],
                 len: usize,
                 each: usize,
-                f: impl Fn(Window<'_>, &mut [T]),
-            ) -> Vec<T> {
+                f: impl Fn(Window<'_>, &mut [T]) -> elmur_data::Result<()>,
+            ) -> elmur_data::Result<Vec<T>> {
                 let mut data = vec![T::default(); len];
                 for (episode, start) in starts.iter().enumerate() {
                     let length = dataset.episode(episode).steps() + 1;
                     let crops = [Crop { episode, start: 0 }];
                     let window = Window { dataset, crops: &crops, offset: 0, length };
-                    f(window, &mut data[start * each..(start + length) * each]);
+                    f(window, &mut data[start * each..(start + length) * each])?;
                 }
-                data
+                Ok(data)
             }
             // Part 0 of an observation that has no others is just `observation`.
             let leaf = what.strip_prefix("observation.").and_then(|n| n.parse().ok()).unwrap_or(0);
             match (what, ty.dtype) {
                 ("targets", DType::I64) => {
-                    let get = |w: Window<'_>, out: &mut [i64]| w.action_ints(true, out, |_| IGNORED);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
+                    let get = |w: Window<'_>, out: &mut [i64]| w.fill(Field::Target, FieldMut::I64(out));
+                    store.set(name, &fill(dataset, &starts, ty.len(), each, get)?)?;
                 }
                 ("targets", _) => {
-                    let get = |w: Window<'_>, out: &mut [f32]| w.action_floats(out);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
+                    let get = |w: Window<'_>, out: &mut [f32]| w.fill(Field::Target, FieldMut::F32(out));
+                    store.set(name, &fill(dataset, &starts, ty.len(), each, get)?)?;
                 }
                 ("mask", _) => {
-                    let get = |w: Window<'_>, out: &mut [bool]| w.counted(out);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
+                    let get = |w: Window<'_>, out: &mut [bool]| w.fill(Field::Imitate, FieldMut::Bool(out));
+                    store.set(name, &fill(dataset, &starts, ty.len(), each, get)?)?;
                 }
                 (_, DType::I32) => {
-                    let get = |w: Window<'_>, out: &mut [i32]| w.observation_ints(leaf, out);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
+                    let get =
+                        |w: Window<'_>, out: &mut [i32]| w.fill(Field::Observation(leaf), FieldMut::I32(out));
+                    store.set(name, &fill(dataset, &starts, ty.len(), each, get)?)?;
                 }
                 _ => {
-                    let get = |w: Window<'_>, out: &mut [f32]| w.observation_floats(leaf, out);
-                    store.set(name, &fill(dataset, &starts, ty.len(), each, get))?;
+                    let get =
+                        |w: Window<'_>, out: &mut [f32]| w.fill(Field::Observation(leaf), FieldMut::F32(out));
+                    store.set(name, &fill(dataset, &starts, ty.len(), each, get)?)?;
                 }
             }
         }

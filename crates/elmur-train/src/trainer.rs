@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
+use elmur_base::{Field, FieldMut};
 use elmur_data::{Dataset, Sampler, Window};
 use elmur_engine::{AdamW, DType, Device, Program, Readback, Store};
 use elmur_model::config::{Action, Observation, Token};
-use elmur_model::segments::{IGNORED, REPORT, SegmentClock, Start, TrainSettings, training_graph};
+use elmur_model::segments::{REPORT, SegmentClock, Start, TrainSettings, training_graph};
 use elmur_model::tensors::{self, HostTensor, Numbers, Tensors};
 use elmur_model::{Checkpoint, init};
 
@@ -180,7 +181,7 @@ impl<'a> Trainer<'a> {
                 let offset = (run * through + k) * model.segment_length;
                 let window =
                     Window { dataset: self.dataset, crops: &crops, offset, length: model.segment_length };
-                window.counted(&mut counted);
+                window.fill(Field::Imitate, FieldMut::Bool(&mut counted))?;
                 report.tokens += counted.iter().filter(|c| **c).count() as u64;
                 match &self.resident {
                     Some(resident) => resident.fill(part(program, "steps", k, through)?, window),
@@ -366,33 +367,29 @@ fn fill(
     for (leaf, (name, observation)) in parts.into_iter().enumerate() {
         match observation {
             Observation::Categorical { .. } => {
-                window.observation_ints(leaf, part::<i32>(program, &name, k, count)?);
+                let out = FieldMut::I32(part(program, &name, k, count)?);
+                window.fill(Field::Observation(leaf), out)?;
             }
-            _ => window.observation_floats(leaf, part::<f32>(program, &name, k, count)?),
+            _ => window.fill(Field::Observation(leaf), FieldMut::F32(part(program, &name, k, count)?))?,
         }
     }
     match &model.action {
         Action::Continuous { .. } => {
-            window.action_floats(part::<f32>(program, "targets", k, count)?);
+            window.fill(Field::Target, FieldMut::F32(part(program, "targets", k, count)?))?;
             part::<bool>(program, "mask", k, count)?.copy_from_slice(counted);
         }
-        _ => window.action_ints(true, part::<i64>(program, "targets", k, count)?, |_| IGNORED),
+        _ => window.fill(Field::Target, FieldMut::I64(part(program, "targets", k, count)?))?,
     }
     if has_token(model, Token::Action) {
         match &model.action {
-            Action::Continuous { .. } => window.action_floats(part::<f32>(program, "action", k, count)?),
-            action => {
-                let sizes = action.sizes();
-                let mut actions = vec![0i64; counted.len() * sizes.len()];
-                // One past the last action stands for none.
-                window.action_ints(false, &mut actions, |i| sizes[i] as i64);
-                let target = part::<i32>(program, "action", k, count)?;
-                target.iter_mut().zip(actions).for_each(|(t, a)| *t = a as i32);
+            Action::Continuous { .. } => {
+                window.fill(Field::Action, FieldMut::F32(part(program, "action", k, count)?))?;
             }
+            _ => window.fill(Field::Action, FieldMut::I32(part(program, "action", k, count)?))?,
         }
     }
     if has_token(model, Token::Return) {
-        window.returns_to_go(part::<f32>(program, "returns", k, count)?);
+        window.fill(Field::ReturnToGo, FieldMut::F32(part(program, "returns", k, count)?))?;
     }
     Ok(())
 }
