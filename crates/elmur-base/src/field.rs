@@ -1,5 +1,7 @@
 //! What a recorded step consists of, as learners ask for it.
 
+use std::fmt;
+
 /// One of the things that a step of an episode consists of. A policy says which of them it learns from; a dataset hands
 /// them out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,4 +23,60 @@ pub enum Field {
 impl Field {
     /// The discrete [`Field::Target`] of a step that is not to be imitated.
     pub const IGNORED: i64 = -10;
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Field::Observation(leaf) => write!(f, "observation leaf {leaf}"),
+            Field::Action => write!(f, "action"),
+            Field::Target => write!(f, "target"),
+            Field::Imitate => write!(f, "imitate"),
+            Field::ReturnToGo => write!(f, "return to go"),
+        }
+    }
+}
+
+/// Room for the numbers of a [`Field`] over some steps, in the type that the learner computes with.
+#[derive(Debug, PartialEq)]
+pub enum FieldMut<'a> {
+    /// 32-bit floats.
+    F32(&'a mut [f32]),
+    /// 32-bit integers.
+    I32(&'a mut [i32]),
+    /// 64-bit integers.
+    I64(&'a mut [i64]),
+    /// Bytes.
+    U8(&'a mut [u8]),
+    /// Flags.
+    Bool(&'a mut [bool]),
+}
+
+impl FieldMut<'_> {
+    /// How many numbers there is room for.
+    pub fn len(&self) -> usize {
+        match self {
+            FieldMut::F32(out) => out.len(),
+            FieldMut::I32(out) => out.len(),
+            FieldMut::I64(out) => out.len(),
+            FieldMut::U8(out) => out.len(),
+            FieldMut::Bool(out) => out.len(),
+        }
+    }
+
+    /// Whether there is room for nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The name of the element type: f32, i32, i64, u8 or bool.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            FieldMut::F32(_) => "f32",
+            FieldMut::I32(_) => "i32",
+            FieldMut::I64(_) => "i64",
+            FieldMut::U8(_) => "u8",
+            FieldMut::Bool(_) => "bool",
+        }
+    }
 }

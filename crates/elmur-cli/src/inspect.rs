@@ -77,7 +77,7 @@ fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
             "dataset": path.display().to_string(), "spaces": dataset.spaces(), "metadata": dataset.metadata(),
             "episodes": s.episodes, "steps": s.steps, "torn_bytes": dataset.torn_bytes(),
             "return": s.returns, "length": s.lengths, "terminated": s.terminated, "truncated": s.truncated,
-            "counted": s.counted_share,
+            "counted": s.imitated_share,
         });
         say(&row.to_string());
         return Ok(());
@@ -89,7 +89,7 @@ fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
     say(&format!("  return       {mean:.3} ± {sem:.3} mean, {min:.3} to {max:.3}"));
     say(&format!("  length       {:.1} mean, {} to {}", s.lengths.mean, s.lengths.min, s.lengths.max));
     say(&format!("  ended        {} terminated, {} truncated", s.terminated, s.truncated));
-    say(&format!("  imitated     {:.1}% of steps", 100.0 * s.counted_share));
+    say(&format!("  imitated     {:.1}% of steps", 100.0 * s.imitated_share));
     for (key, value) in dataset.metadata() {
         say(&format!("  {key:<12} {value}"));
     }

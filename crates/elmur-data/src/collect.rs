@@ -25,16 +25,16 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) 
         rewards: Vec::new(),
         terminated: false,
         truncated: false,
-        counts: None,
+        imitate: None,
     };
-    let mut counts = Vec::new();
+    let mut imitate = Vec::new();
     let mut rng = Rng::new(seed, NOISE);
     env.reset(seed, observation.as_mut())?;
     expert.reset();
     loop {
         append(&observation, &spaces.observation, &mut episode.observations);
         if episode.terminated || episode.truncated {
-            episode.counts = counts.contains(&false).then_some(counts);
+            episode.imitate = imitate.contains(&false).then_some(imitate);
             return Ok(episode);
         }
         expert.act(env, observation.values(), action.as_mut());
@@ -52,7 +52,7 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) 
             }
         }
         append(&action, &spaces.action, &mut episode.actions);
-        counts.push(env.uses_action() && !slip);
+        imitate.push(env.uses_action() && !slip);
         let step = env.step(action.values(), observation.as_mut())?;
         episode.rewards.push(step.reward as f32);
         (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
@@ -242,13 +242,13 @@ mod tests {
     fn ignored_actions_are_marked() {
         let data = demonstrations(task("popgym-RepeatPreviousEasy"), 4);
         for i in 0..data.len() {
-            let counts = data.episode(i).counts.unwrap();
-            assert_eq!(counts.len(), 51);
-            assert!(counts.iter().enumerate().all(|(t, counts)| *counts == (t >= 3)));
+            let imitate = data.episode(i).imitate.unwrap();
+            assert_eq!(imitate.len(), 51);
+            assert!(imitate.iter().enumerate().all(|(t, imitate)| *imitate == (t >= 3)));
             assert!((data.episode(i).episode_return() - 1.0).abs() < 1e-5);
         }
         let data = demonstrations(task("popgym-RepeatFirstEasy"), 2);
-        assert_eq!(data.episode(0).counts, None);
+        assert_eq!(data.episode(0).imitate, None);
     }
 
     /// Slips are rare, marked, and hardly cost anything: the expert knows of them.
@@ -266,7 +266,7 @@ mod tests {
                 (task(&format!("popgym-{family}Easy")), 0.0, 0, 0);
             collect(&config, 40, 3, 0.1, 0, |episode| {
                 returns += episode.episode_return() / 40.0;
-                slips += episode.counts.iter().flatten().filter(|counts| !**counts).count();
+                slips += episode.imitate.iter().flatten().filter(|imitate| !**imitate).count();
                 steps += episode.steps();
                 Ok(())
             })

@@ -178,13 +178,13 @@ impl Dataset {
     pub fn summary(&self) -> Summary {
         let count = |f: fn(&EpisodeRef<'_>) -> bool| self.episodes().filter(|e| f(e)).count();
         let steps: usize = self.episodes().map(|e| e.steps()).sum();
-        let counted: usize = self.episodes().map(|e| e.counted_steps()).sum();
+        let imitated: usize = self.episodes().map(|e| e.imitated_steps()).sum();
         Summary {
             episodes: self.len(),
             steps,
             returns: Statistics::of(self.episodes().map(|e| e.episode_return())),
             lengths: Statistics::of(self.episodes().map(|e| e.steps() as f64)),
-            counted_share: counted as f64 / steps as f64,
+            imitated_share: imitated as f64 / steps as f64,
             terminated: count(|e| e.terminated),
             truncated: count(|e| e.truncated),
         }
@@ -236,7 +236,7 @@ pub struct Summary {
     /// Steps of episodes.
     pub lengths: Statistics,
     /// Share of steps whose action is worth imitating.
-    pub counted_share: f64,
+    pub imitated_share: f64,
     /// Episodes whose task had ended.
     pub terminated: usize,
     /// Episodes that were cut off.

@@ -126,8 +126,8 @@ pub struct Episode {
     pub terminated: bool,
     /// The episode was cut off, by a time limit for example.
     pub truncated: bool,
-    /// Steps whose action is worth imitating, `[T]`; none means all.
-    pub counts: Option<Vec<bool>>,
+    /// Whether each step's action is worth imitating, `[T]`; none means all are.
+    pub imitate: Option<Vec<bool>>,
 }
 
 /// A borrowed [`Episode`]: what datasets hand out.
@@ -143,8 +143,8 @@ pub struct EpisodeRef<'a> {
     pub terminated: bool,
     /// The episode was cut off.
     pub truncated: bool,
-    /// Steps whose action is worth imitating, `[T]`; none means all.
-    pub counts: Option<&'a [bool]>,
+    /// Whether each step's action is worth imitating, `[T]`; none means all are.
+    pub imitate: Option<&'a [bool]>,
 }
 
 impl Episode {
@@ -156,7 +156,7 @@ impl Episode {
             rewards: &self.rewards,
             terminated: self.terminated,
             truncated: self.truncated,
-            counts: self.counts.as_deref(),
+            imitate: self.imitate.as_deref(),
         }
     }
 
@@ -189,8 +189,8 @@ impl EpisodeRef<'_> {
     }
 
     /// How many steps have an action worth imitating.
-    pub fn counted_steps(&self) -> usize {
-        self.counts.map_or(self.steps(), |counts| counts.iter().filter(|c| **c).count())
+    pub fn imitated_steps(&self) -> usize {
+        self.imitate.map_or(self.steps(), |imitate| imitate.iter().filter(|imitate| **imitate).count())
     }
 
     /// Whether the observation after the last action is there (T + 1 observations instead of T).
@@ -208,7 +208,7 @@ impl EpisodeRef<'_> {
             rewards: self.rewards.to_vec(),
             terminated: self.terminated,
             truncated: self.truncated,
-            counts: self.counts.map(<[bool]>::to_vec),
+            imitate: self.imitate.map(<[bool]>::to_vec),
         }
     }
 
@@ -234,9 +234,9 @@ impl EpisodeRef<'_> {
             let what = format!("reward of step {step}");
             return Fault::new(what, "a finite number", self.rewards[step], CORRECT);
         }
-        match self.counts {
-            Some(counts) if counts.len() != steps => {
-                Fault::new("counts", format!("{steps}, one per step"), counts.len(), CORRECT)
+        match self.imitate {
+            Some(imitate) if imitate.len() != steps => {
+                Fault::new("imitate", format!("{steps}, one per step"), imitate.len(), CORRECT)
             }
             _ => Ok(()),
         }
@@ -358,7 +358,7 @@ mod tests {
             rewards: vec![1.0, 0.5],
             terminated: true,
             truncated: false,
-            counts: Some(vec![true, false]),
+            imitate: Some(vec![true, false]),
         }
     }
 
@@ -372,7 +372,7 @@ mod tests {
     fn a_fitting_episode_passes_and_counts_its_steps() {
         let episode = episode();
         episode.view().validate(&spaces()).unwrap();
-        assert_eq!((episode.steps(), episode.episode_return(), episode.view().counted_steps()), (2, 1.5, 1));
+        assert_eq!((episode.steps(), episode.episode_return(), episode.view().imitated_steps()), (2, 1.5, 1));
         assert!(episode.view().has_final_observation(&spaces()));
         assert_eq!(episode.view().to_episode(), episode);
     }
@@ -405,7 +405,7 @@ mod tests {
         // The first column decides whether there is a final observation; the others must agree.
         assert!(fault(|e| e.observations[1] = Column::U8(vec![0; 4])).contains("3 rows of 2 numbers"));
         assert!(fault(|e| e.observations.truncate(1)).contains("2 columns, one per leaf"));
-        assert!(fault(|e| e.counts = Some(vec![true])).contains("2, one per step, got 1"));
+        assert!(fault(|e| e.imitate = Some(vec![true])).contains("2, one per step, got 1"));
         assert!(fault(|e| e.rewards.clear()).contains("at least one step"));
     }
 
@@ -419,7 +419,7 @@ mod tests {
             rewards: vec![0.0],
             terminated: true,
             truncated: false,
-            counts: None,
+            imitate: None,
         };
         episode.view().validate(&spaces).unwrap();
         for wrong in [Column::F32(vec![0.0, 1.0]), Column::I32(vec![0, 1])] {
@@ -438,7 +438,7 @@ mod tests {
             rewards: vec![0.0],
             terminated: false,
             truncated: false,
-            counts: None,
+            imitate: None,
         };
         episode.view().validate(&dark).unwrap();
         episode.observations[0] = Column::U8(vec![0, 128]);

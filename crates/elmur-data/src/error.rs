@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use elmur_base::Field;
+
 /// Result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -37,6 +39,16 @@ pub enum Error {
         episode: usize,
         /// What does not fit.
         fault: Fault,
+    },
+    /// A field that a dataset does not have, or not in the type or size that was asked for.
+    #[error("{field}: expected {expected}, got {got}")]
+    Field {
+        /// The field.
+        field: Field,
+        /// What there is.
+        expected: String,
+        /// What was asked for.
+        got: String,
     },
     /// The environment that demonstrations were to come from.
     #[error(transparent)]
@@ -89,6 +101,10 @@ impl Error {
 
     pub(crate) fn damaged(path: &Path, episode: usize, offset: u64, problem: impl Into<String>) -> Self {
         Error::Damaged { path: path.to_owned(), episode, offset, problem: problem.into() }
+    }
+
+    pub(crate) fn field(field: Field, expected: impl ToString, got: impl ToString) -> Self {
+        Error::Field { field, expected: expected.to_string(), got: got.to_string() }
     }
 
     pub(crate) fn episode(path: &Path, episode: usize, fault: Fault) -> Self {

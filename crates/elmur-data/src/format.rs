@@ -246,7 +246,7 @@ impl Head {
 pub(crate) struct Shape {
     steps: usize,
     flags: u32,
-    counts: Option<Vec<bool>>,
+    imitate: Option<Vec<bool>>,
 }
 
 impl Shape {
@@ -279,14 +279,14 @@ impl Shape {
         if len != payload.len() as u128 {
             return Err(format!("a payload of {} bytes for {steps} steps, which take {len}", payload.len()));
         }
-        let mut shape = Self { steps: steps as usize, flags, counts: None };
+        let mut shape = Self { steps: steps as usize, flags, imitate: None };
         if flags & COUNTS != 0 {
             let start = payload.len() - shape.steps.next_multiple_of(8);
             let counts = &payload[start..start + shape.steps];
             if counts.iter().any(|c| *c > 1) {
                 return Err("counts other than 0 and 1".to_owned());
             }
-            shape.counts = Some(counts.iter().map(|c| *c == 1).collect());
+            shape.imitate = Some(counts.iter().map(|c| *c == 1).collect());
         }
         Ok(shape)
     }
@@ -310,7 +310,7 @@ impl Shape {
             rewards: bytemuck::cast_slice(&rest[..4 * self.steps]),
             terminated: self.flags & TERMINATED != 0,
             truncated: self.flags & TRUNCATED != 0,
-            counts: self.counts.as_deref(),
+            imitate: self.imitate.as_deref(),
         }
     }
 }
@@ -321,7 +321,7 @@ pub(crate) fn encode(episode: &EpisodeRef<'_>, spaces: &Spaces, number: u32) -> 
     let flags = flag(episode.terminated, TERMINATED)
         | flag(episode.truncated, TRUNCATED)
         | flag(episode.has_final_observation(spaces), FINAL_OBSERVATION)
-        | flag(episode.counts.is_some(), COUNTS);
+        | flag(episode.imitate.is_some(), COUNTS);
     let mut bytes = vec![0; HEAD];
     bytes.extend((episode.steps() as u64).to_le_bytes());
     bytes.extend(u64::from(flags).to_le_bytes());
@@ -337,8 +337,8 @@ pub(crate) fn encode(episode: &EpisodeRef<'_>, spaces: &Spaces, number: u32) -> 
         }
     }
     put(bytemuck::cast_slice(episode.rewards));
-    if let Some(counts) = episode.counts {
-        put(&counts.iter().map(|c| u8::from(*c)).collect::<Vec<_>>());
+    if let Some(imitate) = episode.imitate {
+        put(&imitate.iter().map(|x| u8::from(*x)).collect::<Vec<_>>());
     }
     let payload = &bytes[HEAD..];
     let head = Head { payload_crc: crc32fast::hash(payload), payload_len: payload.len() as u64 };

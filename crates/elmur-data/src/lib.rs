@@ -4,7 +4,7 @@
 //! - [`Dataset`]: checked episodes of the same spaces, from memory, an `.elmur` file or a folder of `.npz` files.
 //! - [`Writer`], [`Reader`]: `.elmur` files one episode at a time. `docs/dataset-format.md` specifies them: every byte is
 //!   covered by a checksum, and a writer that is killed costs at most the episode it was writing.
-//! - [`collect`]: demonstrations. [`wrap`]: the same behind wrappers. [`Sampler`], [`Window`]: crops and batches of them.
+//! - [`collect`]: demonstrations. [`wrap`]: the same behind wrappers. [`Sampler`]: crops of them. [`Window`]: the numbers of a batch.
 //! - [`read_npz`], [`write_npz`]: the layout of the published datasets.
 //!
 //! ```
@@ -25,7 +25,7 @@
 //!     rewards: vec![0.0, 1.0],
 //!     terminated: true,
 //!     truncated: false,
-//!     counts: None,
+//!     imitate: None,
 //! })?;
 //! writer.finish()?;
 //!
@@ -36,7 +36,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod batch;
 pub mod collect;
 mod dataset;
 mod episode;
@@ -44,11 +43,14 @@ mod error;
 mod format;
 mod native;
 mod npz;
+mod sampler;
+mod window;
 mod wrap;
 
-pub use batch::{Crop, Sampler, Window};
 pub use dataset::{Dataset, Summary, read_npz, write_npz};
 pub use episode::{Column, ColumnRef, ElementType, Episode, EpisodeRef};
 pub use error::{Error, Fault, Result};
 pub use native::{Reader, Writer};
+pub use sampler::{Crop, Sampler};
+pub use window::Window;
 pub use wrap::wrap;

@@ -7,7 +7,7 @@
 //! | `action` | (T,) or (T, ...) | actions |
 //! | `reward` | (T,) | rewards |
 //! | `done` | (T,) | last entry 0: cut off; otherwise, or without the key: terminated |
-//! | `counts` | (T,) | ours: steps worth imitating; none means all |
+//! | `counts` | (T,) | ours: 1 where the action is worth imitating, else 0; without the key all are |
 //!
 //! Files are zip archives of `.npy` arrays, stored or deflated. Sizes are believed only as far as the archive, the array's
 //! header and its data agree.
@@ -76,7 +76,7 @@ pub(crate) fn read(folder: &Path, spaces: Option<Spaces>) -> Result<Recordings> 
             rewards: recording.rewards,
             terminated: recording.terminated,
             truncated: !recording.terminated,
-            counts: recording.counts,
+            imitate: recording.imitate,
         });
     }
     let metadata = BTreeMap::from([("source".to_owned(), folder.display().to_string())]);
@@ -107,7 +107,7 @@ struct Recording {
     action: Array,
     rewards: Vec<f32>,
     terminated: bool,
-    counts: Option<Vec<bool>>,
+    imitate: Option<Vec<bool>>,
 }
 
 impl Recording {
@@ -157,7 +157,7 @@ impl Recording {
         Ok(Self {
             rewards: per_step("reward")?.ok_or_else(|| missing("reward"))?,
             terminated: done != Some(0.0),
-            counts: per_step("counts")?.map(|counts| counts.iter().map(|c| *c != 0.0).collect()),
+            imitate: per_step("counts")?.map(|imitate| imitate.iter().map(|x| *x != 0.0).collect()),
             observation,
             action,
         })
@@ -438,7 +438,7 @@ pub(crate) fn write<'a>(
         let steps = episode.steps();
         let mut done = vec![0; steps];
         done[steps - 1] = 1;
-        let counts = episode.counts.map(|counts| counts.iter().map(|c| u8::from(*c)).collect::<Vec<_>>());
+        let imitate = episode.imitate.map(|imitate| imitate.iter().map(|x| u8::from(*x)).collect::<Vec<_>>());
         let reward = ColumnRef::F32(episode.rewards);
         let scalar = Space::unbounded([]);
         let path = folder.join(format!("train_data_{i}.npz"));
@@ -449,7 +449,7 @@ pub(crate) fn write<'a>(
             ("reward.npy", npy(&[reward], &scalar, steps, true).map_err(fail)?),
             ("done.npy", npy_bytes("|b1", &[steps], &done)),
         ];
-        arrays.extend(counts.map(|counts| ("counts.npy", npy_bytes("|b1", &[steps], &counts))));
+        arrays.extend(imitate.map(|imitate| ("counts.npy", npy_bytes("|b1", &[steps], &imitate))));
         let bytes = zip(&arrays).map_err(|e| Error::file(&path, format!("cannot be written: {e}")))?;
         files::write_atomic(&path, &bytes)?;
     }

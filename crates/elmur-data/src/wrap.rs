@@ -35,7 +35,7 @@ pub fn wrap(dataset: &Dataset, wrappers: Wrappers) -> Result<Dataset> {
             rewards: episode.rewards.to_vec(),
             terminated: episode.terminated,
             truncated: episode.truncated,
-            counts: episode.counts.map(<[bool]>::to_vec),
+            imitate: episode.imitate.map(<[bool]>::to_vec),
         }
     };
     let episodes = dataset.episodes().map(&mut wrapped).collect();

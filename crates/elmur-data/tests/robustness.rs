@@ -64,7 +64,7 @@ fn episodes(n: usize) -> Vec<Episode> {
             rewards: (0..steps).map(|_| rng.uniform(-1.0, 1.0) as f32).collect(),
             terminated: i.is_multiple_of(2),
             truncated: i % 2 == 1,
-            counts: i.is_multiple_of(3).then(|| (0..steps).map(|_| rng.below(2) == 1).collect()),
+            imitate: i.is_multiple_of(3).then(|| (0..steps).map(|_| rng.below(2) == 1).collect()),
         }
     };
     (0..n).map(&mut episode).collect()
@@ -147,7 +147,7 @@ fn fingerprints_tell_datasets_apart_but_not_their_files() {
     let mut others = vec![episodes(4), episodes(5), episodes(5), episodes(5)];
     others[1].swap(0, 1);
     others[2][3].rewards[1] += 0.5;
-    others[3][0].counts = None;
+    others[3][0].imitate = None;
     for other in others {
         assert_ne!(print(other), whole);
     }
@@ -385,8 +385,8 @@ fn summaries_add_up() {
     assert_eq!((summary.lengths.mean, summary.lengths.min, summary.lengths.max), (2.5, 1.0, 4.0));
     let returns: Vec<f64> = episodes(4).iter().map(Episode::episode_return).collect();
     assert!((summary.returns.mean - returns.iter().sum::<f64>() / 4.0).abs() < 1e-12);
-    let counted = |e: &Episode| e.counts.as_ref().map_or(e.steps(), |c| c.iter().filter(|c| **c).count());
-    assert_eq!(summary.counted_share, episodes(4).iter().map(counted).sum::<usize>() as f64 / 10.0);
+    let imitated = |e: &Episode| e.imitate.as_ref().map_or(e.steps(), |c| c.iter().filter(|c| **c).count());
+    assert_eq!(summary.imitated_share, episodes(4).iter().map(imitated).sum::<usize>() as f64 / 10.0);
 }
 
 /// Spaces and episodes that the published layout can hold.
@@ -399,7 +399,7 @@ fn plain(observation: Space, action: Space, columns: impl Fn(usize) -> (Column, 
             rewards: (0..steps).map(|i| i as f32 - 0.5).collect(),
             terminated: true,
             truncated: false,
-            counts: (steps == 2).then(|| vec![false, true]),
+            imitate: (steps == 2).then(|| vec![false, true]),
         }
     };
     Dataset::from_episodes(Spaces { observation, action }, BTreeMap::new(), (1..=11).map(episode).collect())

@@ -1,6 +1,6 @@
 //! A dataset in a device's memory: one row per step, so that a batch is only a list of rows.
 
-use elmur_base::Field;
+use elmur_base::{Field, FieldMut};
 use elmur_data::{Crop, Dataset, Window};
 use elmur_engine::{DType, Device, Element, Store};
 use elmur_model::Architecture;
@@ -8,7 +8,6 @@ use elmur_model::ends::Token;
 use elmur_model::window::{Built, WindowProgram};
 
 use crate::error::Result;
-use crate::feed::{FieldMut, fill};
 
 /// The data's tables, and where each episode begins in them. An episode of T steps has T + 1 rows; the last,
 /// for what lies beyond its end, shows its last observation and is not imitated.
@@ -57,7 +56,7 @@ impl Resident {
     }
 
     /// Fills the table of a field, episode by episode.
-    fn fill_table<T: Element + Default>(
+    fn fill_table<T: Element>(
         &self,
         name: &str,
         field: Field,
@@ -71,7 +70,7 @@ impl Resident {
             let length = dataset.episode(episode).steps() + 1;
             let crops = [Crop { episode, start: 0 }];
             let window = Window { dataset, crops: &crops, offset: 0, length };
-            fill(window, field, part_of(&mut data[start * each..(start + length) * each]))?;
+            window.fill(field, part_of(&mut data[start * each..(start + length) * each]))?;
         }
         Ok(self.store.set(name, &data)?)
     }

@@ -76,7 +76,7 @@ mod tests {
             rewards: vec![0.0; rows],
             terminated: true,
             truncated: false,
-            counts: None,
+            imitate: None,
         };
         let spaces = elmur_data::collect::spaces(&EnvConfig::tmaze(9)).unwrap();
         let dataset = Dataset::from_episodes(spaces, Default::default(), vec![episode]).unwrap();

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use elmur_base::files::write_atomic;
+use elmur_base::{Field, FieldMut};
 use elmur_data::{Dataset, Sampler, Window};
 use elmur_engine::{AdamW, DType, Device, Readback, Store};
 use elmur_model::tensors::{self, HostTensor, TensorData, Tensors};
@@ -184,7 +185,7 @@ impl<'a> Trainer<'a> {
             for k in 0..window.unroll {
                 let offset = (run * window.unroll + k) * window.steps;
                 let part = Window { dataset: self.dataset, crops: &crops, offset, length: window.steps };
-                part.counted(&mut imitated);
+                part.fill(Field::Imitate, FieldMut::Bool(&mut imitated))?;
                 report.tokens += imitated.iter().filter(|c| **c).count() as u64;
                 match &self.resident {
                     Some(resident) => resident.fill(program, k, part)?,

@@ -503,7 +503,7 @@ fn episodes(spaces: &Spaces) -> Vec<Episode> {
                 rewards: vec![0.5; steps],
                 terminated: true,
                 truncated: false,
-                counts: Some((0..steps).map(|t| t % 4 != 3).collect()),
+                imitate: Some((0..steps).map(|t| t % 4 != 3).collect()),
             }
         })
         .collect()
