@@ -33,8 +33,8 @@ use history::History;
 use moment::Moment;
 use programs::{Context, Programs, Work, fill_rows, parts};
 
-/// Rows that begin an episode at once; more do so one part after the other, so that a large bank needs no more
-/// memory than its states.
+/// Rows that begin an episode at once; more do so one part after the other, so that a large bank needs no
+/// more memory than its states.
 const AT_ONCE: usize = 64;
 
 /// What a policy is shown in one step.
@@ -245,8 +245,8 @@ impl Session {
     }
 
     /// Starts new episodes in the given (row, seed) pairs; other rows go on undisturbed. The seed decides a
-    /// random initial state and the draws of [`Choose::Sample`]: the same seed gives the same episode. The cost
-    /// is that of the rows listed.
+    /// random initial state and the draws of [`Choose::Sample`]: the same seed gives the same episode. The
+    /// cost is that of the rows listed.
     pub fn reset(&mut self, rows: &[(usize, u64)]) -> Result<()> {
         let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
         self.check_rows("reset", &numbers, Some(false))?;

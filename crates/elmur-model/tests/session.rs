@@ -254,8 +254,8 @@ fn any_subset_of_rows_acts_as_each_row_would_alone() {
     }
 }
 
-/// A bank of more than a thousand rows in which clients come, act and go on their own; what they do is what they
-/// would do in a small session.
+/// A bank of more than a thousand rows in which clients come, act and go on their own; what they do is what
+/// they would do in a small session.
 #[test]
 fn a_large_bank_serves_rows_one_by_one() {
     let mut config = small();

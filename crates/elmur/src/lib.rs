@@ -1,7 +1,7 @@
 //! ELMUR: policies with external layer memory, in Rust.
 //!
-//! This crate is the door: it re-exports the parts. The command line is the crate `elmur-cli`, pictures are `elmur-plot`;
-//! neither is needed here.
+//! This crate is the door: it re-exports the parts. The command line is the crate `elmur-cli`, pictures are
+//! `elmur-plot`; neither is needed here.
 //!
 //! - [`base`]: spaces and values, files, statistics.
 //! - [`engine`]: static compute graphs with autodiff that run without allocation.
