@@ -15,7 +15,7 @@ use crate::phase::{Phase, Window};
 
 /// One kind of policy as graph code. A value of an architecture is its configuration; it holds no tensors.
 ///
-/// The property test `stepping_equals_whole_windows` ties the two halves together: what
+/// The property test in `tests/architectures.rs` ties the two halves together: what
 /// [`Architecture::step`] computes phase by phase must be what [`Architecture::forward`] computes for the
 /// whole window.
 pub trait Architecture: Debug + Send + Sync {

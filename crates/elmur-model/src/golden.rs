@@ -147,6 +147,16 @@ pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Re
         return Err(Error::file(&json, expected));
     }
     case.config.architecture().validate().map_err(|e| Error::file(&json, e))?;
+    let architecture = case.config.architecture();
+    let each: usize = architecture.ends().observation.iter().map(|e| e.len()).sum();
+    let numbers = [case.windows, case.batch, architecture.window().steps, each];
+    let expected = numbers.iter().fold(1usize, |product, n| product.saturating_mul(*n));
+    let found = golden(&file, "input/observations")?.len();
+    if found != expected {
+        let problem =
+            format!("asks for {expected} numbers in `input/observations`, where its trace has {found}");
+        return Err(Error::file(&json, problem));
+    }
     let replay = Replay { case: &case, file: &file, dtype, device: &device };
     let mut report = Report::default();
     replay.evaluation(&mut report)?;
@@ -203,11 +213,13 @@ impl Replay<'_> {
 
     /// A store with the golden parameters and initial states, and zeros for the graphs' other states.
     fn store(&self, graphs: &[&Built]) -> Result<Store> {
+        // Memory is taken only for what the file has shown to hold.
+        let parameters = convert_pieces(&self.case.pieces, self.file, "param/", &*self.case.spare)?;
         let store = Store::on(self.device);
         for built in graphs {
             store.declare(&built.graph)?;
         }
-        for (name, data) in convert_pieces(&self.case.pieces, self.file, "param/", &*self.case.spare)? {
+        for (name, data) in parameters {
             // Parameters that no graph here uses (the last layer's writes, say) are not in the store.
             if store.ty(&name).is_ok() {
                 self.set(&store, &name, &data)?;

@@ -43,23 +43,33 @@ impl Init {
     }
 }
 
-/// Makes the rows of a matrix orthonormal, or its columns where there are fewer of them (Gram-Schmidt, twice
-/// for accuracy).
+/// Makes the rows of a matrix orthonormal, or its columns where there are fewer of them (Gram-Schmidt, twice for
+/// accuracy).
 fn orthonormalise(matrix: &mut [f64], columns: usize) {
     let rows = matrix.len() / columns;
-    // (vectors, their length, from one vector to the next, from one entry to the next)
-    let (count, len, step, stride) =
-        if rows <= columns { (rows, columns, columns, 1) } else { (columns, rows, 1, columns) };
-    for i in 0..count {
+    if rows > columns {
+        // Vectors that lie in one piece are much faster to work with.
+        let mut turned: Vec<f64> = (0..columns)
+            .flat_map(|c| (0..rows).map(move |r| (r, c)))
+            .map(|(r, c)| matrix[r * columns + c])
+            .collect();
+        orthonormalise(&mut turned, rows);
+        for (i, x) in turned.into_iter().enumerate() {
+            matrix[i % rows * columns + i / rows] = x;
+        }
+        return;
+    }
+    for i in 0..rows {
+        let (before, rest) = matrix.split_at_mut(i * columns);
+        let vector = &mut rest[..columns];
         for _ in 0..2 {
-            for j in 0..i {
-                let dot: f64 =
-                    (0..len).map(|k| matrix[i * step + k * stride] * matrix[j * step + k * stride]).sum();
-                (0..len).for_each(|k| matrix[i * step + k * stride] -= dot * matrix[j * step + k * stride]);
+            for other in before.chunks_exact(columns) {
+                let dot: f64 = vector.iter().zip(other).map(|(x, y)| x * y).sum();
+                vector.iter_mut().zip(other).for_each(|(x, y)| *x -= dot * y);
             }
         }
-        let norm = (0..len).map(|k| matrix[i * step + k * stride].powi(2)).sum::<f64>().sqrt();
-        (0..len).for_each(|k| matrix[i * step + k * stride] /= norm.max(f64::MIN_POSITIVE));
+        let norm = vector.iter().map(|x| x * x).sum::<f64>().sqrt();
+        vector.iter_mut().for_each(|x| *x /= norm.max(f64::MIN_POSITIVE));
     }
 }
 

@@ -37,8 +37,6 @@ pub enum Start {
     Normal(f64),
     /// The values of the parameter of this name, [1, shape], which starts as given.
     Learned(String, Init),
-    /// Anything: it is always written before it is read.
-    Unset,
 }
 
 /// A state that is carried per row from one window or step to the next.
@@ -307,7 +305,7 @@ impl<'a> Net<'a> {
     pub fn append(&mut self, name: &str, new: Value) -> Result<Value> {
         let shape = self.g.shape(new)?.to_vec();
         let (count, width) = (shape[1], shape[2]);
-        let stored = self.declare_carried(name, self.dtype, &[self.window_tokens, width], &Start::Unset)?;
+        let stored = self.declare_carried(name, self.dtype, &[self.window_tokens, width], &Start::Zeros)?;
         let places = self.input("places", DType::I32, &[self.rows * count], Source::Places { count })?;
         let flat = self.g.reshape(new, [self.rows * count, width])?;
         let written = self.g.scatter_rows(stored, places, flat)?;

@@ -65,7 +65,12 @@ impl PolicyConfig {
         };
         *observation = leaves.iter().enumerate().map(encoder).collect();
         if !action.fits(&spaces.action) {
-            *action = Action::of(&spaces.action)?;
+            *action = match (&*action, Action::of(&spaces.action)?) {
+                (Action::Continuous { tanh, .. }, Action::Continuous { dim, .. }) => {
+                    Action::Continuous { dim, tanh: *tanh }
+                }
+                (_, other) => other,
+            };
         }
         Ok(())
     }

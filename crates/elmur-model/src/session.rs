@@ -23,7 +23,7 @@ pub use record::{ClosedRecord, StepRecord, Tapped, Taps};
 use crate::architecture::Architecture;
 use crate::ends::{Action, Encoder, Token, TokenFormat};
 use crate::error::{Error, Result};
-use crate::net::{Carried, Start};
+use crate::net::{Carried, Start, Tap};
 use crate::phase::{Phase, Window};
 use crate::snapshot::{Clock, MAX_TIME, Snapshot, time_is_possible};
 use crate::tensors::{HostTensor, TensorData, Tensors};
@@ -181,6 +181,7 @@ impl Session {
             recording,
         };
         let (ends, window) = (architecture.ends(), architecture.window());
+        check_window(&*architecture, rows)?;
         let (carried, mode) = if architecture.steps_exactly() {
             let mut all = Vec::new();
             let begin = declare(&context, Work::Phase(Phase::Begin), &mut all)?;
@@ -192,9 +193,20 @@ impl Session {
         } else {
             let mut all = Vec::new();
             declare(&context, Work::Rerun, &mut all)?;
-            let history = History::new(ends, rows, window.steps);
+            let history = History::new(ends, rows, window.steps)?;
             (all, Mode::Rerun { programs: Box::new(Programs::new(Work::Rerun)), history })
         };
+        let reserved = |c: &&Carried| {
+            ["times", "clock", "seeds", "draws"].contains(&c.name.as_str()) || c.name.contains(' ')
+        };
+        if let Some(state) = carried.iter().find(reserved) {
+            let expected = "other names of states than those of a snapshot, without blanks";
+            return Err(Error::input("session", expected, state.name.clone()));
+        }
+        if window.slides && !carried.is_empty() {
+            let got = carried[0].name.clone();
+            return Err(Error::input("session", "no carried state beside a sliding window", got));
+        }
         let mut session = Self {
             observation: ends.observation.to_vec(),
             widths: observation_widths(ends.observation),
@@ -250,6 +262,7 @@ impl Session {
     pub fn reset(&mut self, rows: &[(usize, u64)]) -> Result<()> {
         let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
         self.check_rows("reset", &numbers, Some(false))?;
+        self.prepare_begin(&numbers)?;
         for (some, numbers) in rows.chunks(AT_ONCE).zip(numbers.chunks(AT_ONCE)) {
             self.start_states(some, numbers)?;
             for &(row, seed) in some {
@@ -271,7 +284,6 @@ impl Session {
             let each: usize = state.shape.iter().product();
             let store = &self.context.carried;
             match &state.start {
-                Start::Unset => {}
                 Start::Never => store.set_rows(&state.name, numbers, &vec![-1i64; each * rows.len()])?,
                 Start::Zeros => store.set_rows(&state.name, numbers, &vec![0f32; each * rows.len()])?,
                 Start::Normal(std) => {
@@ -302,6 +314,13 @@ impl Session {
             .and_then(|()| all.chunks(AT_ONCE).try_for_each(|rows| self.begin(rows)));
         self.scratch.all = all;
         refreshed
+    }
+
+    /// Compiles what `begin` will need, so that a failure comes before anything is changed.
+    fn prepare_begin(&mut self, rows: &[usize]) -> Result<()> {
+        let Mode::Phases(phases) = &mut self.mode else { return Ok(()) };
+        let Some(programs) = &mut phases.begin else { return Ok(()) };
+        rows.chunks(AT_ONCE).try_for_each(|rows| programs.compile(&self.context, rows))
     }
 
     fn begin(&mut self, rows: &[usize]) -> Result<()> {
@@ -370,6 +389,11 @@ impl Session {
             return Err(Error::input("actions", expected, room.to_string()));
         }
         self.forward(rows, seen)?;
+        let finite = |x: &f32| x.is_finite();
+        if !discrete && !self.outputs.iter().all(finite) {
+            rows.iter().for_each(|row| self.rows[*row].open = false);
+            return Err(Error::input("policy", "finite actions", "others; reset these rows"));
+        }
         let widths = if discrete {
             Widths { ints: dim, ..Widths::default() }
         } else {
@@ -380,8 +404,8 @@ impl Session {
             let outputs = &self.outputs[i * outputs..(i + 1) * outputs];
             choose(&self.action, outputs, how, &mut self.rows[*row].draws, actions.row(widths, i));
         }
-        let chosen = actions.reborrow();
-        self.commit(rows, Values { floats: chosen.floats, ints: chosen.ints, bytes: &[] })
+        let chosen = if discrete { Values::ints(actions.ints) } else { Values::floats(actions.floats) };
+        self.commit(rows, chosen)
     }
 
     /// Head outputs [rows, outputs] for the next observation of every row (logits, or continuous actions).
@@ -420,6 +444,10 @@ impl Session {
             check_floats("returns", returns, rows.len())?;
             rows.iter().zip(returns).for_each(|(row, r)| self.returns[*row] = *r);
         }
+        match &mut self.mode {
+            Mode::Phases(phases) => phases.observe.compile(&self.context, rows)?,
+            Mode::Rerun { programs, .. } => programs.compile(&self.context, rows)?,
+        }
         let outputs = self.action.outputs();
         self.outputs.clear();
         self.outputs.resize(rows.len() * outputs, 0.0);
@@ -440,6 +468,7 @@ impl Session {
             phase: Phase::Observe,
             window: self.window,
             tokens: self.tokens,
+            observation: &self.observation,
             times: &self.times,
             rows,
             returns: &self.returns,
@@ -455,7 +484,7 @@ impl Session {
                     program.program.run()?;
                     target.copy_from_slice(&program.program.get("outputs")?[..part.count * outputs]);
                     if let Some(record) = &mut record {
-                        record::collect(&mut record.taps, program, part.count, |_| observation)?;
+                        record::collect(&mut record.taps, program, part.count, |_| observation, |_| true)?;
                     }
                 }
                 Mode::Rerun { programs, history } => {
@@ -470,7 +499,8 @@ impl Session {
                     }
                     if let Some(record) = &mut record {
                         let token = |i: usize| moment.observation_token(rows[part.first + i]);
-                        record::collect(&mut record.taps, program, part.count, token)?;
+                        let kept = |tap: &Tap| tap.by_token;
+                        record::collect(&mut record.taps, program, part.count, token, kept)?;
                     }
                 }
             }
@@ -489,7 +519,7 @@ impl Session {
         self.check_rows("commit", rows, Some(true))?;
         let has_actions = self.tokens.has(Token::Action);
         if has_actions {
-            if actions.ints.is_empty() && actions.floats.is_empty() {
+            if actions.ints.is_empty() && actions.floats.is_empty() && !rows.is_empty() {
                 return Err(Error::input("commit", "actions, which this token format appends", "none"));
             }
             check_actions(&self.action, actions, rows.len())?;
@@ -498,7 +528,7 @@ impl Session {
         let mut closing = std::mem::take(&mut self.scratch.closing);
         closing.clear();
         closing.extend(rows.iter().copied().filter(|row| self.times[*row] % length == length - 1));
-        let done = self.finish(rows, actions, &closing);
+        let done = self.prepare_finish(rows, &closing).and_then(|()| self.finish(rows, actions, &closing));
         self.scratch.closing = closing;
         done?;
         for &row in rows {
@@ -506,6 +536,19 @@ impl Session {
             self.rows[row].open = false;
         }
         Ok(())
+    }
+
+    /// Compiles what `finish` will need, so that a failure comes before anything is changed.
+    fn prepare_finish(&mut self, rows: &[usize], closing: &[usize]) -> Result<()> {
+        match &mut self.mode {
+            Mode::Phases(phases) => {
+                let act = phases.act.as_mut().map_or(Ok(()), |act| act.compile(&self.context, rows));
+                act.and_then(|()| {
+                    phases.close.as_mut().map_or(Ok(()), |close| close.compile(&self.context, closing))
+                })
+            }
+            Mode::Rerun { programs, .. } => programs.compile(&self.context, closing),
+        }
     }
 
     /// The programs of the end of a step.
@@ -521,6 +564,7 @@ impl Session {
             phase,
             window: self.window,
             tokens: self.tokens,
+            observation: &self.observation,
             times: &self.times,
             rows,
             returns: &self.returns,
@@ -546,7 +590,7 @@ impl Session {
                     )?;
                     program.program.run()?;
                     if let Some(closed) = &mut closed {
-                        record::collect(&mut closed.taps, program, part.count, |_| 0)?;
+                        record::collect(&mut closed.taps, program, part.count, |_| 0, |_| true)?;
                     }
                 }
             }
@@ -566,14 +610,20 @@ impl Session {
                     moment.fill_window(program, part, history)?;
                     program.program.run()?;
                     if let Some(closed) = &mut closed {
-                        let token = |i: usize| moment.observation_token(closing[part.first + i]);
-                        record::collect(&mut closed.taps, program, part.count, token)?;
+                        let kept = |tap: &Tap| !tap.by_token;
+                        record::collect(&mut closed.taps, program, part.count, |_| 0, kept)?;
                     }
                 }
             }
         }
-        if let (Some(closed), Some(last)) = (closed, self.records.as_mut().and_then(|r| r.last_mut())) {
-            last.closed = Some(closed);
+        if let (Some(closed), Some(records)) = (closed, &mut self.records) {
+            // After the step's record was taken, the end of its window is a record of its own.
+            if records.is_empty() {
+                records.push(StepRecord::default());
+            }
+            if let Some(last) = records.last_mut() {
+                last.closed.push(closed);
+            }
         }
         Ok(())
     }
@@ -671,20 +721,35 @@ impl Session {
     }
 }
 
+/// Refuses windows that a session cannot run.
+fn check_window(architecture: &dyn Architecture, rows: usize) -> Result<()> {
+    let Window { steps, slides, .. } = architecture.window();
+    let tokens = steps.saturating_mul(architecture.ends().tokens.per_step());
+    let refuse = |expected: &str, got: String| Err(Error::input("session", expected, got));
+    if steps == 0 {
+        return refuse("windows of at least one step", "0".to_owned());
+    }
+    if slides && architecture.steps_exactly() {
+        return refuse("a sliding window to be run again", "single steps".to_owned());
+    }
+    if i32::try_from(rows.saturating_mul(tokens)).is_err() {
+        return refuse("at most 2^31 - 1 tokens in the windows of all rows", format!("{rows} x {tokens}"));
+    }
+    Ok(())
+}
+
 /// Declares the states of some work, and adds those that are carried to the list; nothing if there is no such
 /// work.
 fn declare(context: &Context, work: Work, all: &mut Vec<Carried>) -> Result<Option<Programs>> {
-    let (graph, declared) = context.graph(work, context.capacity, false)?;
+    // For one row of the bank: the states are the bank's, whatever the number of rows at hand.
+    let (graph, declared) = context.graph(work, 1, true)?;
     let insert = |store: &Store, name: &str| -> Result<()> {
         Ok(store.insert(name, graph.ty(graph.value(name)?)?.clone())?)
     };
     for state in declared.carried {
         insert(&context.carried, &state.name)?;
-        match all.iter_mut().find(|known| known.name == state.name) {
-            // One phase may know how a state begins where another only reads it.
-            Some(known) if known.start == Start::Unset => known.start = state.start,
-            Some(_) => {}
-            None => all.push(state),
+        if !all.iter().any(|known| known.name == state.name) {
+            all.push(state);
         }
     }
     for name in &declared.derived {

@@ -86,7 +86,7 @@ impl Snapshot {
         let tokens = (steps * self.clock.per_step) as i64;
         for name in &self.time_states {
             if let Some(TensorData::I64(times)) = shifted.tensors.get_mut(name).map(|t| &mut t.data) {
-                times.iter_mut().filter(|a| **a >= 0).for_each(|a| *a += tokens);
+                times.iter_mut().filter(|a| **a >= 0).for_each(|a| *a = a.saturating_add(tokens));
             }
         }
         Ok(shifted)
@@ -127,12 +127,16 @@ impl Snapshot {
         if seeds.len() != times.len() || draws.len() != times.len() || draws.iter().any(|n| *n < 0) {
             return Err(bad("no valid `seeds` and `draws`"));
         }
-        let note = note.unwrap_or_default();
+        let time_states = match note {
+            Some(note) => note.split_whitespace().map(str::to_owned).collect(),
+            // Snapshots from before they said so have times in ELMUR's anchors only.
+            None => tensors.keys().filter(|name| name.starts_with("anchors.")).cloned().collect(),
+        };
         Ok(Self {
             clock: Clock { per_step: per_step as u64, steps: steps as u64 },
             times: times.iter().map(|t| *t as u64).collect(),
             draws: seeds.into_iter().zip(draws).map(|(seed, next)| (seed as u64, next as u64)).collect(),
-            time_states: note.split_whitespace().map(str::to_owned).collect(),
+            time_states,
             tensors,
         })
     }

@@ -177,9 +177,9 @@ fn a_recording_session_acts_the_same_and_tells_what_it_did() {
             let TensorData::F32(map) = &tap.data else { panic!("floats") };
             assert!(map.len() == B * 2 * 3 && sums_to_one(map, 3));
         }
-        assert_eq!(record.closed.is_some(), t % 4 == 3);
+        assert_eq!(!record.closed.is_empty(), t % 4 == 3);
     }
-    let closed = records[7].closed.clone().unwrap();
+    let closed = records[7].closed[0].clone();
     assert_eq!(closed.rows, ALL);
     for layer in 0..2 {
         // The second segment takes the second slot.
@@ -189,6 +189,29 @@ fn a_recording_session_acts_the_same_and_tells_what_it_did() {
     let TensorData::F32(map) = &closed.taps["write.1"].data else { panic!("floats") };
     assert!(sums_to_one(map, 4));
     assert!(silent.take_records().is_empty());
+}
+
+#[test]
+fn the_ends_of_windows_are_recorded_for_every_row() {
+    for compat in [Compat::default(), Compat { newest_first_times: true, ..Compat::default() }] {
+        let config = Elmur { compat, ..small() };
+        let params = params(&config, 4);
+        let mut session = Session::recording(&config, &params, 2, &Pool::new(1)).unwrap();
+        for t in 0..4 {
+            for row in [0, 1] {
+                session.forward(&[row], floats(&random(3, t)).into()).unwrap();
+            }
+            for row in [0, 1] {
+                session.commit(&[row], Values::default()).unwrap();
+            }
+        }
+        let records = session.take_records();
+        assert!(records.iter().all(|record| record.taps.keys().all(|name| name.starts_with("read."))));
+        let closed: Vec<usize> =
+            records.iter().flat_map(|record| &record.closed).flat_map(|closed| closed.rows.clone()).collect();
+        assert_eq!(closed, [0, 1]);
+        assert!(records[7].closed[0].taps.keys().all(|name| !name.starts_with("read.")));
+    }
 }
 
 /// The values of a state of all rows.

@@ -122,7 +122,7 @@ fn dt(task: Task) -> Result<RunConfig> {
     let env = env_of(task, true);
     let (observation, action) = ends_of(&env)?;
     let (mut model, train) = presets::dt(observation, action, crop(task));
-    // The published sizes of RepeatFirst, with half its layers; others follow with the other baselines.
+    // The published sizes of RepeatFirst with half its layers, for every task.
     (model.d_head, model.d_ff, model.layers, model.action_tanh) = (64, 32, 4, !model.action.is_discrete());
     let train = TrainPreset { batch: 64, lr: 1e-3, warmup: 100, ..train };
     Ok(run_of(task, env, PolicyConfig::Dt(model), &train, Decay::Linear))

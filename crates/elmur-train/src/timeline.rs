@@ -69,7 +69,7 @@ pub fn timeline(
                         history.read[segment] += sum / heads as f32 / length as f32;
                     }
                 }
-                let written = record.closed.as_ref().and_then(|c| c.taps.get(&format!("slots.{layer}")));
+                let written = record.closed.first().and_then(|c| c.taps.get(&format!("slots.{layer}")));
                 if let Some(TensorData::I64(written)) = written.map(|tap| &tap.data) {
                     written.iter().for_each(|slot| history[*slot as usize].written[segment] = true);
                 }

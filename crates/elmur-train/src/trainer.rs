@@ -52,8 +52,8 @@ pub struct Trainer<'a> {
     params: Store,
     /// Moments and the random generator: what a checkpoint keeps beside the parameters.
     optimizer: Store,
-    /// The first run of a crop, and the others.
-    programs: [WindowProgram; 2],
+    /// The first run of a crop and, where there are others, those.
+    programs: Vec<WindowProgram>,
     sampler: Sampler,
     batches: u64,
     steps: u64,
@@ -85,9 +85,12 @@ impl<'a> Trainer<'a> {
             table: Resident::rows(&*architecture, dataset, &device),
         };
         let graph = |begin: Begin| training_graph(&*architecture, &settings, begin);
-        let (fresh, next) = (graph(Begin::Fresh)?, graph(Begin::Continue)?);
+        let mut graphs = vec![graph(Begin::Fresh)?];
+        if t.segments > architecture.window().unroll {
+            graphs.push(graph(Begin::Continue)?);
+        }
         let resident = match settings.table {
-            Some(_) => Some(Resident::new(&fresh, dataset, &device)?),
+            Some(_) => Some(Resident::new(&graphs[0], dataset, &device)?),
             None => None,
         };
         let params = init::parameters(&*architecture, t.seed)?;
@@ -96,7 +99,7 @@ impl<'a> Trainer<'a> {
         }
         let params = params.to(&device)?;
         let (optimizer, carried) = (Store::on(&device), Store::on(&device));
-        for built in [&fresh, &next] {
+        for built in &graphs {
             built.declare(&optimizer, built.optimizer_states().iter().map(String::as_str))?;
             built.declare(&carried, built.carried.iter().map(|c| c.name.as_str()).chain([REPORT]))?;
         }
@@ -104,7 +107,7 @@ impl<'a> Trainer<'a> {
         let data = resident.as_ref().map_or(&empty, Resident::store);
         let stores = [&params, &optimizer, &carried, data];
         let compile = |built| WindowProgram::new(built, &*architecture, &device, &stores);
-        let programs = [compile(&fresh)?, compile(&next)?];
+        let programs = graphs.iter().map(compile).collect::<elmur_model::Result<Vec<_>>>()?;
         optimizer.set(RNG, &[t.seed as i64, 0])?;
         let sampler = Sampler::new(dataset, config.crop(), t.seed);
         let sums = carried.readback(REPORT)?;

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! (h, c) is carried through the whole episode and starts at zero. Training backpropagates through the whole
-//! window; where a crop is cut into several, the state goes on without gradient.
+//! window; where a crop is cut into several, the state goes on without gradient beyond `unroll` windows.
 
 use elmur_engine::{Activation as Act, Value};
 use serde::{Deserialize, Serialize};
@@ -61,7 +61,7 @@ impl Architecture for BcLstm {
     fn validate(&self) -> Result<()> {
         for (key, count, most) in [
             ("d_model", self.d_model, 1 << 20),
-            ("hidden", self.hidden, 1 << 16),
+            ("hidden", self.hidden, 8192),
             ("layers", self.layers, 64),
             ("window", self.window, 1 << 20),
             ("unroll", self.unroll, 4096),

@@ -130,7 +130,7 @@ impl Elmur {
 
     /// The memory's keys and values for reading, kept from one write to the next.
     fn kept_keys(&self, net: &mut Net<'_>, layer: usize) -> Result<Value> {
-        net.carried(&keys_state(layer), &[self.memory.slots, 2 * self.d_model], Start::Unset)
+        net.carried(&keys_state(layer), &[self.memory.slots, 2 * self.d_model], Start::Zeros)
     }
 
     /// What follows from parameters (projected position encodings) and from the memory (its keys and values).
@@ -179,7 +179,7 @@ impl Elmur {
         let times = Times { tokens: net.token_times(all, false)?, newest: net.newest_time()? };
         for layer in 0..self.layers {
             let memory = self.memory_of(net, layer)?;
-            let hidden = net.carried(&hidden_state(layer), &[all, d], Start::Unset)?;
+            let hidden = net.carried(&hidden_state(layer), &[all, d], Start::Zeros)?;
             let written = self.write(net, layer, hidden, memory, times)?;
             self.keep_memory(net, layer, written.memory)?;
             if self.memory.read {

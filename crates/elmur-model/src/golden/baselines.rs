@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use super::{Case, Optimizer, StateTrace};
+use crate::architecture::Architecture;
 use crate::baselines::{BcLstm, Dt, DtCompat};
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
@@ -116,10 +117,11 @@ fn bc_lstm(common: &Common, arguments: LstmArguments) -> Result<Parts> {
         dropout: 0.0,
         unroll: 1,
     };
+    config.validate()?;
     let mut list = List::default();
     list.encoder(&config.observation[0], common.d_model);
     list.head(&config.action, hidden);
-    for layer in 0..config.layers.min(64) {
+    for layer in 0..config.layers {
         let inputs = if layer == 0 { common.d_model } else { hidden };
         let own = format!("lstm.{layer}");
         for (theirs, ours, width) in [("ih", "input", inputs), ("hh", "hidden", hidden)] {
@@ -139,14 +141,14 @@ fn bc_lstm(common: &Common, arguments: LstmArguments) -> Result<Parts> {
     let of = |layer: usize| {
         [("h", BcLstm::hidden_state(layer)), ("c", BcLstm::cell_state(layer))].map(|s| state(s, layer))
     };
-    let states = (0..config.layers.min(64)).flat_map(of).collect();
+    let states = (0..config.layers).flat_map(of).collect();
     let through = BcLstm { unroll: common.segments, ..config.clone() };
     Ok((PolicyConfig::BcLstm(config), list.pieces, states, Some(PolicyConfig::BcLstm(through))))
 }
 
 fn dt(common: &Common, arguments: &DtArguments) -> Result<Parts> {
     let a = arguments;
-    if a.n_head_ca + a.num_mem_tokens + a.mem_len > 0 || a.skip_dec_ffn {
+    if [a.n_head_ca, a.num_mem_tokens, a.mem_len] != [0; 3] || a.skip_dec_ffn {
         let expected = "no memory tokens, no cache and a feed-forward network";
         return Err(Error::input("golden case of dt", expected, "others"));
     }
@@ -164,7 +166,8 @@ fn dt(common: &Common, arguments: &DtArguments) -> Result<Parts> {
         action_tanh: common.action_tanh(),
         compat: DtCompat { double_residual: a.compat.double_residual },
     };
-    let (d, inner) = (common.d_model, a.n_head.saturating_mul(a.d_head));
+    config.validate()?;
+    let (d, inner) = (common.d_model, a.n_head * a.d_head);
     let mut list = List::default();
     list.encoder(&config.observation[0], d);
     list.action_encoder(&config.action, d);
@@ -172,7 +175,7 @@ fn dt(common: &Common, arguments: &DtArguments) -> Result<Parts> {
     list.head(&config.action, d);
     list.whole("r_w_bias", "u", (a.n_head, a.d_head));
     list.whole("r_r_bias", "v", (a.n_head, a.d_head));
-    for layer in 0..a.n_layer.min(1024) {
+    for layer in 0..a.n_layer {
         let name = format!("layers.{layer}");
         for (theirs, ours, size) in [
             ("dec_attn.qkv_net.weight", "attention.qkv.weight", (3 * inner, d)),

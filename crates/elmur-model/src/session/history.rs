@@ -3,8 +3,8 @@
 use elmur_base::{Field, Kind, Values, Widths};
 use elmur_engine::Program;
 
-use crate::ends::{Ends, Token};
-use crate::error::Result;
+use crate::ends::{Encoder, Ends, Token};
+use crate::error::{Error, Result};
 use crate::tensors::TensorData;
 
 /// Numbers of one field, [rows, steps, each]; step t of an episode lies at t mod steps.
@@ -15,6 +15,8 @@ pub(super) struct Column {
     pub name: String,
     pub shape: Vec<usize>,
     each: usize,
+    /// For integers: how many values each of them has.
+    limits: Vec<usize>,
     data: Data,
 }
 
@@ -41,31 +43,38 @@ pub(super) struct Shown {
 }
 
 impl History {
-    pub fn new(ends: Ends<'_>, rows: usize, steps: usize) -> Self {
+    pub fn new(ends: Ends<'_>, rows: usize, steps: usize) -> Result<Self> {
         let mut columns = Vec::new();
-        let mut add = |field: Field, name: String, kind: Kind, shape: Vec<usize>| {
+        let mut add = |field: Field, name: String, kind: Kind, shape: Vec<usize>, limits: Vec<usize>| {
             let each: usize = shape.iter().product();
-            let len = rows * steps * each;
+            let len = rows.saturating_mul(steps).saturating_mul(each);
             let data = match kind {
-                Kind::Floats => Data::F32(vec![0.0; len]),
-                Kind::Ints => Data::I32(vec![0; len]),
-                Kind::Bytes => Data::U8(vec![0; len]),
+                Kind::Floats => Data::F32(zeros(len)?),
+                Kind::Ints => Data::I32(zeros(len)?),
+                Kind::Bytes => Data::U8(zeros(len)?),
             };
-            columns.push(Column { field, name, shape, each, data });
+            columns.push(Column { field, name, shape, each, limits, data });
+            Ok::<(), Error>(())
         };
         for (leaf, encoder) in ends.observation.iter().enumerate() {
             let one = ends.observation.len() == 1;
             let name = if one { "observation".to_owned() } else { format!("observation.{leaf}") };
-            add(Field::Observation(leaf), name, encoder.kind(), encoder.shape());
+            let limits = match encoder {
+                Encoder::Categorical { sizes, .. } => sizes.clone(),
+                _ => Vec::new(),
+            };
+            add(Field::Observation(leaf), name, encoder.kind(), encoder.shape(), limits)?;
         }
         if ends.tokens.has(Token::Action) {
             let kind = if ends.action.is_discrete() { Kind::Ints } else { Kind::Floats };
-            add(Field::Action, "action".to_owned(), kind, vec![ends.action.dim()]);
+            // One more than the choices stands for none.
+            let limits = ends.action.sizes().iter().map(|size| size + 1).collect();
+            add(Field::Action, "action".to_owned(), kind, vec![ends.action.dim()], limits)?;
         }
         if ends.tokens.has(Token::Return) {
-            add(Field::ReturnToGo, "returns".to_owned(), Kind::Floats, vec![1]);
+            add(Field::ReturnToGo, "returns".to_owned(), Kind::Floats, vec![1], Vec::new())?;
         }
-        Self { columns, steps }
+        Ok(Self { columns, steps })
     }
 
     /// Forgets a row's steps.
@@ -128,6 +137,9 @@ impl History {
     /// yet there keep whatever the input held: they come later, and no earlier step looks at them.
     pub fn fill(&self, program: &mut Program, shown: impl Iterator<Item = Shown> + Clone) -> Result<()> {
         for column in &self.columns {
+            if program.input_type(&column.name).is_err() {
+                continue; // an architecture need not look at everything
+            }
             match &column.data {
                 Data::F32(data) => {
                     self.copy(column.each, data, program.input_mut(&column.name)?, shown.clone())
@@ -155,6 +167,18 @@ impl History {
     }
 }
 
+/// Zeros, or an error where there is not so much memory.
+fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>> {
+    let mut data = Vec::new();
+    let bytes = len.saturating_mul(size_of::<T>());
+    data.try_reserve_exact(len).map_err(|_| {
+        let expected = "memory for the windows of all rows; take fewer rows or a shorter window";
+        Error::input("session", expected, format!("{bytes} bytes asked for"))
+    })?;
+    data.resize(len, T::default());
+    Ok(data)
+}
+
 impl Column {
     /// Numbers of these rows, [rows, steps, each].
     pub fn rows(&self, rows: &[usize], steps: usize) -> TensorData {
@@ -171,11 +195,14 @@ impl Column {
         }
     }
 
-    /// Whether numbers are of the column's kind and finite.
+    /// Whether numbers are of the column's kind, finite, and values that the column can hold.
     pub fn takes(&self, numbers: &TensorData) -> bool {
         match (&self.data, numbers) {
             (Data::F32(_), TensorData::F32(x)) => x.iter().all(|x| x.is_finite()),
-            (Data::I32(_), TensorData::I64(x)) => x.iter().all(|x| i32::try_from(*x).is_ok()),
+            (Data::I32(_), TensorData::I64(x)) => {
+                let known = |(x, limit): (&i64, &usize)| (0..*limit as i64).contains(x);
+                x.iter().zip(self.limits.iter().cycle()).all(known)
+            }
             (Data::U8(_), TensorData::U8(_)) => true,
             _ => false,
         }

@@ -5,7 +5,7 @@ use elmur_engine::DType;
 
 use super::history::{History, Shown};
 use super::programs::{Part, StepProgram};
-use crate::ends::TokenFormat;
+use crate::ends::{Encoder, TokenFormat};
 use crate::error::{Error, Result};
 use crate::net::{Source, position_encodings};
 use crate::phase::{Phase, Window};
@@ -16,6 +16,8 @@ pub(super) struct Moment<'a> {
     pub phase: Phase,
     pub window: Window,
     pub tokens: TokenFormat,
+    /// Encoders of the observation's leaves.
+    pub observation: &'a [Encoder],
     /// Environment step of every row.
     pub times: &'a [u64],
     /// The rows listed.
@@ -49,26 +51,33 @@ impl Moment<'_> {
     pub fn fill(&self, to: &mut StepProgram, part: Part, values: Values<'_>, widths: Widths) -> Result<()> {
         let n = to.rows;
         let program = &mut to.program;
-        let (mut floats, mut ints, mut bytes) = (0, 0, 0);
         for feed in &to.feeds {
             let name = &feed.name;
             match feed.source {
-                Source::Field(Field::Observation(_) | Field::Action) => {
+                Source::Field(field @ (Field::Observation(_) | Field::Action)) => {
+                    let offset = match field {
+                        Field::Observation(leaf) if self.phase == Phase::Observe => self.offset(leaf),
+                        Field::Action if self.phase == Phase::Act => 0,
+                        _ => return Err(wrong(name)),
+                    };
                     match program.input_type(name)?.dtype {
                         DType::I32 => {
-                            let input = program.input_mut::<i32>(name)?;
-                            ints += place(input, n, part, values.ints, widths.ints, ints);
+                            place(program.input_mut(name)?, n, part, values.ints, widths.ints, offset);
                         }
                         DType::U8 => {
-                            let input = program.input_mut::<u8>(name)?;
-                            bytes += place(input, n, part, values.bytes, widths.bytes, bytes);
+                            place(program.input_mut(name)?, n, part, values.bytes, widths.bytes, offset);
                         }
-                        _ => {
-                            let input = program.input_mut::<f32>(name)?;
-                            floats += place(input, n, part, values.floats, widths.floats, floats);
-                        }
+                        _ => place(
+                            program.input_mut::<f32>(name)?,
+                            n,
+                            part,
+                            values.floats,
+                            widths.floats,
+                            offset,
+                        ),
                     }
                 }
+                Source::Field(Field::Target | Field::Imitate) => return Err(wrong(name)),
                 Source::Field(_) => {
                     let input = program.input_mut::<f32>(name)?;
                     (0..n).for_each(|i| input[i] = self.returns[self.row(part, i)]);
@@ -104,11 +113,17 @@ impl Moment<'_> {
                     }
                 }
                 Source::Encodings { .. } | Source::Seen | Source::Closing => {
-                    return Err(Error::input("step", "inputs of a single step", format!("`{name}`")));
+                    return Err(wrong(name));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Numbers of its kind before leaf `leaf` in an observation.
+    fn offset(&self, leaf: usize) -> usize {
+        let kind = self.observation[leaf].kind();
+        self.observation[..leaf].iter().filter(|e| e.kind() == kind).map(Encoder::len).sum()
     }
 
     /// The steps of a row that its window shows, the current one included.
@@ -184,13 +199,17 @@ impl Moment<'_> {
     }
 }
 
-/// Puts one leaf of a part's entries, `width` numbers each of which the leaf begins at `offset`, into an
-/// input [n, 1, leaf]; entries beyond the part repeat its last. Returns the leaf's numbers.
-fn place<T: Copy>(input: &mut [T], n: usize, part: Part, values: &[T], width: usize, offset: usize) -> usize {
+/// A single step has no such input.
+fn wrong(name: &str) -> Error {
+    Error::input("step", "inputs of a single step", format!("`{name}`"))
+}
+
+/// Puts one leaf of a part's entries, `width` numbers each of which the leaf begins at `offset`, into an input
+/// [n, 1, leaf]; entries beyond the part repeat its last.
+fn place<T: Copy>(input: &mut [T], n: usize, part: Part, values: &[T], width: usize, offset: usize) {
     let each = input.len() / n;
     for (i, input) in input.chunks_exact_mut(each).enumerate() {
         let entry = (part.first + i.min(part.count - 1)) * width + offset;
         input.copy_from_slice(&values[entry..entry + each]);
     }
-    each
 }

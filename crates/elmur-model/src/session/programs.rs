@@ -134,6 +134,11 @@ impl Programs {
         Self { work, all: None, sized: [const { None }; SIZES.len()] }
     }
 
+    /// Compiles the programs that compute a list of rows, where they are not yet.
+    pub fn compile(&mut self, context: &Context, rows: &[usize]) -> Result<()> {
+        parts(rows, context.capacity).try_for_each(|part| self.of(context, part).map(|_| ()))
+    }
+
     /// The program that computes a part.
     pub fn of(&mut self, context: &Context, part: Part) -> Result<&mut StepProgram> {
         let (slot, rows) = match part.size {

@@ -6,6 +6,7 @@ use elmur_engine::DType;
 
 use super::programs::StepProgram;
 use crate::error::Result;
+use crate::net::Tap;
 use crate::tensors::TensorData;
 
 /// Values that the architecture offered to look at, by name (see [`Net::tap`](crate::Net::tap)).
@@ -29,8 +30,9 @@ pub struct StepRecord {
     pub times: Vec<u64>,
     /// Values of the step.
     pub taps: Taps,
-    /// Set when some rows ended a window.
-    pub closed: Option<ClosedRecord>,
+    /// Windows that ended with the step and left something behind; empty for architectures that carry nothing
+    /// beyond a step.
+    pub closed: Vec<ClosedRecord>,
 }
 
 /// What happened at the end of a window.
@@ -42,15 +44,16 @@ pub struct ClosedRecord {
     pub taps: Taps,
 }
 
-/// Adds the taps of a program's last run, for its first `count` rows, to those of earlier parts of the step.
+/// Adds the taps (those that are `kept`) of a program's last run, for its first `count` rows, to those of earlier parts of the step.
 /// `token(i)` is the current observation's token of row i.
 pub(super) fn collect(
     taps: &mut Taps,
     of: &StepProgram,
     count: usize,
     token: impl Fn(usize) -> usize,
+    kept: impl Fn(&Tap) -> bool,
 ) -> Result<()> {
-    for tap in &of.taps {
+    for tap in of.taps.iter().filter(|tap| kept(tap)) {
         let ty = of.program.output_type(&tap.name)?;
         let mut shape = ty.shape[1..].to_vec();
         let tokens = if tap.by_token { shape.remove(1) } else { 1 };
