@@ -7,9 +7,9 @@ use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::deck::{DealOrder, Deck};
-use super::replay::{Replay, choice};
+use super::replay::{choice, episodes};
 use super::task::Difficulty;
-use crate::env::{Env, Player, Step};
+use crate::env::{Player, Step};
 use crate::error::{Error, Result};
 
 /// What both tasks are: a deck that is dealt card by card, and a rule that says which card to name.
@@ -68,39 +68,26 @@ impl RepeatFirst {
     pub fn new(difficulty: Difficulty) -> Self {
         Self(Repeat::new(difficulty.pick([1, 8, 16])))
     }
-}
 
-impl Env for RepeatFirst {
-    fn spaces(&self) -> &Spaces {
-        &self.0.spaces
+    fn deal(&mut self, rng: &mut Rng) {
+        self.0.deck.shuffle(rng);
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        self.0.deck.shuffle(&mut Rng::new(seed, 0));
+    fn take(&mut self, hidden: &DealOrder) -> Result<()> {
+        self.0.deck.arrange(&hidden.deal_order)
+    }
+
+    fn start(&mut self, observation: ValuesMut<'_>) {
         self.0.first(observation);
-        Ok(())
     }
 
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for RepeatFirst {
-    type Hidden = DealOrder;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &DealOrder, observation: ValuesMut<'_>) -> Result<()> {
-        self.0.deck.arrange(&hidden.deal_order)?;
-        self.0.first(observation);
-        Ok(())
-    }
-
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         let pay = 1.0 / (self.0.deck.len() - 1) as f64;
         self.0.step(action, Some(0), pay, observation)
     }
 }
+
+episodes!(RepeatFirst, DealOrder, env => env.0.spaces);
 
 /// Name the suit of the card k - 1 cards before the newest.
 #[derive(Debug, Clone)]
@@ -114,46 +101,29 @@ impl RepeatPrevious {
     pub fn new(difficulty: Difficulty) -> Self {
         Self { repeat: Repeat::new(difficulty.pick([1, 2, 3])), k: lag(difficulty) }
     }
-}
 
-fn lag(difficulty: Difficulty) -> usize {
-    difficulty.pick([4, 32, 64])
-}
-
-impl Env for RepeatPrevious {
-    fn spaces(&self) -> &Spaces {
-        &self.repeat.spaces
+    fn deal(&mut self, rng: &mut Rng) {
+        self.repeat.deck.shuffle(rng);
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        self.repeat.deck.shuffle(&mut Rng::new(seed, 0));
+    fn take(&mut self, hidden: &DealOrder) -> Result<()> {
+        self.repeat.deck.arrange(&hidden.deal_order)
+    }
+
+    fn start(&mut self, observation: ValuesMut<'_>) {
         self.repeat.first(observation);
-        Ok(())
     }
 
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-
-    fn uses_action(&self) -> bool {
-        self.repeat.shown >= self.k
-    }
-}
-
-impl Replay for RepeatPrevious {
-    type Hidden = DealOrder;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &DealOrder, observation: ValuesMut<'_>) -> Result<()> {
-        self.repeat.deck.arrange(&hidden.deal_order)?;
-        self.repeat.first(observation);
-        Ok(())
-    }
-
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         let pay = 1.0 / (self.repeat.deck.len() - self.k) as f64;
         self.repeat.step(action, self.repeat.shown.checked_sub(self.k), pay, observation)
     }
+}
+
+episodes!(RepeatPrevious, DealOrder, env => env.repeat.spaces, uses_action: env.repeat.shown >= env.k);
+
+fn lag(difficulty: Difficulty) -> usize {
+    difficulty.pick([4, 32, 64])
 }
 
 /// Repeats the first suit it saw.
@@ -205,6 +175,8 @@ impl Player for RepeatPreviousPlayer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::Env;
+    use crate::popgym::Replay;
     use crate::popgym::trace::tests::{check_family, mean_return};
 
     #[test]

@@ -28,6 +28,74 @@ pub trait Replay: Env {
     }
 }
 
+/// Implements [`Env`] and [`Replay`] for a family that draws nothing after the start of an episode:
+/// `episodes!(Type, Hidden, env => its spaces, uses_action: optional)`. The type has
+///
+/// - `deal(&mut self, rng: &mut Rng)`, which draws a hidden state,
+/// - `take(&mut self, hidden: &Hidden) -> Result<()>`, which takes a given one over, if it is possible,
+/// - `start(&mut self, observation)`, which begins the episode of the hidden state, and
+/// - `play(&mut self, action, observation) -> Result<Step>`, which is [`Env::step`].
+macro_rules! episodes {
+    ($family:ty, $hidden:ty, $env:ident => $spaces:expr $(, uses_action: $uses_action:expr)?) => {
+        impl $crate::env::Env for $family {
+            fn spaces(&self) -> &::elmur_base::Spaces {
+                let $env = self;
+                &$spaces
+            }
+
+            fn reset(
+                &mut self,
+                seed: u64,
+                observation: ::elmur_base::ValuesMut<'_>,
+            ) -> $crate::error::Result<()> {
+                self.deal(&mut ::elmur_rng::Rng::new(seed, 0));
+                self.start(observation);
+                Ok(())
+            }
+
+            #[inline]
+            fn step(
+                &mut self,
+                action: ::elmur_base::Values<'_>,
+                observation: ::elmur_base::ValuesMut<'_>,
+            ) -> $crate::error::Result<$crate::env::Step> {
+                self.play(action, observation)
+            }
+
+            $(fn uses_action(&self) -> bool {
+                let $env = self;
+                $uses_action
+            })?
+        }
+
+        impl $crate::popgym::replay::Replay for $family {
+            type Hidden = $hidden;
+            type Draw = ();
+
+            fn begin(
+                &mut self,
+                hidden: &$hidden,
+                observation: ::elmur_base::ValuesMut<'_>,
+            ) -> $crate::error::Result<()> {
+                self.take(hidden)?;
+                self.start(observation);
+                Ok(())
+            }
+
+            #[inline]
+            fn advance(
+                &mut self,
+                action: ::elmur_base::Values<'_>,
+                (): (),
+                observation: ::elmur_base::ValuesMut<'_>,
+            ) -> $crate::error::Result<$crate::env::Step> {
+                self.play(action, observation)
+            }
+        }
+    };
+}
+pub(super) use episodes;
+
 /// The choice that a discrete action makes.
 #[inline]
 pub(super) fn choice(action: Values<'_>, n: usize, what: &'static str) -> Result<usize> {
