@@ -15,7 +15,7 @@ use super::task::Difficulty;
 use crate::env::{Player, Step};
 use crate::error::{Error, Result};
 
-/// Name the suits of a deck backwards.
+/// Autoencode: watch a deck of cards, then name their suits from the last to the first.
 #[derive(Debug, Clone)]
 pub struct Autoencode {
     spaces: Spaces,
@@ -80,7 +80,7 @@ impl Autoencode {
 
 episodes!(Autoencode, DealOrder, env => env.spaces, uses_action: env.shown == env.deck.len());
 
-/// Keeps the suits on a stack. Answers 0 where answers are ignored.
+/// A player that keeps the suits on a stack. Answers 0 while answers are ignored.
 #[derive(Debug, Clone)]
 pub struct AutoencodePlayer {
     stack: Vec<i32>,
@@ -88,7 +88,7 @@ pub struct AutoencodePlayer {
 }
 
 impl AutoencodePlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         Self { stack: Vec::with_capacity(52 * decks(difficulty)), playing: false }
     }

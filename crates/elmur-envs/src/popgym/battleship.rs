@@ -33,14 +33,14 @@ fn side(difficulty: Difficulty) -> usize {
     difficulty.pick([8, 10, 12])
 }
 
-/// Where the ships lie.
+/// The hidden state of [`Battleship`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Ships {
-    /// Rows of 0 (water) and 1 (ship).
+    /// Rows of the board, with 0 for water and 1 for a ship.
     pub board: Vec<Vec<u8>>,
 }
 
-/// Find all ships with few shots.
+/// Battleship: find all cells of four hidden ships with few shots.
 #[derive(Debug, Clone)]
 pub struct Battleship {
     spaces: Spaces,
@@ -48,7 +48,7 @@ pub struct Battleship {
     ships: Board,
     shot: Board,
     hits_left: u32,
-    /// Until the episode is truncated; 0 when none is running.
+    /// Shots until the episode is truncated; 0 without a running episode.
     shots_left: u32,
     miss: f64,
 }
@@ -117,8 +117,8 @@ impl Battleship {
 
 episodes!(Battleship, Ships, env => env.spaces);
 
-/// Draws a board. Every place on the board is as likely as any other, and draws until one is free leave it so
-/// among the free ones.
+/// Draws a board. Places are drawn uniformly until a free one comes, which makes every free place equally
+/// likely.
 fn place(size: usize, ships: &[usize], rng: &mut Rng) -> Board {
     let mut board: Board = [0; 16];
     for length in ships {

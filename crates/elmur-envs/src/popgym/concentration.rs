@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 
 pub use player::ConcentrationPlayer;
 
-/// Find all pairs.
+/// Concentration: turn cards over two at a time and find all pairs.
 #[derive(Debug, Clone)]
 pub struct Concentration {
     spaces: Spaces,
@@ -49,14 +49,14 @@ pub struct Concentration {
     left: usize,
 }
 
-/// What lies where.
+/// The hidden state of [`Concentration`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Layout {
-    /// The card at every position.
+    /// Card at each position.
     pub layout: Vec<u16>,
 }
 
-/// Decks, and what makes a pair.
+/// Number of decks, and which property of two cards makes them a pair.
 fn settings(difficulty: Difficulty) -> (usize, Side) {
     difficulty.pick([(1, Side::Colour), (2, Side::Colour), (1, Side::Rank)])
 }

@@ -12,7 +12,7 @@ use super::task::Difficulty;
 use crate::env::{Player, Step};
 use crate::error::{Error, Result};
 
-/// Guess the next card.
+/// HigherLower: say whether the next card is higher or lower than the current one.
 #[derive(Debug, Clone)]
 pub struct HigherLower {
     spaces: Spaces,
@@ -77,8 +77,8 @@ impl HigherLower {
 
 episodes!(HigherLower, DealOrder, env => env.spaces);
 
-/// Counts the cards that are left: what it says does not change what comes, so the likelier answer is the
-/// best one.
+/// A player that counts the cards that are left and gives the likelier answer. Answers do not change what
+/// comes, so that this is optimal.
 #[derive(Debug, Clone)]
 pub struct HigherLowerPlayer {
     decks: usize,
@@ -87,7 +87,7 @@ pub struct HigherLowerPlayer {
 }
 
 impl HigherLowerPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         let decks = decks(difficulty);
         Self { decks, left: [4 * decks as i32; 13] }

@@ -44,19 +44,19 @@ const BYTES: usize = 21 * STRIDE;
 const STEPS: u32 = 1023;
 const COST: f64 = 1.0 / 1024.0;
 
-/// Where the actions lead.
+/// Offset in the grid's bytes that each action leads to.
 const WAYS: [isize; 4] = [-1, 1, -(STRIDE as isize), STRIDE as isize];
-/// The last action before there was one.
+/// Shown as the last action at the start of an episode.
 const NONE: usize = 4;
 
-/// The hidden state.
+/// The hidden state of [`LabyrinthEscape`] and [`LabyrinthExplore`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Labyrinth {
     /// Rows of cells: 0 free, 1 wall, 2 start, 3 goal (LabyrinthEscape only).
     pub grid: Vec<Vec<u8>>,
     /// Row and column of the start.
     pub start: [usize; 2],
-    /// Row and column of the goal, or of where it would be.
+    /// Row and column of the goal, or of the wall in its place (LabyrinthExplore).
     pub end: [usize; 2],
 }
 
@@ -74,7 +74,7 @@ fn place([row, column]: [usize; 2]) -> usize {
 #[derive(Debug, Clone)]
 struct Maze {
     spaces: Spaces,
-    /// S.
+    /// S, the cells of a side.
     side: usize,
     /// Places of all rooms.
     rooms: Vec<u16>,
@@ -184,7 +184,7 @@ impl Maze {
         Ok(())
     }
 
-    /// One step: where it led is in `self.at`. Returns the action.
+    /// Moves the agent by an action, which is returned.
     #[inline]
     fn go(&mut self, action: Values<'_>) -> Result<usize> {
         if self.left == 0 {
@@ -275,7 +275,7 @@ fn reached(grid: &[u8; BYTES], rooms: &[u16]) -> usize {
     count
 }
 
-/// Find the goal on the other side.
+/// LabyrinthEscape: find the goal on the other side of a maze.
 #[derive(Debug, Clone)]
 pub struct LabyrinthEscape(Maze);
 
@@ -307,7 +307,7 @@ impl LabyrinthEscape {
 
 episodes!(LabyrinthEscape, Labyrinth, env => env.0.spaces);
 
-/// Visit every cell.
+/// LabyrinthExplore: visit every cell of a maze.
 #[derive(Debug, Clone)]
 pub struct LabyrinthExplore {
     maze: Maze,

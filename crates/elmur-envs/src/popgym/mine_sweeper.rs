@@ -23,7 +23,7 @@ mod player;
 mod view;
 pub use player::MineSweeperPlayer;
 
-/// What a difficulty means.
+/// Sizes and rewards of a difficulty.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
     size: usize,
@@ -63,14 +63,14 @@ impl Rules {
     }
 }
 
-/// Where the mines are.
+/// The hidden state of [`MineSweeper`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Mines {
-    /// Cells, row by row.
+    /// Numbers of the cells with a mine, counted row by row.
     pub mines_flat: Vec<u8>,
 }
 
-/// Find the clear cells.
+/// MineSweeper: uncover every cell without a mine.
 #[derive(Debug, Clone)]
 pub struct MineSweeper {
     spaces: Spaces,

@@ -1,7 +1,9 @@
-//! RepeatFirst and RepeatPrevious: name the suit of the first card, or of the card seen k - 1 cards before the current one.
+//! RepeatFirst and RepeatPrevious: name the suit of the first card, or of the card seen k - 1 cards before
+//! the current one.
 //!
-//! Observation: the suit of the newest card. N cards make N - 1 steps. A right answer pays 1/n and a wrong one costs as much, with n
-//! the number of answers that count: all of them in RepeatFirst, all but the first k - 1 in RepeatPrevious.
+//! Observation: the suit of the newest card. N cards make N - 1 steps. A right answer pays 1/n and a wrong
+//! one costs as much, with n the number of answers that count: all of them in RepeatFirst, all but the first
+//! k - 1 in RepeatPrevious.
 
 use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
@@ -12,7 +14,7 @@ use super::task::Difficulty;
 use crate::env::{Player, Step};
 use crate::error::{Error, Result};
 
-/// What both tasks are: a deck that is dealt card by card, and a rule that says which card to name.
+/// What both tasks share: a deck that is dealt card by card.
 #[derive(Debug, Clone)]
 struct Repeat {
     spaces: Spaces,
@@ -59,7 +61,7 @@ impl Repeat {
     }
 }
 
-/// Name the first card's suit at every step.
+/// RepeatFirst: name the suit of the first card at every step.
 #[derive(Debug, Clone)]
 pub struct RepeatFirst(Repeat);
 
@@ -89,7 +91,7 @@ impl RepeatFirst {
 
 episodes!(RepeatFirst, DealOrder, env => env.0.spaces);
 
-/// Name the suit of the card k - 1 cards before the newest.
+/// RepeatPrevious: name the suit of the card that was shown k - 1 cards before the newest.
 #[derive(Debug, Clone)]
 pub struct RepeatPrevious {
     repeat: Repeat,
@@ -126,7 +128,7 @@ fn lag(difficulty: Difficulty) -> usize {
     difficulty.pick([4, 32, 64])
 }
 
-/// Repeats the first suit it saw.
+/// A player that repeats the first suit of the episode.
 #[derive(Debug, Clone, Default)]
 pub struct RepeatFirstPlayer {
     first: Option<i32>,
@@ -142,7 +144,7 @@ impl Player for RepeatFirstPlayer {
     }
 }
 
-/// Keeps the last k suits.
+/// A player that keeps the last k suits.
 #[derive(Debug, Clone)]
 pub struct RepeatPreviousPlayer {
     /// Suit number i of the episode at i mod k.
@@ -151,7 +153,7 @@ pub struct RepeatPreviousPlayer {
 }
 
 impl RepeatPreviousPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         Self { ring: vec![0; lag(difficulty)], seen: 0 }
     }
