@@ -2,21 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-/// Result of everything in this crate that can fail.
+/// Result with the error type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What can go wrong with spaces and files.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Numbers that do not belong to a space, or a space that makes no sense.
+    /// Numbers that do not belong to a space, or a space that is not valid.
     #[error("{what}: expected {expected}, got {got}")]
     Space {
-        /// The numbers or the space in question.
+        /// Which numbers or which space.
         what: &'static str,
-        /// What they may be.
+        /// What was expected.
         expected: String,
-        /// What they were.
+        /// What was found.
         got: String,
     },
     /// A file that could not be read or written.
@@ -24,10 +24,10 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// A file whose contents are not what they should be.
+    /// A file with the wrong contents.
     #[error("{path}: {problem}", path = path.display())]
     File {
         /// The file.

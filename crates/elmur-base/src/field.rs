@@ -1,18 +1,19 @@
-//! What a recorded step consists of, as learners ask for it.
+//! Fields: the things that a recorded step consists of, as learners ask for them.
 
 use std::fmt;
 
-/// One of the things that a step of an episode consists of. A policy says which of them it learns from; a dataset hands
-/// them out.
+/// One of the things that a step of an episode consists of. A policy says which of them it learns from; a
+/// dataset hands them out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Field {
-    /// Leaf `i` of the observation (see [`Space::leaves`](crate::Space::leaves)). Beyond the end of an episode its last
-    /// observation is repeated.
+    /// Leaf `i` of the observation (see [`Space::leaves`](crate::Space::leaves)). Beyond the end of an
+    /// episode its last observation is repeated.
     Observation(usize),
-    /// The action taken, as something to look back on. Where there is none (beyond the end of an episode) a discrete
-    /// component is its number of choices, and a continuous one is 0.
+    /// The action that was taken, as an input of a policy that sees its past actions. Beyond the end of an
+    /// episode a discrete component is its number of choices, and a continuous one is 0.
     Action,
-    /// The action as an answer to learn. A discrete component that is not to be imitated is [`Field::IGNORED`].
+    /// The action as what a policy should output. A discrete component that is not to be imitated, or lies
+    /// beyond the end of an episode, is [`Field::IGNORED`]; a continuous one beyond the end is 0.
     Target,
     /// Whether the step exists and its action is to be imitated.
     Imitate,
@@ -37,7 +38,7 @@ impl fmt::Display for Field {
     }
 }
 
-/// Room for the numbers of a [`Field`] over some steps, in the type that the learner computes with.
+/// A slice to write the numbers of a [`Field`] to, in the element type that the learner computes with.
 #[derive(Debug, PartialEq)]
 pub enum FieldMut<'a> {
     /// 32-bit floats.
@@ -53,7 +54,7 @@ pub enum FieldMut<'a> {
 }
 
 impl FieldMut<'_> {
-    /// How many numbers there is room for.
+    /// Length of the slice.
     pub fn len(&self) -> usize {
         match self {
             FieldMut::F32(out) => out.len(),
@@ -64,7 +65,7 @@ impl FieldMut<'_> {
         }
     }
 
-    /// Whether there is room for nothing.
+    /// Whether the slice is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

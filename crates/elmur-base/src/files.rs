@@ -1,4 +1,4 @@
-//! Files that are seen whole or not at all.
+//! Atomic writes, and reads of small files.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Writes a file aside, makes it durable and renames it into place: readers see the old file or the new one, whole.
+/// Writes a file atomically: to a temporary file beside it, which is synced and renamed into place. Readers
+/// see the old file or the new one, never a part of either.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("file");
     static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -25,7 +26,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     })
 }
 
-/// Renames a file and makes the rename itself durable, where the system lets a folder be synced.
+/// Renames a file and syncs its folder where the system allows that, so that the rename survives a crash.
 pub fn rename(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::rename(from, to)?;
     let folder = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -33,7 +34,7 @@ pub fn rename(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Reads a text file of at most `most` bytes; a larger one is refused before any of it is read.
+/// Reads a text file of at most `most` bytes. A larger file is an error before any of it is read.
 pub fn read_small(path: &Path, most: u64) -> Result<String> {
     let size = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
     if size > most {

@@ -1,10 +1,12 @@
 //! The ground floor: what two or more parts of elmur need and none of them owns.
 //!
-//! - [`Space`], [`Spaces`], [`Leaf`]: what observations and actions may be. [`Values`], [`ValuesMut`], [`Row`]: their
-//!   numbers, lying flat. [`Field`]: one of the things a recorded step consists of; [`FieldMut`]: room for its numbers.
-//! - [`files`]: files that are written aside and renamed, and small files that are read whole.
-//! - [`Statistics`]: mean, standard error and extremes of some numbers.
-//! - [`nearest`]: what a misspelt name may have meant.
+//! - [`Space`], [`Spaces`], [`Leaf`]: what observations and actions may be. [`Values`], [`ValuesMut`],
+//!   [`Row`]: their numbers in flat slices of floats, integers and bytes.
+//! - [`Field`]: one of the things that a recorded step consists of. [`FieldMut`]: a slice to write its
+//!   numbers to.
+//! - [`files`]: atomic writes, and reads of small files.
+//! - [`Statistics`]: mean, standard error and extremes of a list of numbers.
+//! - [`nearest`], [`did_you_mean`]: suggestions for misspelt names.
 //! - [`Stop`]: a request to stop, shared between threads and signal handlers.
 
 mod error;

@@ -1,12 +1,12 @@
-//! What a misspelt name may have meant.
+//! Suggestions for misspelt names: "did you mean ...?"
 
-/// "; did you mean `x`?" for the candidate nearest to `word`, or nothing if none is near.
+/// "; did you mean `x`?" for the candidate nearest to `word`; empty if no candidate is near.
 pub fn did_you_mean<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> String {
     nearest(word, candidates).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
 }
 
-/// The candidate with the fewest edits from `word`, if it is near enough to be meant. A key may also be meant by
-/// its last part, behind a dot or a dash.
+/// The candidate with the smallest edit distance to `word`, if it is near enough to be what was meant.
+/// Candidates are also compared by their last part, behind a dot or a dash.
 pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let last = |path: &'a str| path.rsplit(['.', '-']).next().unwrap_or(path);
     let scored = candidates.map(|c| (distance(word, c).min(distance(word, last(c)) + 1), c));

@@ -1,76 +1,78 @@
 //! Spaces: what observations and actions may be.
 //!
-//! A space is a list of leaves ([`Space::leaves`]): floats, integers or bytes. The numbers of a value lie flat, each kind by
-//! itself in the order of the leaves: a tuple of (Discrete 3, Box of 2) is the integers `[i]` and the floats `[x, y]`.
+//! A space is a list of leaves ([`Space::leaves`]): floats, integers or bytes. The numbers of a value are
+//! stored flat, each kind by itself, in the order of the leaves: a value of a tuple of (Discrete 3, Box of 2)
+//! is the integers `[i]` and the floats `[x, y]`.
 
 use elmur_rng::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// A set of values.
+/// A set of values that an observation or an action may take, as in Gymnasium.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Space {
-    /// One of 0, ..., n - 1.
+    /// One integer from 0 to n - 1.
     Discrete {
-        /// How many.
+        /// Number of choices.
         n: usize,
     },
-    /// One choice per entry.
+    /// Several integers, integer i from 0 to `sizes[i]` - 1.
     MultiDiscrete {
-        /// How many of each.
+        /// Number of choices of each integer.
         sizes: Vec<usize>,
     },
-    /// Numbers between `low` and `high`, each given once for all or once per number. The largest finite numbers mean no bound.
+    /// Floats between `low` and `high`. Bounds are given once for all numbers or once per number; `f32::MIN`
+    /// and `f32::MAX` mean no bound.
     Box {
-        /// Axes.
+        /// Length of each axis.
         shape: Vec<usize>,
-        /// Smallest.
+        /// Lower bound of all numbers, or of each.
         low: Vec<f32>,
-        /// Largest.
+        /// Upper bound of all numbers, or of each.
         high: Vec<f32>,
     },
-    /// Bytes from 0 to 255, such as the pixels of a camera [channels, height, width]. Policies see byte `b` as the number
-    /// b / 255.
+    /// Bytes from 0 to 255, such as the pixels of a camera [channels, height, width]. Policies see byte `b`
+    /// as the number b / 255.
     Bytes {
-        /// Axes.
+        /// Length of each axis.
         shape: Vec<usize>,
     },
     /// Several spaces side by side.
     Tuple {
-        /// The spaces.
+        /// The spaces, in order.
         parts: Vec<Space>,
     },
 }
 
-/// What an environment shows and takes.
+/// The observation space and the action space of an environment, a dataset or a policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spaces {
-    /// Observations.
+    /// What observations may be.
     pub observation: Space,
-    /// Actions.
+    /// What actions may be.
     pub action: Space,
 }
 
-/// A part of a space that is not a tuple.
+/// A part of a space that is not a tuple. See [`Space::leaves`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Leaf<'a> {
-    /// Integers, each below its size.
+    /// Integers, integer i from 0 to size i - 1.
     Ints(&'a [usize]),
-    /// Floats.
+    /// Floats between bounds.
     Floats {
-        /// Axes.
+        /// Length of each axis.
         shape: &'a [usize],
-        /// Smallest, one for all or one each.
+        /// Lower bound of all numbers, or of each.
         low: &'a [f32],
-        /// Largest, one for all or one each.
+        /// Upper bound of all numbers, or of each.
         high: &'a [f32],
     },
     /// Bytes.
     Bytes {
-        /// Axes.
+        /// Length of each axis.
         shape: &'a [usize],
     },
 }
@@ -87,7 +89,7 @@ pub enum Kind {
 }
 
 impl Leaf<'_> {
-    /// How many numbers.
+    /// Numbers that one value of the leaf has.
     pub fn len(&self) -> usize {
         match self {
             Leaf::Ints(sizes) => sizes.len(),
@@ -95,7 +97,7 @@ impl Leaf<'_> {
         }
     }
 
-    /// The kind of its numbers.
+    /// The kind of the numbers of the leaf.
     pub fn kind(&self) -> Kind {
         match self {
             Leaf::Ints(_) => Kind::Ints,
@@ -110,7 +112,8 @@ impl Leaf<'_> {
     }
 }
 
-/// Numbers of one or more rows of a space.
+/// The numbers of one or more values of a space, borrowed. Each kind of number lies in a slice of its own,
+/// value after value.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Values<'a> {
     /// Numbers of the float leaves, [rows, floats].
@@ -149,7 +152,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Room for numbers of one or more rows of a space.
+/// The numbers of one or more values of a space, to be written. See [`Values`].
 #[derive(Debug, Default, PartialEq)]
 pub struct ValuesMut<'a> {
     /// Numbers of the float leaves, [rows, floats].
@@ -161,37 +164,37 @@ pub struct ValuesMut<'a> {
 }
 
 impl<'a> ValuesMut<'a> {
-    /// Room for values of a space that has only floats.
+    /// Values of a space that has only floats.
     #[inline]
     pub fn floats(floats: &'a mut [f32]) -> Self {
         Self { floats, ..Self::default() }
     }
 
-    /// Room for values of a space that has only integers.
+    /// Values of a space that has only integers.
     #[inline]
     pub fn ints(ints: &'a mut [i32]) -> Self {
         Self { ints, ..Self::default() }
     }
 
-    /// The numbers, to be read.
+    /// The same numbers, to be read.
     #[inline]
     pub fn values(&self) -> Values<'_> {
         Values { floats: self.floats, ints: self.ints, bytes: self.bytes }
     }
 
-    /// The same room for a shorter time.
+    /// The same numbers, borrowed for a shorter time.
     #[inline]
     pub fn reborrow(&mut self) -> ValuesMut<'_> {
         ValuesMut { floats: &mut *self.floats, ints: &mut *self.ints, bytes: &mut *self.bytes }
     }
 
-    /// Room for row `row` of values that have the given numbers per row.
+    /// Row `row` of values that have the given numbers per row.
     #[inline]
     pub fn row(&mut self, widths: Widths, row: usize) -> ValuesMut<'_> {
         self.rows(widths, row, 1)
     }
 
-    /// Room for rows `first..first + count` of values that have the given numbers per row.
+    /// Rows `first..first + count` of values that have the given numbers per row.
     #[inline]
     pub fn rows(&mut self, widths: Widths, first: usize, count: usize) -> ValuesMut<'_> {
         #[inline]
@@ -205,7 +208,7 @@ impl<'a> ValuesMut<'a> {
         }
     }
 
-    /// Copies `values` of the same size here.
+    /// Overwrites these numbers with `values`, which must be as many.
     #[inline]
     pub fn copy_from(&mut self, values: Values<'_>) {
         self.floats.copy_from_slice(values.floats);
@@ -214,18 +217,18 @@ impl<'a> ValuesMut<'a> {
     }
 }
 
-/// Numbers of each kind that one value of a space has.
+/// How many floats, integers and bytes one value of a space has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Widths {
-    /// Floats.
+    /// Number of floats.
     pub floats: usize,
-    /// Integers.
+    /// Number of integers.
     pub ints: usize,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: usize,
 }
 
-/// One value of a space (or several rows of it), owned.
+/// The numbers of one value of a space, or of several rows of values, owned.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Row {
     /// Numbers of the float leaves.
@@ -251,13 +254,13 @@ impl Row {
         }
     }
 
-    /// The numbers, borrowed.
+    /// The numbers, to be read.
     #[inline]
     pub fn values(&self) -> Values<'_> {
         Values { floats: &self.floats, ints: &self.ints, bytes: &self.bytes }
     }
 
-    /// The numbers, borrowed to be changed.
+    /// The numbers, to be written.
     #[inline]
     pub fn as_mut(&mut self) -> ValuesMut<'_> {
         ValuesMut { floats: &mut self.floats, ints: &mut self.ints, bytes: &mut self.bytes }
@@ -270,7 +273,7 @@ impl Row {
         self.bytes.clear();
     }
 
-    /// Appends the numbers of other values.
+    /// Appends the numbers of `values`.
     pub fn extend(&mut self, values: Values<'_>) {
         self.floats.extend_from_slice(values.floats);
         self.ints.extend_from_slice(values.ints);
@@ -282,12 +285,12 @@ impl Row {
 const MAX_NUMBERS: usize = 1 << 24;
 
 impl Space {
-    /// Numbers without bounds.
+    /// A box without bounds.
     pub fn unbounded(shape: impl Into<Vec<usize>>) -> Self {
         Space::Box { shape: shape.into(), low: vec![f32::MIN], high: vec![f32::MAX] }
     }
 
-    /// Numbers between `low` and `high`.
+    /// A box with the same bounds for all numbers.
     pub fn between(low: f32, high: f32, shape: impl Into<Vec<usize>>) -> Self {
         Space::Box { shape: shape.into(), low: vec![low], high: vec![high] }
     }
@@ -303,7 +306,7 @@ impl Space {
         }
     }
 
-    /// Numbers of each kind that one value has.
+    /// How many floats, integers and bytes one value has.
     pub fn widths(&self) -> Widths {
         let mut widths = Widths::default();
         for leaf in self.leaves() {
@@ -317,7 +320,7 @@ impl Space {
         widths
     }
 
-    /// Appends a value to `numbers`, each as likely as any other; floats need bounds.
+    /// Appends a random value, uniform over the space, to `numbers`. Boxes must have finite bounds.
     pub fn sample(&self, rng: &mut Rng, numbers: &mut Row) {
         for leaf in self.leaves() {
             match leaf {
@@ -337,7 +340,8 @@ impl Space {
         }
     }
 
-    /// Whether the space makes sense: at least one value, bounds in order, a bounded number of numbers.
+    /// Checks the space itself: 1 to 2^24 numbers, at least one choice per integer, bounds in order, tuples
+    /// at most 8 deep.
     pub fn validate(&self) -> Result<()> {
         let fail = |expected: &str, got: String| {
             Err(Error::Space { what: "space", expected: expected.to_owned(), got })
@@ -389,7 +393,8 @@ impl Space {
         }
     }
 
-    /// Whether `values` are rows of this space: as many numbers, all finite, all within bounds.
+    /// Checks that `values` are rows of this space: the right number of numbers, all within bounds. Errors
+    /// call them `what`.
     pub fn check(&self, what: &'static str, values: Values<'_>) -> Result<()> {
         let fail = |expected: String, got: String| Err(Error::Space { what, expected, got });
         let Widths { floats, ints, bytes } = self.widths();
@@ -432,13 +437,13 @@ impl Space {
     }
 }
 
-/// A bound that is given once for all or once per number.
+/// Bound of number `i`, where bounds are given once for all numbers or once per number.
 pub fn bound_at(bound: &[f32], i: usize) -> f32 {
     bound[if bound.len() == 1 { 0 } else { i }]
 }
 
 impl Spaces {
-    /// Checks both spaces.
+    /// Checks both spaces; see [`Space::validate`].
     pub fn validate(&self) -> Result<()> {
         self.observation.validate()?;
         self.action.validate()

@@ -1,19 +1,19 @@
-//! Some numbers in a few.
+//! Mean, standard error and extremes of a list of numbers.
 
 use serde::Serialize;
 
-/// Mean, standard error of the mean, and extremes of some numbers.
+/// Mean, standard error of the mean, and extremes of a list of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Statistics {
-    /// Mean; 0 of no numbers.
+    /// Mean; 0 for an empty list.
     pub mean: f64,
     /// Standard error of the mean; 0 for fewer than two numbers.
     pub sem: f64,
-    /// Smallest number; infinity of none.
+    /// Smallest number; infinity for an empty list.
     pub min: f64,
-    /// Largest number; minus infinity of none.
+    /// Largest number; minus infinity for an empty list.
     pub max: f64,
-    /// How many numbers.
+    /// Number of numbers.
     pub count: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Demonstrations: an expert plays, and what happened is kept.
+//! Demonstrations: episodes that a scripted expert plays.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +13,9 @@ use elmur_rng::Rng;
 
 use crate::{Column, Episode, Result};
 
-/// Plays one episode. Steps whose action the environment ignores are marked as not worth imitating, and so are those where, with
-/// probability `noise`, a random action takes the place of the expert's: what it does next shows how to recover.
+/// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
+/// expert's, so that the expert's next actions show how to recover. Random actions, and actions that the
+/// environment does not use, are marked as not worth imitating.
 pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) -> Result<Episode> {
     let spaces = env.spaces().clone();
     let mut observation = Row::of(&spaces.observation);
@@ -65,7 +66,7 @@ const NOISE: u32 = 1 << 30;
 /// Plays the episode of a seed.
 type Play = Box<dyn FnMut(u64) -> Result<Episode>>;
 
-/// The environment's own expert at its board.
+/// Makes a function that plays episodes of the environment with its own expert.
 fn demonstrator(config: &EnvConfig, noise: f64) -> Result<Play> {
     fn playing<X: Expert + 'static>(env: X::Env, expert: X, wrappers: Wrappers, noise: f64) -> Result<Play>
     where
@@ -85,9 +86,9 @@ fn demonstrator(config: &EnvConfig, noise: f64) -> Result<Play> {
     }
 }
 
-/// Plays `episodes` episodes with the environment's own expert (and [`play`]'s `noise`), from seed `seed * 2^32` on, and hands each to
-/// `keep`, in order.
-/// `threads` play at once (0: one per core); what is kept does not depend on their number.
+/// Plays `episodes` episodes with the environment's own expert (see [`play`] for `noise`) and hands each to
+/// `keep`, in order. Episode i has the seed `seed * 2^32 + i`. An error of `keep` ends the collection.
+/// `threads` threads play at once (0: one per core); the episodes do not depend on their number.
 pub fn collect(
     config: &EnvConfig,
     episodes: usize,
@@ -138,7 +139,7 @@ pub fn spaces(config: &EnvConfig) -> Result<Spaces> {
     Ok(config.evaluation()?.spaces().clone())
 }
 
-/// What a dataset of [`collect`]ed episodes says of itself.
+/// The metadata of a dataset that [`collect`] has played.
 pub fn metadata(config: &EnvConfig, seed: u32, noise: f64) -> BTreeMap<String, String> {
     let mut notes = vec![
         ("env", config.name.name().to_owned()),
@@ -159,7 +160,7 @@ pub fn metadata(config: &EnvConfig, seed: u32, noise: f64) -> BTreeMap<String, S
     notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// Writes one value of a space behind those in its [`columns`].
+/// Appends one value of a space to its [`columns`].
 pub(crate) fn append(value: &Row, space: &Space, columns: &mut [Column]) {
     let Values { mut floats, mut ints, mut bytes } = value.values();
     for (leaf, column) in space.leaves().iter().zip(columns) {

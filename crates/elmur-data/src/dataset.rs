@@ -1,4 +1,4 @@
-//! Datasets: episodes of the same spaces, in memory or as they lie in a file.
+//! Datasets: episodes of the same spaces, in memory or in a file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::npz;
 /// Files up to this size are read into memory, larger ones are mapped.
 const READ_UP_TO: u64 = 1 << 30;
 
-/// Episodes of the same spaces: at least one, all of them checked.
+/// One or more episodes of the same spaces, all of them checked.
 pub struct Dataset {
     header: Header,
     episodes: Episodes,
@@ -39,9 +39,9 @@ enum Bytes {
 impl Dataset {
     /// Opens an `.elmur` file, or a folder of `.npz` files ([`crate::read_npz`], spaces inferred).
     ///
-    /// Every checksum and every number is checked once. Files up to 1 GiB are read into memory, larger ones are mapped: see
-    /// [`Dataset::map`] for what that asks of other programs. A torn record at the end is left out and reported by
-    /// [`Dataset::torn_bytes`]; any other damage is an error.
+    /// Every checksum and every number is checked once. Files up to 1 GiB are read into memory, larger ones
+    /// are mapped: see [`Dataset::map`] for what that asks of other programs. A torn record at the end is
+    /// left out and reported by [`Dataset::torn_bytes`]; any other damage is an error.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let about = fs::metadata(path).map_err(|e| match e.kind() {
@@ -61,15 +61,18 @@ impl Dataset {
         Self::new(Bytes::Read(bytes), path)
     }
 
-    /// Opens an `.elmur` file of any size without reading it into memory: the system loads and drops its pages as needed.
+    /// Opens an `.elmur` file of any size without reading it into memory: the system loads and drops its
+    /// pages as needed.
     ///
-    /// While it is open no program may shorten or overwrite the file; that would end this one (SIGBUS) or change numbers
-    /// that were checked. Replacing the file by renaming another, as [`Writer::create`] does, and appending to it are safe.
+    /// While the dataset is open no program may shorten or overwrite the file: that would end this process
+    /// (SIGBUS) or change numbers that were checked. Appending to the file is safe, and so is replacing it by
+    /// renaming another, as [`Writer::create`] does.
     pub fn map(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = File::open(path).map_err(|e| Error::io(path, e))?;
-        // SAFETY: the map is read only, and every byte pattern is a valid u8, i32 and f32, so that even a file that changes
-        // against the contract above shows other numbers; flags, lengths and counts are kept apart.
+        // SAFETY: the map is read only, and every byte pattern is a valid u8, i32 and f32, so that even a
+        // file that changes against the contract above shows other numbers; flags, lengths and counts are
+        // kept apart.
         let bytes = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
         Self::new(Bytes::Mapped(bytes), path)
     }
@@ -89,7 +92,7 @@ impl Dataset {
         Ok(Self { header, episodes: Episodes::File { bytes, layout, places }, torn_bytes })
     }
 
-    /// Episodes in memory. A leaf must have one element type throughout.
+    /// Makes a dataset of episodes in memory. A leaf must have the same element type in all of them.
     pub fn from_episodes(
         spaces: Spaces,
         metadata: BTreeMap<String, String>,
@@ -114,14 +117,14 @@ impl Dataset {
         Ok(Self { header, episodes: Episodes::Memory(episodes), torn_bytes: 0 })
     }
 
-    /// Writes all episodes to an `.elmur` file, aside at first.
+    /// Writes all episodes to an `.elmur` file, which appears at `path` when it is complete.
     pub fn save(&self, path: impl Into<PathBuf>) -> Result<()> {
         let mut writer = Writer::create(path, self.spaces(), self.metadata().clone())?;
         self.episodes().try_for_each(|episode| writer.push(episode))?;
         writer.finish()
     }
 
-    /// How many episodes.
+    /// Number of episodes.
     pub fn len(&self) -> usize {
         match &self.episodes {
             Episodes::Memory(episodes) => episodes.len(),
@@ -129,12 +132,12 @@ impl Dataset {
         }
     }
 
-    /// Never: a dataset has at least one episode.
+    /// Always false: a dataset has at least one episode.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Episode `i` below [`Dataset::len`], not copied.
+    /// Episode `i`, borrowed; `i` must be below [`Dataset::len`].
     pub fn episode(&self, i: usize) -> EpisodeRef<'_> {
         match &self.episodes {
             Episodes::Memory(episodes) => episodes[i].view(),
@@ -150,22 +153,22 @@ impl Dataset {
         (0..self.len()).map(|i| self.episode(i))
     }
 
-    /// What the episodes are made of.
+    /// Observation and action spaces of the episodes.
     pub fn spaces(&self) -> &Spaces {
         &self.header.spaces
     }
 
-    /// Notes on the episodes: environment, expert, seed, ...
+    /// Notes on the dataset: environment, expert, seed, ...
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.header.metadata
     }
 
-    /// Bytes of a torn record at the end of the file, left by a writer that was killed.
+    /// Size in bytes of a torn record at the end of the file, left by a writer that was killed.
     pub fn torn_bytes(&self) -> u64 {
         self.torn_bytes
     }
 
-    /// A checksum of all episodes: the same for the same numbers, in whatever file they lie.
+    /// A checksum of all episodes, which does not depend on the file that they are in.
     pub fn fingerprint(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         for (i, episode) in self.episodes().enumerate() {
@@ -174,7 +177,7 @@ impl Dataset {
         hasher.finalize()
     }
 
-    /// The dataset in a few numbers.
+    /// Computes counts and statistics of the episodes.
     pub fn summary(&self) -> Summary {
         let count = |f: fn(&EpisodeRef<'_>) -> bool| self.episodes().filter(|e| f(e)).count();
         let steps: usize = self.episodes().map(|e| e.steps()).sum();
@@ -208,37 +211,39 @@ impl Bytes {
 
 /// Reads a folder of `.npz` files, in the order of the numbers in their names.
 ///
-/// Without `spaces` they are inferred: integer observations become `MultiDiscrete` with the largest value + 1 of the folder
-/// as sizes, bytes with three axes pixels, floats an unbounded `Box`; integer actions (T,) become `Discrete`, (T, k)
-/// `MultiDiscrete`. With `spaces` numbers are converted where nothing is lost; bytes stay bytes in
-/// [`elmur_base::Space::Bytes`], are pixels (b / 255) in a box that ends at 1, and plain numbers in others.
+/// Without `spaces` they are inferred: integer observations become `MultiDiscrete` with the largest value + 1
+/// of the folder as sizes, bytes with three axes pixels, floats an unbounded `Box`; integer actions (T,)
+/// become `Discrete`, (T, k) `MultiDiscrete`. With `spaces` numbers are converted where nothing is lost;
+/// bytes stay bytes in [`elmur_base::Space::Bytes`], are pixels (b / 255) in a box that ends at 1, and plain
+/// numbers in others.
 pub fn read_npz(folder: impl AsRef<Path>, spaces: Option<Spaces>) -> Result<Dataset> {
     let npz::Recordings { spaces, metadata, episodes, paths } = npz::read(folder.as_ref(), spaces)?;
     Dataset::from_named(spaces, metadata, episodes, |i| paths[i].clone())
 }
 
-/// Writes a folder of `.npz` files, without final observations, metadata and the cause of an episode's end, which the layout
-/// has no place for. A key holds numbers of one type, so that spaces that mix integers and floats are an error; and so is a
-/// folder that holds `.npz` files already. Files are written aside and renamed.
+/// Writes a folder of `.npz` files, without final observations, metadata and the cause of an episode's end,
+/// which the layout has no place for. A key holds numbers of one type, so that spaces that mix integers and
+/// floats are an error; and so is a folder that holds `.npz` files already. Files are written aside and
+/// renamed.
 pub fn write_npz(folder: impl AsRef<Path>, dataset: &Dataset) -> Result<()> {
     npz::write(folder.as_ref(), dataset.spaces(), dataset.episodes())
 }
 
-/// A dataset in a few numbers.
+/// Counts and statistics of a dataset.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
-    /// How many episodes.
+    /// Number of episodes.
     pub episodes: usize,
-    /// Steps of all episodes.
+    /// Number of steps of all episodes.
     pub steps: usize,
-    /// Returns of episodes.
+    /// Statistics of the returns of episodes.
     pub returns: Statistics,
-    /// Steps of episodes.
+    /// Statistics of the numbers of steps of episodes.
     pub lengths: Statistics,
     /// Share of steps whose action is worth imitating.
     pub imitated_share: f64,
-    /// Episodes whose task had ended.
+    /// Number of episodes whose task had ended.
     pub terminated: usize,
-    /// Episodes that were cut off.
+    /// Number of episodes that were cut off.
     pub truncated: usize,
 }

@@ -1,13 +1,14 @@
-//! Episodes: what was seen, done and rewarded, as flat columns.
+//! Episodes: observations, actions and rewards as flat columns.
 //!
-//! There is one column per leaf of a space ([`elmur_base::Space::leaves`]); its rows follow each other: [rows, leaf length].
+//! There is one column per leaf of a space ([`elmur_base::Space::leaves`]), with one row per step: [rows,
+//! leaf length].
 
 use elmur_base::{Leaf, Space, Spaces, bound_at};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Fault, Result};
 
-/// What a column is made of.
+/// Element type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ElementType {
@@ -58,7 +59,7 @@ pub enum ColumnRef<'a> {
 }
 
 impl Column {
-    /// The same numbers, borrowed.
+    /// Borrows the column.
     pub fn view(&self) -> ColumnRef<'_> {
         match self {
             Column::F32(x) => ColumnRef::F32(x),
@@ -67,19 +68,19 @@ impl Column {
         }
     }
 
-    /// How many numbers.
+    /// Number of numbers, of all rows.
     pub fn len(&self) -> usize {
         self.view().len()
     }
 
-    /// Whether there are none.
+    /// Whether the column has no numbers.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl ColumnRef<'_> {
-    /// How many numbers.
+    /// Number of numbers, of all rows.
     pub fn len(&self) -> usize {
         match self {
             ColumnRef::F32(x) => x.len(),
@@ -88,12 +89,12 @@ impl ColumnRef<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the column has no numbers.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What the numbers are.
+    /// Element type of the column.
     pub fn element_type(&self) -> ElementType {
         match self {
             ColumnRef::F32(_) => ElementType::F32,
@@ -102,7 +103,7 @@ impl ColumnRef<'_> {
         }
     }
 
-    /// A copy.
+    /// Copies the column.
     pub fn to_column(&self) -> Column {
         match *self {
             ColumnRef::F32(x) => Column::F32(x.to_vec()),
@@ -115,16 +116,16 @@ impl ColumnRef<'_> {
 /// One episode of T steps, T >= 1: observation t was seen, action t taken, reward t received.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Episode {
-    /// One column per leaf of the observation space, [T, leaf length], or [T + 1, leaf length] with the observation
-    /// after the last action.
+    /// One column per leaf of the observation space, [T, leaf length], or [T + 1, leaf length] with the
+    /// observation after the last action.
     pub observations: Vec<Column>,
     /// One column per leaf of the action space, [T, leaf length].
     pub actions: Vec<Column>,
     /// Rewards, `[T]`.
     pub rewards: Vec<f32>,
-    /// The task had ended.
+    /// Whether the task had ended.
     pub terminated: bool,
-    /// The episode was cut off, by a time limit for example.
+    /// Whether the episode was cut off, by a time limit for example.
     pub truncated: bool,
     /// Whether each step's action is worth imitating, `[T]`; none means all are.
     pub imitate: Option<Vec<bool>>,
@@ -133,22 +134,22 @@ pub struct Episode {
 /// A borrowed [`Episode`]: what datasets hand out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EpisodeRef<'a> {
-    /// As in [`Episode`].
+    /// One column per leaf of the observation space; see [`Episode::observations`].
     pub observations: Vec<ColumnRef<'a>>,
-    /// As in [`Episode`].
+    /// One column per leaf of the action space, [T, leaf length].
     pub actions: Vec<ColumnRef<'a>>,
     /// Rewards, `[T]`.
     pub rewards: &'a [f32],
-    /// The task had ended.
+    /// Whether the task had ended.
     pub terminated: bool,
-    /// The episode was cut off.
+    /// Whether the episode was cut off, by a time limit for example.
     pub truncated: bool,
     /// Whether each step's action is worth imitating, `[T]`; none means all are.
     pub imitate: Option<&'a [bool]>,
 }
 
 impl Episode {
-    /// The same episode, borrowed.
+    /// Borrows the episode.
     pub fn view(&self) -> EpisodeRef<'_> {
         EpisodeRef {
             observations: self.observations.iter().map(Column::view).collect(),
@@ -160,7 +161,7 @@ impl Episode {
         }
     }
 
-    /// T, how many actions were taken.
+    /// T, the number of actions taken.
     pub fn steps(&self) -> usize {
         self.rewards.len()
     }
@@ -178,7 +179,7 @@ impl<'a> From<&'a Episode> for EpisodeRef<'a> {
 }
 
 impl EpisodeRef<'_> {
-    /// T, how many actions were taken.
+    /// T, the number of actions taken.
     pub fn steps(&self) -> usize {
         self.rewards.len()
     }
@@ -188,19 +189,19 @@ impl EpisodeRef<'_> {
         self.rewards.iter().map(|r| f64::from(*r)).sum()
     }
 
-    /// How many steps have an action worth imitating.
+    /// Number of steps whose action is worth imitating.
     pub fn imitated_steps(&self) -> usize {
         self.imitate.map_or(self.steps(), |imitate| imitate.iter().filter(|imitate| **imitate).count())
     }
 
-    /// Whether the observation after the last action is there (T + 1 observations instead of T).
+    /// Whether the observation after the last action was recorded: T + 1 observations instead of T.
     pub fn has_final_observation(&self, spaces: &Spaces) -> bool {
         let leaves = spaces.observation.leaves();
         let sized = leaves.iter().zip(&self.observations).find(|(leaf, _)| !leaf.is_empty());
         sized.is_some_and(|(leaf, column)| column.len() == (self.steps() + 1).saturating_mul(leaf.len()))
     }
 
-    /// A copy.
+    /// Copies the episode.
     pub fn to_episode(&self) -> Episode {
         Episode {
             observations: self.observations.iter().map(ColumnRef::to_column).collect(),
@@ -212,8 +213,9 @@ impl EpisodeRef<'_> {
         }
     }
 
-    /// Whether the episode belongs to these spaces: as many numbers of the right kind, observations and integers within
-    /// bounds, everything finite. Continuous actions may leave their bounds, as those of real experts do.
+    /// Checks that the episode belongs to these spaces: the right number of numbers of the right type,
+    /// observations and integers within bounds, everything finite. Continuous actions may exceed their
+    /// bounds, as those of real experts do.
     pub fn validate(&self, spaces: &Spaces) -> Result<(), Fault> {
         if let Err(problem) = spaces.validate() {
             return Fault::new("spaces", "spaces that make sense", problem, "correct the spaces");
@@ -221,7 +223,7 @@ impl EpisodeRef<'_> {
         self.check(spaces)
     }
 
-    /// [`Self::validate`] for spaces that are known to make sense.
+    /// [`Self::validate`] for spaces that are known to be valid.
     pub(crate) fn check(&self, spaces: &Spaces) -> Result<(), Fault> {
         let steps = self.steps();
         if steps == 0 {
@@ -281,7 +283,7 @@ fn check_columns(
     Ok(())
 }
 
-/// Whether numbers of this type can be those of the leaf.
+/// Whether a leaf can be recorded in this element type.
 pub(crate) fn fits(leaf: &Leaf<'_>, element: ElementType) -> bool {
     match leaf {
         Leaf::Ints(_) => element == ElementType::I32,
@@ -290,7 +292,8 @@ pub(crate) fn fits(leaf: &Leaf<'_>, element: ElementType) -> bool {
     }
 }
 
-/// The first number that does not belong to the leaf: its row, its place there, what was expected and what it is.
+/// The first number that does not belong to the leaf: its row, its index in the row, what was expected, what
+/// was found.
 fn misfit(leaf: &Leaf<'_>, column: ColumnRef<'_>, bounded: bool) -> Option<(usize, usize, String, String)> {
     let width = leaf.len();
     let bounds = |entry: usize| match leaf {
@@ -327,12 +330,12 @@ fn misfit(leaf: &Leaf<'_>, column: ColumnRef<'_>, bounded: bool) -> Option<(usiz
     }
 }
 
-/// The number that a byte of a [`Column::U8`] stands for, to policies and in boxes.
+/// The number that a byte stands for, to policies and in boxes.
 pub(crate) fn pixel(byte: u8) -> f32 {
     f32::from(byte) / 255.0
 }
 
-/// Row, place and value of the first number that is not `ok`.
+/// Row, index in the row, and value of the first number that is not `ok`.
 fn first<T: Copy>(x: &[T], width: usize, ok: impl Fn(usize, T) -> bool) -> Option<(usize, usize, T)> {
     let rows = x.chunks_exact(width.max(1)).enumerate();
     rows.flat_map(|(row, x)| x.iter().enumerate().map(move |(entry, x)| (row, entry, *x)))

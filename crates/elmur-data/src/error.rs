@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use elmur_base::Field;
 
-/// Result of everything in this crate that can fail.
+/// Result with the error type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What can go wrong with a dataset.
@@ -14,7 +14,7 @@ pub enum Error {
     /// A file that could not be read or written, or that is not what it should be.
     #[error(transparent)]
     Base(#[from] elmur_base::Error),
-    /// A file is damaged from some episode on.
+    /// A file that is damaged from some episode on.
     #[error(
         "{path}: episode {episode} at byte {offset}: {problem}; restore the file from a copy, or cut it to \
          {offset} bytes to keep the episodes before",
@@ -23,21 +23,21 @@ pub enum Error {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Which episode, from 0.
+        /// Number of the episode, from 0.
         episode: usize,
-        /// Where its record begins.
+        /// Byte at which the record of the episode begins.
         offset: u64,
-        /// What is wrong with it.
+        /// What is wrong with the record.
         problem: String,
     },
     /// An episode that does not fit the spaces.
     #[error("{path}: episode {episode}: {fault}", path = path.display())]
     Episode {
-        /// Where it came from or was to go.
+        /// File that the episode was read from or was to be written to.
         path: PathBuf,
-        /// Which episode, from 0.
+        /// Number of the episode, from 0.
         episode: usize,
-        /// What does not fit.
+        /// What is wrong with the episode.
         fault: Fault,
     },
     /// A field that a dataset does not have, or not in the type or size that was asked for.
@@ -45,36 +45,36 @@ pub enum Error {
     Field {
         /// The field.
         field: Field,
-        /// What there is.
+        /// What can be had.
         expected: String,
         /// What was asked for.
         got: String,
     },
-    /// The environment that demonstrations were to come from.
+    /// An error of the environment that demonstrations are collected in.
     #[error(transparent)]
     Env(#[from] elmur_envs::Error),
     /// A collection was stopped on request.
     #[error("stopped")]
     Stopped,
-    /// A dataset without a whole episode.
+    /// A dataset without a complete episode.
     #[error("{path}: no whole episode; collect at least one", path = path.display())]
     Empty {
-        /// Where it was looked for.
+        /// File or folder of the dataset.
         path: PathBuf,
     },
 }
 
-/// What does not fit about an episode.
+/// What is wrong with an episode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: expected {expected}, got {got}; {remedy}")]
 pub struct Fault {
     /// Which column, step and entry.
     pub what: String,
-    /// What it may be.
+    /// What was expected.
     pub expected: String,
-    /// What it was.
+    /// What was found.
     pub got: String,
-    /// What to do.
+    /// What the user can do about it.
     pub remedy: &'static str,
 }
 

@@ -1,8 +1,9 @@
-//! The bytes of an `.elmur` file: a checked header, then one checked record per episode. `docs/dataset-format.md` is the
-//! specification.
+//! The bytes of an `.elmur` file: a checked header, then one checked record per episode.
+//! `docs/dataset-format.md` is the specification.
 //!
-//! Records are appended and never changed, so that a process that is killed leaves at most one torn record, the last one.
-//! Everything else that can happen to a file is found by a CRC-32: of the header, of each record's head, of each payload.
+//! Records are appended and never changed, so that a process that is killed leaves at most one torn record,
+//! the last one. Everything else that can happen to a file is found by a CRC-32: of the header, of each
+//! record's head, of each payload.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
@@ -223,7 +224,8 @@ impl Head {
         bytes
     }
 
-    /// The head of episode `number` at the beginning of `bytes`, all that is left of the file; none if the file ends before.
+    /// The head of episode `number` at the beginning of `bytes`, all that is left of the file; none if the
+    /// file ends before.
     pub(crate) fn decode(bytes: &[u8], number: usize) -> Result<Option<Self>, String> {
         if !bytes.starts_with(&MARKER[..bytes.len().min(4)]) {
             return Err("no record begins here".to_owned());
@@ -291,7 +293,8 @@ impl Shape {
         Ok(shape)
     }
 
-    /// The episode of this shape, its numbers borrowed from the payload, which must be the one that was decoded.
+    /// The episode of this shape, its numbers borrowed from the payload, which must be the one that was
+    /// decoded.
     pub(crate) fn view<'a>(&'a self, payload: &'a [u8], layout: &Layout) -> EpisodeRef<'a> {
         let mut rest = &payload[SHAPE..];
         let mut take = |rows: usize, (t, width): (ElementType, usize)| {

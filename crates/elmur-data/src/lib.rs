@@ -1,10 +1,14 @@
 //! Trajectories to learn from, in memory and on disk.
 //!
-//! - [`Episode`]: what was seen, done and rewarded, one column per leaf of a space; [`EpisodeRef`]: the same, borrowed.
-//! - [`Dataset`]: checked episodes of the same spaces, from memory, an `.elmur` file or a folder of `.npz` files.
-//! - [`Writer`], [`Reader`]: `.elmur` files one episode at a time. `docs/dataset-format.md` specifies them: every byte is
-//!   covered by a checksum, and a writer that is killed costs at most the episode it was writing.
-//! - [`collect`]: demonstrations. [`wrap`]: the same behind wrappers. [`Sampler`]: crops of them. [`Window`]: the numbers of a batch.
+//! - [`Episode`]: observations, actions and rewards, one column per leaf of a space. [`EpisodeRef`]: the
+//!   same, borrowed.
+//! - [`Dataset`]: checked episodes of the same spaces, from memory, an `.elmur` file or a folder of `.npz`
+//!   files.
+//! - [`Writer`], [`Reader`]: `.elmur` files, one episode at a time. `docs/dataset-format.md` specifies the
+//!   format: every byte is covered by a checksum, and a writer that is killed loses at most the episode it
+//!   was writing.
+//! - [`collect`](mod@collect): demonstrations of scripted experts. [`wrap()`]: wrappers applied to a dataset.
+//! - [`Sampler`]: which crops a batch is made of. [`Window`]: the numbers of a batch.
 //! - [`read_npz`], [`write_npz`]: the layout of the published datasets.
 //!
 //! ```

@@ -1,4 +1,5 @@
-//! `.elmur` files one episode at a time: a reader for any stream, and a writer that an interruption cannot harm.
+//! `.elmur` files, one episode at a time: a reader for any stream, and a writer that loses at most one
+//! episode when it is interrupted.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -11,7 +12,7 @@ use crate::episode::{Episode, EpisodeRef};
 use crate::error::{Error, Result};
 use crate::format::{Aligned, HEAD, Head, Header, Layout, Shape, encode};
 
-/// Reads a file or any other stream of the `.elmur` format, one episode at a time: an iterator of episodes, each checked.
+/// Reads a stream of the `.elmur` format: an iterator of checked episodes.
 #[derive(Debug)]
 pub struct Reader<R> {
     source: R,
@@ -37,17 +38,17 @@ impl<R: Read> Reader<R> {
         Ok(Self { source, path, header, layout, offset, episodes: 0, torn_bytes: 0, finished: false })
     }
 
-    /// What the episodes are made of.
+    /// Observation and action spaces of the episodes.
     pub fn spaces(&self) -> &Spaces {
         &self.header.spaces
     }
 
-    /// Notes on the episodes: environment, expert, seed, ...
+    /// Notes on the dataset: environment, expert, seed, ...
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.header.metadata
     }
 
-    /// After the last episode: bytes of a torn record at the end, left by a writer that was killed.
+    /// After the last episode: size in bytes of a torn record at the end, left by a writer that was killed.
     pub fn torn_bytes(&self) -> u64 {
         self.torn_bytes
     }
@@ -86,7 +87,7 @@ impl<R: Read> Iterator for Reader<R> {
     }
 }
 
-/// Writes a file of the `.elmur` format, one episode at a time.
+/// Writes an `.elmur` file, one episode at a time.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
@@ -94,15 +95,16 @@ pub struct Writer {
     aside: Option<PathBuf>,
     file: File,
     header: Header,
-    /// Where the next record begins; 0 while there is no header either, since the first episode decides what it says.
+    /// Where the next record begins; 0 while there is no header either, since the first episode decides what
+    /// it says.
     end: u64,
     episodes: usize,
 }
 
 impl Writer {
-    /// Begins a new file. Episodes go to `<path>.tmp`, which takes the name `path` when [`Writer::finish`] is called; until
-    /// then a file that was there before stays as it is. What an interrupted writer leaves aside opens like any other file,
-    /// until a new writer of the same name begins.
+    /// Starts a new file. Episodes are written to `<path>.tmp`, which [`Writer::finish`] renames to `path`;
+    /// until then a file that was there before stays as it is. The `.tmp` file of an interrupted writer can
+    /// be opened like any other, until a new writer for the same path starts.
     pub fn create(
         path: impl Into<PathBuf>,
         spaces: &Spaces,
@@ -123,7 +125,7 @@ impl Writer {
         Ok(Self { path, aside: Some(aside), file, header, end: 0, episodes: 0 })
     }
 
-    /// Goes on with a file, in place. All of it is read and checked; a torn record at its end is cut off.
+    /// Appends to a file in place. All of the file is read and checked; a torn record at its end is cut off.
     pub fn append_to(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|e| Error::io(&path, e))?;
@@ -135,12 +137,12 @@ impl Writer {
         Ok(Self { path, aside: None, file, header, end, episodes })
     }
 
-    /// Episodes so far, those that were there before included.
+    /// Number of episodes in the file, those from before [`Writer::append_to`] included.
     pub fn episodes(&self) -> usize {
         self.episodes
     }
 
-    /// Checks and writes an episode, an [`Episode`] or [`EpisodeRef`]. After an error the file is as it was before.
+    /// Checks and writes an [`Episode`] or [`EpisodeRef`]. After an error the file is as it was before.
     pub fn push<'a>(&mut self, episode: impl Into<EpisodeRef<'a>>) -> Result<()> {
         let (episode, mut bytes) = (episode.into(), Vec::new());
         if self.end == 0 {
@@ -163,15 +165,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends without a new file: what was written aside is removed, and what was there before stays. A file that grows in place keeps
-    /// the episodes it has got.
+    /// Stops writing. A new file is removed, and what was at its path before stays; a file that was appended
+    /// to keeps the episodes written so far.
     pub fn discard(self) {
         if let Some(aside) = self.aside {
             let _ = fs::remove_file(aside);
         }
     }
 
-    /// Makes the file durable and, if it is new, gives it its name.
+    /// Syncs the file to disk and, if it is new, renames it to its path. A file without episodes is an error.
     pub fn finish(self) -> Result<()> {
         if self.episodes == 0 {
             let path = self.path.clone();
@@ -190,7 +192,7 @@ impl Writer {
     }
 }
 
-/// Two writers of one file would ruin it. Where files cannot be locked, users have to take care.
+/// Locks a file against a second writer, where the file system supports locks.
 fn lock(file: &File, path: &Path) -> Result<()> {
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => {

@@ -3,14 +3,14 @@
 //! | key | shape | meaning |
 //! |---|---|---|
 //! | `obs` | (T, ...) or (T + 1, ...) | observations; a middle axis of one, (T, 1, k), is dropped |
-//! | `rgb` | (T, height, width, channels) bytes | observations where there is no `obs` (MIKASA-Robo); channels come first in memory |
+//! | `rgb` | (T, height, width, channels) bytes | observations if there is no `obs`; channels first in memory |
 //! | `action` | (T,) or (T, ...) | actions |
 //! | `reward` | (T,) | rewards |
 //! | `done` | (T,) | last entry 0: cut off; otherwise, or without the key: terminated |
 //! | `counts` | (T,) | ours: 1 where the action is worth imitating, else 0; without the key all are |
 //!
-//! Files are zip archives of `.npy` arrays, stored or deflated. Sizes are believed only as far as the archive, the array's
-//! header and its data agree.
+//! Files are zip archives of `.npy` arrays, stored or deflated. Sizes are believed only as far as the
+//! archive, the array's header and its data agree.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -101,7 +101,7 @@ fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// What one file holds.
+/// The arrays of one file.
 struct Recording {
     observation: Array,
     action: Array,
@@ -180,8 +180,8 @@ impl Array {
         self.shape[1..].iter().product()
     }
 
-    /// Reads an `.npy` file of which the archive says that it has `claimed` bytes; after as many, `source` checks the archive's
-    /// checksum.
+    /// Reads an `.npy` file of which the archive says that it has `claimed` bytes; after as many, `source`
+    /// checks the archive's checksum.
     fn read(source: &mut impl Read, claimed: u64) -> Result<Self, String> {
         let short = |e: std::io::Error| format!("{e}; the file is damaged, copy or collect it again");
         let mut prefix = [0; 8];
@@ -245,7 +245,7 @@ impl Array {
         Ok(Self { shape: vec![rows, channels, height, width], numbers: Column::U8(turned) })
     }
 
-    /// Axes of one row, without a single axis of one in front of another.
+    /// Axes of one row; of two axes, a first one of length 1 is dropped.
     fn row_shape(&self) -> &[usize] {
         match &self.shape[1..] {
             [1, k] => std::slice::from_ref(k),
@@ -291,7 +291,7 @@ fn entries(numbers: &Column, width: usize, range: Range<usize>) -> Column {
     }
 }
 
-/// The numbers in a type that the leaf can have.
+/// Converts numbers to an element type that the leaf can be recorded in.
 fn converted(numbers: Column, leaf: &Leaf<'_>) -> Result<Column, String> {
     Ok(match (leaf, numbers) {
         (Leaf::Ints(_), Column::U8(x)) => Column::I32(x.into_iter().map(i32::from).collect()),
@@ -320,7 +320,8 @@ fn floats(numbers: Column) -> Vec<f32> {
     }
 }
 
-/// Element type, Fortran order and shape of a header such as `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`.
+/// Element type, Fortran order and shape of a header such as `{'descr': '<f4', 'fortran_order': False,
+/// 'shape': (3, 4), }`.
 fn parse_header(header: &str) -> Option<(&str, bool, Vec<usize>)> {
     let value = |key: &str| Some(header.split_once(key)?.1.trim_start().strip_prefix(':')?.trim_start());
     let descr = value("'descr'")?.strip_prefix('\'')?.split_once('\'')?.0;
@@ -490,7 +491,8 @@ fn npy(columns: &[ColumnRef<'_>], space: &Space, steps: usize, action: bool) -> 
     Ok(npy_bytes(descr, &shape, &data))
 }
 
-/// An `.npy` file, version 1.0: magic, version, length of the header, header up to a multiple of 64 bytes, data.
+/// An `.npy` file, version 1.0: magic, version, length of the header, header up to a multiple of 64 bytes,
+/// data.
 fn npy_bytes(descr: &str, shape: &[usize], data: &[u8]) -> Vec<u8> {
     let axes: String = shape.iter().map(|n| format!("{n}, ")).collect();
     let mut header =

@@ -4,24 +4,26 @@ use elmur_rng::{Rng, Stream};
 
 use crate::Dataset;
 
-/// A stretch of an episode, of a length that all crops of a batch share. Steps beyond the episode's end are padded.
+/// A stretch of an episode, of a length that all crops of a batch share. Steps beyond the episode's end are
+/// padded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Crop {
-    /// Which episode.
+    /// Number of the episode in its dataset.
     pub episode: usize,
     /// First step of the crop.
     pub start: usize,
 }
 
-/// An endless sequence of crops, epoch after epoch, each in a new order that is a function of (seed, epoch) alone: the position
-/// is all there is to save.
+/// An endless sequence of crops, epoch after epoch. The order within an epoch is a function of (seed, epoch)
+/// alone, so that its position is all that needs to be saved to resume it.
 ///
-/// An epoch takes `ceil(steps / length)` crops from each episode, at random places where there is room to choose.
+/// An epoch takes `ceil(steps / length)` crops from each episode, at random starts where the episode is
+/// longer than a crop.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     seed: u64,
     length: usize,
-    /// Steps of the episode that each crop of an epoch comes from, and the episode.
+    /// Episode of each crop of an epoch, and the number of its steps.
     items: Vec<(usize, usize)>,
     order: Vec<u32>,
     /// The epoch that `order` belongs to.
@@ -29,12 +31,12 @@ pub struct Sampler {
     position: u64,
 }
 
-/// Streams of the shuffle and of the places of crops.
+/// Random streams of the order and of the starts of crops.
 const ORDER: u32 = 0;
 const PLACES: u32 = 1;
 
 impl Sampler {
-    /// Crops of `length` steps from the dataset, from the first epoch on.
+    /// Crops of `length` steps from the dataset, starting with the first epoch.
     pub fn new(dataset: &Dataset, length: usize, seed: u64) -> Self {
         let crops = |i: usize| {
             let steps = dataset.episode(i).steps();
@@ -45,17 +47,17 @@ impl Sampler {
         Self { seed, length, items, order, ordered: None, position: 0 }
     }
 
-    /// Crops of one epoch.
+    /// Number of crops in one epoch.
     pub fn epoch_len(&self) -> usize {
         self.items.len()
     }
 
-    /// Crops taken so far.
+    /// Number of crops taken so far.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Goes to the place where [`Sampler::position`] was `position`.
+    /// Continues from the point where [`Sampler::position`] was `position`.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
     }

@@ -11,9 +11,9 @@ use crate::{Crop, Dataset, EpisodeRef};
 /// Steps `offset..offset + length` of every crop of a batch: [rows, length] steps.
 #[derive(Debug, Clone, Copy)]
 pub struct Window<'a> {
-    /// Where the crops come from.
+    /// The dataset that the crops are taken from.
     pub dataset: &'a Dataset,
-    /// The batch's rows.
+    /// One crop per row of the batch.
     pub crops: &'a [Crop],
     /// First step, counted from each crop's start.
     pub offset: usize,
@@ -26,7 +26,7 @@ impl Window<'_> {
     ///
     /// | field | type of `out` |
     /// |---|---|
-    /// | [`Field::Observation`] | f32 for any leaf (byte b is b / 255), i32 for discrete leaves, u8 for recorded bytes |
+    /// | [`Field::Observation`] | f32 for any leaf (byte b is b / 255), i32 for discrete leaves, u8 for bytes |
     /// | [`Field::Action`] | i32 for the discrete components of the action, f32 for the continuous ones |
     /// | [`Field::Target`] | i64 for the discrete components of the action, f32 for the continuous ones |
     /// | [`Field::Imitate`] | bool |
@@ -87,7 +87,8 @@ impl Window<'_> {
         Err(Error::field(field, format!("room for {expected} numbers, [{rows}, {length}, {width}]"), got))
     }
 
-    /// Calls `f(place, episode, step)` for each of the [rows, length] places; `step` may lie beyond the episode's end.
+    /// Calls `f(place, episode, step)` for each of the [rows, length] places; `step` may lie beyond the
+    /// episode's end.
     fn each(&self, mut f: impl FnMut(usize, &EpisodeRef<'_>, usize)) {
         for (row, crop) in self.crops.iter().enumerate() {
             let episode = self.dataset.episode(crop.episode);
@@ -131,7 +132,8 @@ impl Window<'_> {
         Ok(())
     }
 
-    /// Calls `copy(column, range, out)` for every step with the numbers of its observation, or of the last there is.
+    /// Calls `copy(column, range, out)` for every step with the numbers of its observation, or of the last
+    /// there is.
     fn rows_of<T>(
         &self,
         leaf: usize,
@@ -148,8 +150,8 @@ impl Window<'_> {
         });
     }
 
-    /// Components of the actions, as many as `width`: those that `component(column, index)` finds where an action is
-    /// `there`, and `missing(component)` elsewhere.
+    /// Components of the actions, as many as `width`: those that `component(column, index)` finds where an
+    /// action is `there`, and `missing(component)` elsewhere.
     fn actions<T>(
         &self,
         width: usize,
@@ -224,8 +226,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::{Column, Episode};
 
-    /// Episode i has `steps[i]` steps; observation 100 i + t (and a final one), action t % 3, reward 1, even steps to be
-    /// imitated.
+    /// Episode i has `steps[i]` steps; observation 100 i + t (and a final one), action t % 3, reward 1, even
+    /// steps to be imitated.
     pub(crate) fn dataset(steps: &[usize]) -> Dataset {
         let spaces = Spaces { observation: Space::unbounded([1]), action: Space::Discrete { n: 3 } };
         let episode = |(i, steps): (usize, &usize)| Episode {
@@ -262,7 +264,8 @@ pub(crate) mod tests {
         assert_eq!(returns, [2.0, 1.0, 0.0, 0.0, 5.0, 4.0, 3.0, 2.0]);
     }
 
-    /// A camera, pixels of a box, a pair of choices and nothing at all; actions of two choices around two numbers.
+    /// A camera, pixels of a box, a pair of choices and nothing at all; actions of two choices around two
+    /// numbers.
     fn mixed() -> Dataset {
         let observation = Space::Tuple {
             parts: vec![

@@ -1,4 +1,4 @@
-//! Datasets as an environment behind wrappers would have shown them.
+//! Wrappers applied to datasets.
 
 use elmur_base::{Leaf, Row, Space};
 use elmur_envs::{Wrappers, Wrapping};
@@ -8,7 +8,8 @@ use crate::episode::{ColumnRef, Episode, pixel};
 use crate::error::{Error, Result};
 use crate::{Dataset, EpisodeRef};
 
-/// The same episodes with what the wrappers add and change, so that data is kept plain and each policy sees it its own way.
+/// Applies wrappers to a recorded dataset: the episodes that the wrapped environment would have shown. Data
+/// is kept without wrappers, and each policy sees it in its own way.
 pub fn wrap(dataset: &Dataset, wrappers: Wrappers) -> Result<Dataset> {
     let own = dataset.spaces();
     let mut wrapping = Wrapping::new(own, wrappers).map_err(Error::Env)?;

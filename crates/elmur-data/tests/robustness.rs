@@ -1,4 +1,5 @@
-//! What files go through: copies, interrupted writers, bad disks, hostile senders. Nothing may crash, nothing wrong may pass.
+//! What files go through: copies, interrupted writers, bad disks, hostile senders. Nothing may crash, nothing
+//! wrong may pass.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -222,7 +223,8 @@ fn records_that_moved_are_found() {
     assert!(open(&joined).unwrap_err().contains("no record begins here"), "two files in one");
 }
 
-/// Checksums protect against accidents, not against senders: numbers are believed no further than the file's end.
+/// Checksums protect against accidents, not against senders: numbers are believed no further than the file's
+/// end.
 #[test]
 fn giant_claims_with_valid_checksums_allocate_nothing() {
     let (bytes, ends) = native(2);
@@ -516,7 +518,8 @@ fn damaged_npz_files_never_crash_and_their_numbers_never_change_unseen() {
     }
 }
 
-/// A stored or deflated archive of one array `obs` with this header, `data` bytes of zeros, and sound other arrays.
+/// A stored or deflated archive of one array `obs` with this header, `data` bytes of zeros, and sound other
+/// arrays.
 fn archive(header: &str, data: usize, deflate: bool, version: u8) -> Vec<u8> {
     let npy = |header: &str, data: Vec<u8>, version: u8| {
         let mut bytes = b"\x93NUMPY".to_vec();

@@ -1,4 +1,5 @@
-//! CartPole-v1 with Gymnasium's equations: push a cart left or right so that the pole on it stays up, for 500 steps.
+//! CartPole-v1 with Gymnasium's equations: push a cart left or right so that the pole on it stays up, for 500
+//! steps.
 //!
 //! Nothing is hidden here: the paper uses it to show that a memory does no harm where none is needed.
 
@@ -18,7 +19,8 @@ pub(crate) const MAX_X: f64 = 2.4;
 pub(crate) const MAX_ANGLE: f64 = 12.0 * std::f64::consts::PI / 180.0;
 const LIMIT: u32 = 500;
 
-/// The environment. Observation: [position, velocity, angle, angular velocity]; actions: 0 left, 1 right; reward 1 per step.
+/// CartPole-v1. Observation: [position, velocity, angle, angular velocity]. Actions: 0 left, 1 right. Reward:
+/// 1 per step. Success: upright for all 500 steps.
 #[derive(Debug, Clone)]
 pub struct CartPole {
     spaces: Spaces,
@@ -34,7 +36,7 @@ impl Default for CartPole {
 }
 
 impl CartPole {
-    /// A cart at rest; `reset` starts an episode.
+    /// An environment without a running episode; `reset` starts one.
     pub fn new() -> Self {
         let bounds = vec![2.0 * MAX_X as f32, f32::MAX, 2.0 * MAX_ANGLE as f32, f32::MAX];
         let low = bounds.iter().map(|b| -b).collect();
@@ -57,8 +59,8 @@ impl CartPole {
     }
 }
 
-/// One step of the equations of motion (explicit Euler). The order of the operations is Gymnasium's: motion is unstable, so that a
-/// different rounding shows after a few hundred steps.
+/// One step of the equations of motion (explicit Euler). The order of operations is Gymnasium's: the motion
+/// is unstable, so that another rounding would show after a few hundred steps.
 #[inline]
 pub(crate) fn advance([x, v, angle, spin]: [f64; 4], force: f64) -> [f64; 4] {
     let (sin, cos) = angle.sin_cos();
@@ -100,7 +102,7 @@ impl Env for CartPole {
     }
 }
 
-/// Leans the pole against the cart's drift: pushes to the side where a weighted sum of the state points.
+/// A linear controller: pushes to the side given by the sign of a weighted sum of the state.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CartPoleExpert;
 

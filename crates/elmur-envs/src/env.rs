@@ -1,20 +1,20 @@
-//! One environment, and one who can play it.
+//! The traits of environments and of experts that play them.
 
 use elmur_base::{Spaces, Values, ValuesMut};
 
 use crate::error::Result;
 
-/// What a step brought besides an observation.
+/// Result of one step, besides the observation.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Step {
-    /// Reward.
+    /// Reward of the step.
     pub reward: f64,
-    /// The task has ended.
+    /// Whether the task has ended.
     pub terminated: bool,
-    /// The episode was cut off, by a time limit for example.
+    /// Whether the episode was cut off, by a time limit for example.
     pub truncated: bool,
-    /// On the last step of an episode: whether the episode solved the task. `None` on other steps, and always in
-    /// environments that have no notion of success besides the return.
+    /// On the last step of an episode: whether the episode solved the task. `None` on other steps, and always
+    /// in environments that have no notion of success besides the return.
     pub success: Option<bool>,
 }
 
@@ -25,15 +25,17 @@ impl Step {
     }
 }
 
-/// An environment of one episode at a time.
+/// An environment that plays one episode at a time.
 pub trait Env: Send {
-    /// What it shows and takes.
+    /// The observation and action spaces.
     fn spaces(&self) -> &Spaces;
 
-    /// Starts the episode of this seed (the same seed gives the same episode) and writes its first observation.
+    /// Starts the episode of this seed and writes its first observation. The same seed gives the same
+    /// episode. An environment in another process or on other hardware may fail to start one.
     fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()>;
 
-    /// Acts and writes the next observation. An action outside the space and a step after the end are errors.
+    /// Takes an action and writes the next observation. An action outside of the action space is an error,
+    /// and so is a step without a running episode.
     fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step>;
 
     /// Whether the next action has any effect. Where it has none (while the environment shows what must be
@@ -58,33 +60,37 @@ impl<E: Env + ?Sized> Env for Box<E> {
     }
 }
 
-/// A player to learn from.
+/// A scripted expert, to collect demonstrations from.
 pub trait Expert: Send {
-    /// What it plays.
+    /// The environment that the expert plays.
     type Env: Env;
 
-    /// Before the first observation of an episode.
+    /// Prepares for a new episode; called before its first observation.
     fn reset(&mut self);
 
-    /// The action for the newest observation, from the observations since `reset` or from the environment's hidden state.
+    /// Writes the action for the newest observation. The expert may use all observations since `reset` and
+    /// the hidden state of the environment.
     fn act(&mut self, env: &Self::Env, observation: Values<'_>, action: ValuesMut<'_>);
 
-    /// Says that the environment gets this action instead of the last one it chose. False: it cannot go on from there.
+    /// Tells that `action` is taken instead of the last action that was chosen. Returns false if the expert
+    /// cannot go on from there.
     fn overruled(&mut self, _action: Values<'_>) -> bool {
         false
     }
 }
 
-/// An expert that knows only what a policy knows: the observations of the episode and its own actions. Deterministic, so that what
-/// it does can be learnt.
+/// An expert that knows only what a policy knows: the observations of the episode and its own actions.
+/// Deterministic, so that a policy can learn what it does.
 pub trait Player: Send {
-    /// Before the first observation of an episode.
+    /// Prepares for a new episode; called before its first observation.
     fn reset(&mut self);
 
-    /// The action for the newest observation; the environment then gets that very action, unless it is [`Player::overruled`].
+    /// Writes the action for the newest observation. It is taken, unless the player is told otherwise
+    /// ([`Player::overruled`]).
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>);
 
-    /// Says that the environment gets this action instead of the last one it chose. False: it cannot go on from there.
+    /// Tells that `action` is taken instead of the last action that was chosen. Returns false if the expert
+    /// cannot go on from there.
     fn overruled(&mut self, _action: Values<'_>) -> bool {
         false
     }
@@ -102,12 +108,12 @@ impl<P: Player + ?Sized> Player for Box<P> {
     }
 }
 
-/// A [`Player`] as the [`Expert`] of some environment, whose hidden state it does not look at.
+/// A [`Player`] as the [`Expert`] of an environment of type `E`.
 #[derive(Debug, Clone)]
 pub struct Playing<E, P>(P, std::marker::PhantomData<fn(E)>);
 
 impl<E, P> Playing<E, P> {
-    /// The player.
+    /// Makes an expert of a player.
     pub fn new(player: P) -> Self {
         Self(player, std::marker::PhantomData)
     }

@@ -1,37 +1,37 @@
 //! The environment crate's error type.
 
-/// Result of everything in this crate that can fail.
+/// Result with the error type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What can go wrong with an environment.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting that makes no environment.
+    /// A setting that no environment can be made with.
     #[error("environment `{key}`: expected {expected}, got {got}")]
     Config {
-        /// Which setting.
+        /// Name of the setting.
         key: &'static str,
-        /// What it may be.
+        /// What was expected.
         expected: String,
-        /// What it was.
+        /// What was found.
         got: String,
     },
-    /// Numbers that do not belong to a space, or a space that makes no sense.
+    /// Numbers that do not belong to a space, or a space that is not valid.
     #[error(transparent)]
     Base(#[from] elmur_base::Error),
-    /// A trace that cannot be read.
+    /// A trace file that cannot be read.
     #[error("{}: {cause}; expected a trace of a POPGym task (.json or .json.gz)", path.display())]
     Trace {
         /// The file.
         path: std::path::PathBuf,
-        /// What is wrong.
+        /// What is wrong with the file.
         cause: String,
     },
-    /// A step of a row whose episode has ended, where rows do not begin the next one by themselves.
+    /// A step of a row whose episode has ended, with [`Autoreset::Disabled`](crate::Autoreset::Disabled).
     #[error("row {row}: its episode has ended; reset the row before stepping it again")]
     Ended {
-        /// The row.
+        /// Number of the row.
         row: usize,
     },
     /// A step without a running episode.

@@ -1,10 +1,13 @@
-//! Environments that hide something, in Gymnasium's words: spaces, `reset`, `step`, terminated, truncated.
+//! Partially observable environments, in Gymnasium's words: spaces, `reset`, `step`, terminated, truncated.
 //!
-//! - [`Env`]: one environment. [`VecEnv`]: many stepped as one, each row with its own seed and episode ends.
-//! - [`Expert`]: plays an environment well, from what it has seen or from what it may peek at. [`Player`]: from observations
-//!   alone.
-//! - [`Wrappers`]: the usual changes of what is seen and done: previous action, first-step flag, one-hot, flat actions.
-//! - [`TMaze`], [`CartPole`], [`popgym`]: the environments; [`EnvConfig`] makes them by name.
+//! - [`Env`]: one environment. [`VecEnv`]: many rows of one environment, stepped together or some at a time.
+//! - [`Expert`]: plays an environment well and may look at its hidden state. [`Player`]: plays from
+//!   observations alone.
+//! - [`Wrappers`]: the usual changes of observations and actions: previous action, first-step flag, one-hot,
+//!   flat actions.
+//! - [`TMaze`], [`CartPole`], [`popgym`]: the environments. [`EnvConfig`] makes them by name.
+//!
+//! Spaces and the numbers in them are those of [`elmur_base`].
 
 mod cartpole;
 mod env;

@@ -1,10 +1,13 @@
-//! POPGym's 48 partially observable tasks: sixteen families in three difficulties, with the semantics of version 1.0.7.
+//! POPGym's 48 partially observable tasks: sixteen families in three difficulties, with the semantics of
+//! version 1.0.7.
 //!
-//! - [`Task`] names one of them; ids are those of the Python package (`popgym-AutoencodeEasy-v0`).
-//! - Every family is an [`Env`](crate::Env) that also implements [`Replay`]: an episode can be begun from its hidden state and
-//!   stepped with given random numbers, so that traces of the Python package replay exactly ([`trace`]).
+//! - [`Task`] names a task; ids are those of the Python package (`popgym-AutoencodeEasy-v0`).
+//! - Every family is an [`Env`](crate::Env) that also implements [`Replay`]: an episode can be started from a
+//!   given hidden state and stepped with given random numbers, so that traces of the Python package replay
+//!   exactly ([`trace`]).
 //! - Every family has a [`Player`](crate::Player) that plays it well from observations alone.
-//! - [`Task::make`] and [`Task::player`] give both; [`Task::visit`] hands out their concrete types, for loops that must be fast.
+//! - [`Task::make`] and [`Task::player`] make both; [`Task::visit`] gives access to their concrete types, for
+//!   loops that must be fast.
 
 mod autoencode;
 mod bandit;

@@ -1,4 +1,4 @@
-//! Environments by name, as configs and command lines ask for them.
+//! Environments by name, for configs and command lines.
 
 use std::str::FromStr;
 
@@ -12,7 +12,8 @@ use crate::popgym::{Task, Version};
 use crate::tmaze::{Corridor, TMaze};
 use crate::wrappers::{Wrapped, Wrappers};
 
-/// Which environment. In files and on the command line: `tmaze`, `cartpole`, or the id of a POPGym task with or without its `-v0`.
+/// Name of an environment. In configs and on the command line: `tmaze`, `cartpole`, or the id of a POPGym
+/// task with or without its `-v0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "&'static str")]
 pub enum EnvKind {
@@ -20,12 +21,12 @@ pub enum EnvKind {
     TMaze,
     /// [`CartPole`].
     CartPole,
-    /// One of POPGym's 48.
+    /// One of the 48 tasks of POPGym.
     Popgym(Task),
 }
 
 impl EnvKind {
-    /// All of them.
+    /// All environments.
     pub fn all() -> impl Iterator<Item = EnvKind> {
         [EnvKind::TMaze, EnvKind::CartPole].into_iter().chain(Task::all().map(EnvKind::Popgym))
     }
@@ -80,20 +81,21 @@ impl From<EnvKind> for &'static str {
     }
 }
 
-/// An environment and its settings.
+/// An environment by name, and its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnvConfig {
-    /// Which environment.
+    /// Name of the environment.
     pub name: EnvKind,
-    /// T-Maze: steps until the episode is cut off, 2 more than the corridor's cells. Training draws corridors up to that length;
-    /// evaluation uses that length. Others ignore it.
+    /// T-Maze: the longest episode in steps, 2 more than the corridor has cells. Demonstrations have
+    /// corridors of every length up to it; evaluation uses exactly this length. Other environments ignore the
+    /// setting.
     #[serde(default)]
     pub length: u64,
-    /// POPGym: the version of the Python package whose rules apply. Others ignore it.
+    /// POPGym: the version of the Python package whose rules apply. Other environments ignore the setting.
     #[serde(default)]
     pub version: Version,
-    /// Changes of what is seen and done.
+    /// Changes of observations and actions.
     #[serde(default)]
     pub wrappers: Wrappers,
 }
@@ -104,22 +106,22 @@ impl EnvConfig {
         Self { name, length: 0, version: Version::default(), wrappers: Wrappers::default() }
     }
 
-    /// T-Maze of this length.
+    /// T-Maze of this length, without wrappers.
     pub fn tmaze(length: u64) -> Self {
         Self { length, ..Self::new(EnvKind::TMaze) }
     }
 
-    /// CartPole-v1.
+    /// CartPole-v1, without wrappers.
     pub fn cartpole() -> Self {
         Self::new(EnvKind::CartPole)
     }
 
-    /// A POPGym task.
+    /// A POPGym task, without wrappers.
     pub fn popgym(task: Task) -> Self {
         Self::new(EnvKind::Popgym(task))
     }
 
-    /// The maze that demonstrations are collected in: corridors of every length up to the longest.
+    /// Makes the T-Maze that demonstrations are collected in: corridors of every length up to the longest.
     pub fn training_maze(&self) -> Result<TMaze> {
         let cells = self.corridor()?;
         let longest = u32::try_from(cells).map_err(|_| Error::Config {
@@ -130,7 +132,7 @@ impl EnvConfig {
         TMaze::new(Corridor::UpTo(longest))
     }
 
-    /// The environment that policies are evaluated in.
+    /// Makes the environment that policies are evaluated in.
     pub fn evaluation(&self) -> Result<Box<dyn Env>> {
         let env: Box<dyn Env> = match self.name {
             EnvKind::TMaze => Box::new(TMaze::new(Corridor::Fixed(self.corridor()?))?),
@@ -140,7 +142,7 @@ impl EnvConfig {
         Ok(if self.wrappers.is_none() { env } else { Box::new(Wrapped::new(env, self.wrappers)?) })
     }
 
-    /// The return of a very good episode, which return-conditioned policies are asked for.
+    /// Return of a very good episode: what return-conditioned policies are asked for.
     pub fn best_return(&self) -> f64 {
         match self.name {
             EnvKind::TMaze => 1.0,
@@ -149,7 +151,7 @@ impl EnvConfig {
         }
     }
 
-    /// Steps of the longest episode.
+    /// Number of steps of the longest episode.
     pub fn max_steps(&self) -> u64 {
         match self.name {
             EnvKind::TMaze => self.length,
@@ -158,7 +160,7 @@ impl EnvConfig {
         }
     }
 
-    /// Whether `length` means anything here.
+    /// Whether the environment has the setting `length`.
     pub fn has_length(&self) -> bool {
         self.name == EnvKind::TMaze
     }

@@ -1,4 +1,5 @@
-//! T-Maze: a corridor with a fork at its end. The first observation tells which way to turn, none after it does.
+//! T-Maze: a corridor with a fork at its end. The first observation tells which way to turn, none after it
+//! does.
 //!
 //! ```text
 //!                         goal?          y = +1
@@ -7,9 +8,10 @@
 //!                         goal?          y = -1
 //! ```
 //!
-//! Observation: [y, hint, junction, noise]: hint is the goal's y at the first step and 0 after it, junction is 1 at the fork,
-//! noise is -1, 0 or 1 at random. Actions: 0 right, 1 up, 2 left, 3 down; a move into a wall does nothing. The episode ends
-//! at either goal, with reward 1 at the right one, or is cut off after C + 2 steps. Length "T" means C + 2.
+//! Observation: [y, hint, junction, noise]: hint is the goal's y at the first step and 0 after it, junction
+//! is 1 at the fork, noise is -1, 0 or 1 at random. Actions: 0 right, 1 up, 2 left, 3 down; a move into a
+//! wall does nothing. The episode ends at either goal, with reward 1 at the one that the hint told, or is cut
+//! off after C + 2 steps. Length "T" means C + 2.
 
 use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
@@ -22,16 +24,19 @@ const UP: i32 = 1;
 const LEFT: i32 = 2;
 const DOWN: i32 = 3;
 
-/// Which corridors an environment has.
+/// Length of the corridors of a T-Maze.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Corridor {
-    /// Always this long.
+    /// The same number of cells in every episode.
     Fixed(u64),
-    /// Drawn anew for every episode, from 1 to this, each equally likely.
+    /// A number of cells drawn for every episode, uniform from 1 to this.
     UpTo(u32),
 }
 
-/// The environment; see the module.
+/// T-Maze: remember the hint of the first observation, walk to the fork and turn to the side that it told.
+///
+/// Observation: [y, hint, junction, noise], 4 floats. Actions: 0 right, 1 up, 2 left, 3 down. Reward: 1 at
+/// the goal of the episode. Success: the goal was reached.
 #[derive(Debug, Clone)]
 pub struct TMaze {
     spaces: Spaces,
@@ -66,7 +71,7 @@ impl TMaze {
         self.length
     }
 
-    /// The goal's y, which only the first observation shows.
+    /// The y of the goal, 1 or -1, which only the first observation shows.
     pub fn goal(&self) -> i8 {
         self.goal
     }
@@ -120,7 +125,7 @@ impl Env for TMaze {
     }
 }
 
-/// Remembers the hint, walks right to the fork and turns.
+/// An expert that remembers the hint, walks right to the fork and turns.
 #[derive(Debug, Clone, Default)]
 pub struct TMazeExpert {
     hint: Option<f32>,

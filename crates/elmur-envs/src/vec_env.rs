@@ -1,4 +1,4 @@
-//! Many environments stepped as one.
+//! Many rows of one environment.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -12,12 +12,12 @@ use crate::error::{Error, Result};
 
 /// Rows of one environment, each in an episode of its own.
 ///
-/// All rows are stepped together ([`VecEnv::step`]) or some of them ([`VecEnv::step_rows`]); [`Autoreset`] says what
-/// happens to a row whose episode ends.
+/// All rows are stepped together ([`VecEnv::step`]) or some of them ([`VecEnv::step_rows`]); [`Autoreset`]
+/// says what happens to a row whose episode ends.
 ///
-/// Seeds: episode n of a row with seed s is seeded by s for n = 0 and by a draw from (s, n) after it, so that a row's
-/// episodes depend on nothing but its own seed. With a pool ([`VecEnv::with_pool`]) rows are stepped on several
-/// threads; the results are the same for any number of them.
+/// Seeds: episode n of a row with seed s is seeded by s for n = 0 and by a draw from (s, n) after it, so that
+/// a row's episodes depend on nothing but its own seed. With a pool ([`VecEnv::with_pool`]) rows are stepped
+/// on several threads; the results are the same for any number of them.
 #[derive(Debug)]
 pub struct VecEnv<E> {
     lanes: Vec<Lane<E>>,
@@ -49,8 +49,8 @@ type Refusal = Option<(usize, Error)>;
 /// When a row whose episode has ended begins the next one; Gymnasium's three conventions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Autoreset {
-    /// In the step that ends the episode: the row's observation is already the first of the next episode, and the one
-    /// that the old episode ended with is in [`VecEnv::final_observations`].
+    /// In the step that ends the episode: the row's observation is already the first of the next episode, and
+    /// the one that the old episode ended with is in [`VecEnv::final_observations`].
     #[default]
     SameStep,
     /// In the step after it, which ignores the row's action, pays 0 and ends nothing.
@@ -59,17 +59,17 @@ pub enum Autoreset {
     Disabled,
 }
 
-/// What a step brought to every row. Rows that were not stepped have reward 0 and no flag.
+/// Results of one step of all rows. Rows that were not stepped have reward 0, no flag and no success.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct VecStep {
     /// Rewards, `[rows]`.
     pub rewards: Vec<f64>,
-    /// Rows whose task has ended, `[rows]`.
+    /// Whether the task has ended, `[rows]`.
     pub terminated: Vec<bool>,
-    /// Rows whose episode was cut off, by a time limit for example, `[rows]`.
+    /// Whether the episode was cut off, by a time limit for example, `[rows]`.
     pub truncated: Vec<bool>,
-    /// For rows whose episode ended in this step, where the task knows success: whether the episode solved the task,
-    /// `[rows]`.
+    /// Whether the episode that ended in this step solved the task, `[rows]`. `None` where no episode ended,
+    /// and in environments without a notion of success.
     pub success: Vec<Option<bool>>,
 }
 
@@ -77,7 +77,7 @@ pub struct VecStep {
 const MIN_ROWS: usize = 128;
 
 impl<E: Env> VecEnv<E> {
-    /// The given environments as rows; all must have the same spaces.
+    /// Makes rows of the given environments, which must have the same spaces.
     pub fn new(rows: Vec<E>) -> Result<Self> {
         let mismatch = |got: String| {
             Err(Error::Config {
@@ -109,13 +109,13 @@ impl<E: Env> VecEnv<E> {
         })
     }
 
-    /// The same rows, stepped by the pool's threads where there are enough of them.
+    /// Steps rows on the threads of a pool where there are enough rows.
     pub fn with_pool(mut self, pool: &Pool) -> Self {
         self.pool = pool.clone();
         self
     }
 
-    /// The same rows with another convention for episodes that end.
+    /// Sets what happens to rows whose episode ends; [`Autoreset::SameStep`] by default.
     pub fn with_autoreset(mut self, autoreset: Autoreset) -> Self {
         self.rules.autoreset = autoreset;
         self
@@ -172,13 +172,14 @@ impl<E: Env> VecEnv<E> {
         self.seen.values()
     }
 
-    /// The observation that the latest finished episode of each row ended with, [rows, numbers]; zeros before.
+    /// The observation that the latest finished episode of each row ended with, [rows, numbers]; zeros
+    /// before.
     pub fn final_observations(&self) -> Values<'_> {
         self.last.values()
     }
 
-    /// Steps all rows with actions [rows, numbers]. A row that refuses its action stays as it is while the others
-    /// move; the error is that of the first such row.
+    /// Steps all rows with actions [rows, numbers]. A row that refuses its action stays as it is while the
+    /// others move; the error is that of the first such row.
     pub fn step(&mut self, actions: Values<'_>) -> Result<&VecStep> {
         let n = self.len();
         self.check_actions(n, actions)?;
@@ -190,8 +191,9 @@ impl<E: Env> VecEnv<E> {
         self.in_blocks(self.blocks(n), |first, lanes| lanes.step(first, actions))
     }
 
-    /// Steps the listed rows with actions [listed rows, numbers] in the order of the list; no row may be listed
-    /// twice. The other rows keep their time, observation and episode. In all else like [`VecEnv::step`].
+    /// Steps the listed rows with actions [listed rows, numbers] in the order of the list; no row may be
+    /// listed twice. The other rows keep their time, observation and episode. In all else like
+    /// [`VecEnv::step`].
     pub fn step_rows(&mut self, rows: &[usize], actions: Values<'_>) -> Result<&VecStep> {
         self.check_actions(rows.len(), actions)?;
         self.list(rows.iter().copied())?;
@@ -427,12 +429,13 @@ impl<E: Env> Lanes<'_, E> {
         }
     }
 
-    /// Steps these rows with actions [rows, numbers], up to the first row that refuses its action: one row, or any
-    /// number of rows without bytes.
+    /// Steps these rows with actions [rows, numbers], up to the first row that refuses its action: one row,
+    /// or any number of rows without bytes.
     ///
-    /// The fastest environments take 10 ns a step, so that it counts what this loop does not do. It does not cut
-    /// bytes into rows (5% of all environments' speed), it does not ask whether a row waits for its next episode (2%),
-    /// and it is the only one that calls [`Env::step`]: where there are two, the compiler inlines neither (15%).
+    /// The fastest environments take 10 ns a step, so that it counts what this loop does not do. It does not
+    /// cut bytes into rows (5% of all environments' speed), it does not ask whether a row waits for its next
+    /// episode (2%), and it is the only one that calls [`Env::step`]: where there are two, the compiler
+    /// inlines neither (15%).
     #[inline(never)]
     fn step_plain(mut self, actions: Values<'_>) -> Result<(), (usize, Error)> {
         let Rules { observation, action, autoreset } = self.rules;
@@ -440,8 +443,8 @@ impl<E: Env> Lanes<'_, E> {
         let results = self.rewards.iter_mut().zip(ends).zip(self.success);
         let lanes = self.lanes.iter_mut().zip(results);
         for (row, (lane, ((reward, (terminated, truncated)), success))) in lanes.enumerate() {
-            // Hides that the offsets below grow evenly: the compiler would keep each in a register of its own, and
-            // has too few of them (4%).
+            // Hides that the offsets below grow evenly: the compiler would keep each in a register of its
+            // own, and has too few of them (4%).
             let row = std::hint::black_box(row);
             let action = Values {
                 floats: &actions.floats[row * action.floats..(row + 1) * action.floats],
@@ -474,7 +477,7 @@ fn plain_row<'a>(values: &'a mut ValuesMut<'_>, widths: Widths, row: usize) -> V
     }
 }
 
-/// A [`VecEnv`] of some environment: one virtual call steps all rows.
+/// A [`VecEnv`] whose environment type is not known at compile time. One virtual call steps all rows.
 pub trait AnyVecEnv: Send {
     /// [`VecEnv::len`].
     fn rows(&self) -> usize;
@@ -623,8 +626,8 @@ mod tests {
         assert!(one == play(2) && one == play(5));
     }
 
-    /// Rows take turns in lists of all sizes and orders. Each goes through what it would go through alone, and nobody
-    /// else notices.
+    /// Rows take turns in lists of all sizes and orders. Each goes through what it would go through alone,
+    /// and nobody else notices.
     #[test]
     fn listed_rows_step_as_if_alone_on_any_number_of_threads() {
         let rows = 600;

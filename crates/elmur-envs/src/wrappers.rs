@@ -1,8 +1,8 @@
-//! The usual changes of what an environment shows and takes, as options of any environment.
+//! The usual changes of observations and actions, as options of any environment.
 //!
-//! In this order: the observation, then the previous action, then the first-step flag; all of it as floats where asked
-//! for, except bytes, which no wrapper changes. Where actions are made flat, the previous action is still shown as the
-//! environment's own.
+//! In this order: the observation, then the previous action, then the first-step flag; all of it as floats
+//! where asked for, except bytes, which no wrapper changes. Where actions are made flat, the previous action
+//! is still shown as the environment's own.
 
 use elmur_base::{Leaf, Row, Space, Spaces, Values, ValuesMut, Widths, bound_at};
 use serde::{Deserialize, Serialize};
@@ -10,26 +10,26 @@ use serde::{Deserialize, Serialize};
 use crate::env::{Env, Expert, Step};
 use crate::error::{Error, Result};
 
-/// Which changes.
+/// Changes of observations and actions. All are off by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Wrappers {
-    /// Observations end with the action that led to them; zeros at the start.
+    /// Append the previous action to every observation; zeros at the start of an episode.
     pub previous_action: bool,
-    /// Observations end with a flag that is 1 at the start of an episode and 0 after it.
+    /// Append a flag to every observation that is 1 at the first step of an episode and 0 after it.
     pub first_step: bool,
-    /// Observations are floats: every discrete number becomes as many as it has values, one of them 1 and the others 0.
-    /// Leaves of bytes (cameras) stay bytes and come first; everything else is one box behind them.
+    /// Turn observations into floats, with a one-hot vector for every integer. Leaves of bytes (cameras) stay
+    /// bytes and come first; everything else becomes one box behind them.
     pub one_hot: bool,
-    /// Observations are floats: every discrete number becomes one, of the same value (the published code's way). Bytes
-    /// as with `one_hot`. Not together with `one_hot`.
+    /// Turn observations into floats, with a float of the same value for every integer, as the published code
+    /// does. Bytes stay bytes as with `one_hot`. Not together with `one_hot`.
     pub as_floats: bool,
-    /// Actions of several choices become one number, row-major: row * columns + column.
+    /// Turn actions of several integers into one integer, row-major: row * columns + column.
     pub flat_action: bool,
 }
 
 impl Wrappers {
-    /// Whether nothing is changed.
+    /// Whether all wrappers are off.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -44,12 +44,12 @@ impl Wrappers {
         ]
     }
 
-    /// The names of those that are on.
+    /// Names of the wrappers that are on.
     pub fn names(mut self) -> Vec<&'static str> {
         self.all().into_iter().filter(|(_, on)| **on).map(|(name, _)| name).collect()
     }
 
-    /// Those of these names, all others off.
+    /// The wrappers of these names on, all others off.
     pub fn named(names: &[impl AsRef<str>]) -> Result<Self> {
         let mut wrappers = Self::default();
         for name in names {
@@ -67,18 +67,18 @@ impl Wrappers {
     }
 }
 
-/// One number of an observation on its way to floats.
+/// How one number of an observation becomes floats.
 #[derive(Debug, Clone, Copy)]
 enum Entry {
-    /// An integer below this becomes as many floats.
+    /// An integer below this becomes a one-hot vector of this many floats.
     OneOf(usize),
-    /// An integer below this becomes a float.
+    /// An integer below this becomes one float.
     Number(usize),
-    /// A float.
+    /// A float stays as it is.
     Float,
 }
 
-/// What wrappers make of the numbers of an environment with given spaces.
+/// [`Wrappers`] applied to the numbers of an environment with given spaces.
 #[derive(Debug, Clone)]
 pub struct Wrapping {
     wrappers: Wrappers,
@@ -95,7 +95,7 @@ pub struct Wrapping {
 }
 
 impl Wrapping {
-    /// The wrappers around an environment with the spaces `own`. Flat actions are refused where actions are not all integers.
+    /// Applies wrappers to the spaces `own`. Flat actions are an error where actions are not all integers.
     pub fn new(own: &Spaces, wrappers: Wrappers) -> Result<Self> {
         let mut bounds = Vec::new();
         let mut choices = Vec::new();
@@ -121,12 +121,13 @@ impl Wrapping {
         Ok(Self { wrappers, encoded, spaces, bounds, choices, entries, plain: Row::of(&plain) })
     }
 
-    /// What is seen and done from outside.
+    /// The spaces with all changes.
     pub fn spaces(&self) -> &Spaces {
         &self.spaces
     }
 
-    /// Writes the observation that `own` becomes. `previous` is the action before it; none at the start of an episode.
+    /// Writes the changed observation for the environment's own observation. `previous` is the environment's
+    /// own action before it; none at the start of an episode.
     pub fn observe(&mut self, own: Values<'_>, previous: Option<Values<'_>>, mut out: ValuesMut<'_>) {
         let target = if self.encoded { self.plain.as_mut() } else { out.reborrow() };
         let (floats, more_floats) = target.floats.split_at_mut(own.floats.len());
@@ -155,7 +156,7 @@ impl Wrapping {
         }
     }
 
-    /// Writes the environment's own action as it is taken from outside.
+    /// Writes the changed action that stands for the environment's own action.
     pub fn wrap_action(&self, own: Values<'_>, mut action: ValuesMut<'_>) {
         if self.wrappers.flat_action {
             let flat = own.ints.iter().zip(&self.choices).fold(0, |flat, (i, n)| flat * *n as i32 + i);
@@ -165,7 +166,7 @@ impl Wrapping {
         }
     }
 
-    /// Writes the environment's own action that an action from outside means.
+    /// Writes the environment's own action that a flat action stands for.
     fn unwrap_flat(&self, action: Values<'_>, own: &mut Row) -> Result<()> {
         let count = self.choices.iter().product::<usize>();
         let mut rest = match action {
@@ -179,26 +180,26 @@ impl Wrapping {
     }
 }
 
-/// An environment behind wrappers.
+/// An environment with wrappers.
 #[derive(Debug, Clone)]
 pub struct Wrapped<E> {
     inner: E,
     wrapping: Wrapping,
-    /// What the environment itself showed last.
+    /// The newest observation of the inner environment.
     own: Row,
-    /// What it was last told to do.
+    /// The newest action of the inner environment, where actions are flat.
     action: Row,
 }
 
 impl<E: Env> Wrapped<E> {
-    /// Puts the wrappers around `inner`. Flat actions are refused where actions are not all integers.
+    /// Adds wrappers to `inner`. Flat actions are an error where actions are not all integers.
     pub fn new(inner: E, wrappers: Wrappers) -> Result<Self> {
         let wrapping = Wrapping::new(inner.spaces(), wrappers)?;
         let (own, action) = (Row::of(&inner.spaces().observation), Row::of(&inner.spaces().action));
         Ok(Self { inner, wrapping, own, action })
     }
 
-    /// The environment itself.
+    /// The inner environment.
     pub fn inner(&self) -> &E {
         &self.inner
     }
@@ -238,7 +239,7 @@ fn refused<T>(count: usize, action: Values<'_>) -> Result<T> {
     Err(elmur_base::Error::space("flat action", expected, got).into())
 }
 
-/// All choices of an action as one.
+/// The space of flat actions.
 fn flat(action: &Space, choices: &[usize]) -> Result<Space> {
     let fail = |expected: &str| {
         let got: String = format!("{action:?}").chars().take(80).collect();
@@ -255,7 +256,7 @@ fn flat(action: &Space, choices: &[usize]) -> Result<Space> {
     }
 }
 
-/// An observation with the parts that the wrappers put behind it.
+/// The observation space with the parts that wrappers append.
 fn extended(own: &Spaces, wrappers: Wrappers) -> Space {
     if !wrappers.previous_action && !wrappers.first_step {
         return own.observation.clone();
@@ -297,7 +298,7 @@ fn encoded_space(space: &Space, entries: &[Entry]) -> Space {
     if parts.len() == 1 { parts.remove(0) } else { Space::Tuple { parts } }
 }
 
-/// The box of a space's numbers as floats.
+/// The box of the floats that all numbers but bytes become.
 fn floats(space: &Space, entries: &[Entry]) -> Space {
     let mut bounds = space.leaves().into_iter().flat_map(|leaf| match leaf {
         Leaf::Ints(_) | Leaf::Bytes { .. } => vec![],
@@ -334,7 +335,7 @@ fn encode(entries: &[Entry], values: Values<'_>, out: &mut [f32]) {
     }
 }
 
-/// An expert of an environment that sits behind wrappers: it sees and does what it would without them.
+/// An expert of the inner environment as an expert of the wrapped one.
 #[derive(Debug, Clone)]
 pub struct Behind<X> {
     expert: X,
@@ -342,7 +343,7 @@ pub struct Behind<X> {
 }
 
 impl<X: Expert> Behind<X> {
-    /// Lets `expert` play `env`.
+    /// Makes an expert that plays `env`.
     pub fn new(expert: X, env: &Wrapped<X::Env>) -> Self {
         Self { expert, action: Row::of(&env.inner.spaces().action) }
     }
@@ -361,7 +362,8 @@ impl<X: Expert> Expert for Behind<X> {
     }
 
     fn overruled(&mut self, action: Values<'_>) -> bool {
-        // Cells of a board have other numbers out there; no player of a board goes on from another cell anyway.
+        // Cells of a board have other numbers out there; no player of a board goes on from another cell
+        // anyway.
         action.ints.len() == self.action.ints.len() && self.expert.overruled(action)
     }
 }

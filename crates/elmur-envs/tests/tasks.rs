@@ -102,7 +102,8 @@ fn episodes_end_in_time_and_stay_within_their_spaces() {
     }
 }
 
-/// Players of expensive tasks are measured beside them; here each plays a little by both rules, and in all difficulties.
+/// Players of expensive tasks are measured beside them; here each plays a little by both rules, and in all
+/// difficulties.
 #[test]
 fn players_give_legal_actions_and_the_same_ones_again() {
     for version in [Version::V107, Version::V106] {

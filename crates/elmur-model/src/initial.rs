@@ -43,8 +43,8 @@ impl Init {
     }
 }
 
-/// Makes the rows of a matrix orthonormal, or its columns where there are fewer of them (Gram-Schmidt, twice for
-/// accuracy).
+/// Makes the rows of a matrix orthonormal, or its columns where there are fewer of them (Gram-Schmidt, twice
+/// for accuracy).
 fn orthonormalise(matrix: &mut [f64], columns: usize) {
     let rows = matrix.len() / columns;
     if rows > columns {

@@ -10,12 +10,12 @@ use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::deck::{DealOrder, Deck};
-use super::replay::{Replay, choice};
+use super::replay::{choice, episodes};
 use super::task::Difficulty;
-use crate::env::{Env, Player, Step};
+use crate::env::{Player, Step};
 use crate::error::{Error, Result};
 
-/// Name the suits of a deck backwards.
+/// Autoencode: watch a deck of cards, then name their suits from the last to the first.
 #[derive(Debug, Clone)]
 pub struct Autoencode {
     spaces: Spaces,
@@ -48,45 +48,21 @@ impl Autoencode {
         observation.ints.copy_from_slice(&[i32::from(watch), suit as i32]);
     }
 
-    fn first(&mut self, observation: ValuesMut<'_>) {
+    fn deal(&mut self, rng: &mut Rng) {
+        self.deck.shuffle(rng);
+    }
+
+    fn take(&mut self, hidden: &DealOrder) -> Result<()> {
+        self.deck.arrange(&hidden.deal_order)
+    }
+
+    fn start(&mut self, observation: ValuesMut<'_>) {
         (self.shown, self.left) = (0, self.deck.len());
         self.show(observation);
     }
-}
-
-impl Env for Autoencode {
-    fn spaces(&self) -> &Spaces {
-        &self.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        self.deck.shuffle(&mut Rng::new(seed, 0));
-        self.first(observation);
-        Ok(())
-    }
 
     #[inline]
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-
-    fn uses_action(&self) -> bool {
-        self.shown == self.deck.len()
-    }
-}
-
-impl Replay for Autoencode {
-    type Hidden = DealOrder;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &DealOrder, observation: ValuesMut<'_>) -> Result<()> {
-        self.deck.arrange(&hidden.deal_order)?;
-        self.first(observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         if self.left == 0 {
             return Err(Error::Finished);
         }
@@ -102,7 +78,9 @@ impl Replay for Autoencode {
     }
 }
 
-/// Keeps the suits on a stack. Answers 0 where answers are ignored.
+episodes!(Autoencode, DealOrder, env => env.spaces, uses_action: env.shown == env.deck.len());
+
+/// A player that keeps the suits on a stack. Answers 0 while answers are ignored.
 #[derive(Debug, Clone)]
 pub struct AutoencodePlayer {
     stack: Vec<i32>,
@@ -110,7 +88,7 @@ pub struct AutoencodePlayer {
 }
 
 impl AutoencodePlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         Self { stack: Vec::with_capacity(52 * decks(difficulty)), playing: false }
     }
@@ -135,6 +113,8 @@ impl Player for AutoencodePlayer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::Env;
+    use crate::popgym::Replay;
     use crate::popgym::deck::tests::{check_misuse, check_pairs, check_seeds, play};
     use crate::popgym::trace::tests::{check_family, mean_return};
 

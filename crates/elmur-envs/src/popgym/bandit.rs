@@ -15,7 +15,7 @@ use super::task::Difficulty;
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
 
-/// The hidden state.
+/// The hidden state of [`MultiarmedBandit`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Bandits {
     /// Every arm's chance of a payout.
@@ -27,7 +27,7 @@ fn sizes(difficulty: Difficulty) -> (usize, usize) {
     difficulty.pick([(10, 200), (20, 400), (30, 600)])
 }
 
-/// Pull arms.
+/// MultiarmedBandit: find the arm that pays best and keep pulling it.
 #[derive(Debug, Clone)]
 pub struct MultiarmedBandit {
     spaces: Spaces,
@@ -42,7 +42,7 @@ pub struct MultiarmedBandit {
 }
 
 impl MultiarmedBandit {
-    /// The task of this difficulty.
+    /// The task of this difficulty: 10, 20 or 30 arms and 200, 400 or 600 pulls.
     pub fn new(difficulty: Difficulty) -> Self {
         let (arms, pulls) = sizes(difficulty);
         let spaces = Spaces { observation: Space::Discrete { n: 2 }, action: Space::Discrete { n: arms } };
@@ -120,9 +120,9 @@ impl Replay for MultiarmedBandit {
     }
 }
 
-/// Pulls the arm with the largest Gittins index. An arm's chance is Beta(1 + payouts, 1 + misses)
-/// distributed; its index is the sure payment per pull for which one would just as well give the arm up, when
-/// the future is discounted by 1 - 1/horizon per pull. The horizon is 1.25 times the pulls left.
+/// A player that pulls the arm with the largest Gittins index. An arm's chance is Beta(1 + payouts, 1 +
+/// misses) distributed; its index is the sure payment per pull for which one would just as well give the arm
+/// up, when the future is discounted by 1 - 1/horizon per pull. The horizon is 1.25 times the pulls left.
 #[derive(Debug, Clone)]
 pub struct MultiarmedBanditPlayer {
     /// Pulls and payouts of every arm.
@@ -133,11 +133,11 @@ pub struct MultiarmedBanditPlayer {
     last: Option<usize>,
 }
 
-/// Anything from 1 to 2 pays the same within 0.001.
+/// Horizon as a multiple of the pulls left. Anything from 1 to 2 gives the same return within 0.001.
 const STRETCH: f64 = 1.25;
 
 impl MultiarmedBanditPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         let (arms, pulls) = sizes(difficulty);
         Self { arms: vec![(0, 0); arms], pulls, left: pulls, last: None }

@@ -13,9 +13,9 @@ use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 use serde::Deserialize;
 
-use super::replay::{Replay, cell, impossible};
+use super::replay::{cell, episodes, impossible};
 use super::task::Difficulty;
-use crate::env::{Env, Step};
+use crate::env::Step;
 use crate::error::{Error, Result};
 
 mod player;
@@ -33,14 +33,14 @@ fn side(difficulty: Difficulty) -> usize {
     difficulty.pick([8, 10, 12])
 }
 
-/// Where the ships lie.
+/// The hidden state of [`Battleship`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Ships {
-    /// Rows of 0 (water) and 1 (ship).
+    /// Rows of the board, with 0 for water and 1 for a ship.
     pub board: Vec<Vec<u8>>,
 }
 
-/// Find all ships with few shots.
+/// Battleship: find all cells of four hidden ships with few shots.
 #[derive(Debug, Clone)]
 pub struct Battleship {
     spaces: Spaces,
@@ -48,7 +48,7 @@ pub struct Battleship {
     ships: Board,
     shot: Board,
     hits_left: u32,
-    /// Until the episode is truncated; 0 when none is running.
+    /// Shots until the episode is truncated; 0 without a running episode.
     shots_left: u32,
     miss: f64,
 }
@@ -65,17 +65,60 @@ impl Battleship {
         Self { spaces, size, ships: [0; 16], shot: [0; 16], hits_left: 0, shots_left: 0, miss }
     }
 
-    fn first(&mut self, ships: Board, observation: ValuesMut<'_>) {
-        self.ships = ships;
+    fn deal(&mut self, rng: &mut Rng) {
+        self.ships = place(self.size, &SHIPS, rng);
+    }
+
+    fn take(&mut self, hidden: &Ships) -> Result<()> {
+        let (rows, size) = (&hidden.board, self.size);
+        if rows.len() != size || rows.iter().any(|row| row.len() != size || row.iter().any(|cell| *cell > 1))
+        {
+            return impossible(format!("a board of {size} rows of {size} zeros and ones"), "another");
+        }
+        let mut board: Board = [0; 16];
+        for (bits, row) in board.iter_mut().zip(rows) {
+            *bits = row.iter().enumerate().map(|(c, cell)| u16::from(*cell) << c).sum();
+        }
+        let cells: u32 = board.iter().map(|bits| bits.count_ones()).sum();
+        if cells != TARGETS || !covers(&board, &SHIPS) {
+            return impossible("ships of 2, 3, 3 and 4 cells", format!("other shapes, {cells} cells"));
+        }
+        self.ships = board;
+        Ok(())
+    }
+
+    fn start(&mut self, observation: ValuesMut<'_>) {
         self.shot = [0; 16];
         self.hits_left = TARGETS;
         self.shots_left = (self.size * self.size) as u32;
         observation.ints[0] = 0;
     }
+
+    #[inline]
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
+        if self.shots_left == 0 {
+            return Err(Error::Finished);
+        }
+        let (row, column) = cell(action, [self.size; 2], "shot")?;
+        let (row, bit) = (row & 15, 1u16 << (column & 15));
+        let hit = self.ships[row] & !self.shot[row] & bit != 0;
+        self.shot[row] |= bit;
+        self.hits_left -= u32::from(hit);
+        self.shots_left -= 1;
+        observation.ints[0] = i32::from(hit);
+        let (terminated, truncated) = (self.hits_left == 0, self.shots_left == 0);
+        if terminated {
+            self.shots_left = 0;
+        }
+        let reward = if hit { 1.0 / f64::from(TARGETS) } else { self.miss };
+        Ok(Step { reward, terminated, truncated, ..Step::default() })
+    }
 }
 
-/// Draws a board. Every place on the board is as likely as any other, and draws until one is free leave it so
-/// among the free ones.
+episodes!(Battleship, Ships, env => env.spaces);
+
+/// Draws a board. Places are drawn uniformly until a free one comes, which makes every free place equally
+/// likely.
 fn place(size: usize, ships: &[usize], rng: &mut Rng) -> Board {
     let mut board: Board = [0; 16];
     for length in ships {
@@ -121,69 +164,11 @@ fn covers(board: &Board, ships: &[usize]) -> bool {
     })
 }
 
-impl Env for Battleship {
-    fn spaces(&self) -> &Spaces {
-        &self.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        let ships = place(self.size, &SHIPS, &mut Rng::new(seed, 0));
-        self.first(ships, observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for Battleship {
-    type Hidden = Ships;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &Ships, observation: ValuesMut<'_>) -> Result<()> {
-        let (rows, size) = (&hidden.board, self.size);
-        if rows.len() != size || rows.iter().any(|row| row.len() != size || row.iter().any(|cell| *cell > 1))
-        {
-            return impossible(format!("a board of {size} rows of {size} zeros and ones"), "another");
-        }
-        let mut board: Board = [0; 16];
-        for (bits, row) in board.iter_mut().zip(rows) {
-            *bits = row.iter().enumerate().map(|(c, cell)| u16::from(*cell) << c).sum();
-        }
-        let cells: u32 = board.iter().map(|bits| bits.count_ones()).sum();
-        if cells != TARGETS || !covers(&board, &SHIPS) {
-            return impossible("ships of 2, 3, 3 and 4 cells", format!("other shapes, {cells} cells"));
-        }
-        self.first(board, observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
-        if self.shots_left == 0 {
-            return Err(Error::Finished);
-        }
-        let (row, column) = cell(action, [self.size; 2], "shot")?;
-        let (row, bit) = (row & 15, 1u16 << (column & 15));
-        let hit = self.ships[row] & !self.shot[row] & bit != 0;
-        self.shot[row] |= bit;
-        self.hits_left -= u32::from(hit);
-        self.shots_left -= 1;
-        observation.ints[0] = i32::from(hit);
-        let (terminated, truncated) = (self.hits_left == 0, self.shots_left == 0);
-        if terminated {
-            self.shots_left = 0;
-        }
-        let reward = if hit { 1.0 / f64::from(TARGETS) } else { self.miss };
-        Ok(Step { reward, terminated, truncated, ..Step::default() })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::Env;
+    use crate::popgym::Replay;
     use crate::popgym::trace::tests::check_family;
 
     fn room(seen: &mut [i32; 1]) -> ValuesMut<'_> {

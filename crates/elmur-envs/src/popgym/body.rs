@@ -1,4 +1,5 @@
-//! What the control tasks share: a body moves by its action, and two numbers of it are seen, exactly or through noise.
+//! What the control tasks share: a body that is moved by actions, of which two numbers are observed, exactly
+//! or with noise.
 
 use std::fmt::Debug;
 
@@ -12,45 +13,45 @@ use super::replay::Replay;
 use crate::env::{Env, Step};
 use crate::error::Result;
 
-/// A body that moves by its action, with rules that do not depend on what is seen of it.
+/// A body that is moved by actions, with rules that do not depend on what is observed of it.
 pub trait Body: Debug + Clone + Send {
-    /// Its state, an array of numbers.
+    /// State of the body, an array of numbers.
     type State: DeserializeOwned + Debug + Clone + Copy;
 
-    /// Largest numbers that are seen through noise.
+    /// Bounds of the two observed numbers, where noise is added.
     const BOUNDS: [f32; 2];
 
-    /// What is seen and done.
+    /// The observation and action spaces.
     fn spaces(&self) -> &Spaces;
-    /// Begins an episode in a random state.
+    /// Starts an episode in a random state.
     fn reset(&mut self, rng: &mut Rng);
-    /// Begins an episode in this state, if one can begin so.
+    /// Starts an episode in this state; an error if no episode can start in it.
     fn begin(&mut self, state: Self::State) -> Result<()>;
-    /// Moves.
+    /// Moves the body by an action.
     fn step(&mut self, action: Values<'_>) -> Result<Step>;
-    /// What is seen of it at the start of an episode.
+    /// The two observed numbers at the start of an episode.
     fn first_seen(&self) -> [f32; 2];
-    /// What is seen of it after a step.
+    /// The two observed numbers after a step.
     fn seen(&self) -> [f32; 2] {
         self.first_seen()
     }
-    /// Its state in full precision.
+    /// State of the body in full precision.
     fn state(&self) -> &[f64];
 }
 
-/// A first state in a trace.
+/// The hidden state of a trace: the first state.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct FirstState<S> {
-    /// The state.
+    /// First state.
     pub state_f64: S,
 }
 
-/// A first state in a trace, and the noise on its observation.
+/// The hidden state of a trace: the first state, and the noise on its observation.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct NoisyFirstState<S> {
-    /// The state.
+    /// First state.
     pub state_f64: S,
-    /// Added to the two numbers.
+    /// Noise on the two numbers of the first observation.
     pub reset_noise_f64: [f64; 2],
 }
 
@@ -59,7 +60,7 @@ fn show(numbers: [f32; 2], observation: ValuesMut<'_>) {
     observation.floats.copy_from_slice(&numbers);
 }
 
-/// A body seen exactly.
+/// A body that is observed exactly.
 #[derive(Debug, Clone)]
 pub struct Exact<B>(pub(super) B);
 
@@ -103,7 +104,7 @@ impl<B: Body> Replay for Exact<B> {
     }
 }
 
-/// A body seen through normal noise, clipped to its bounds.
+/// A body that is observed with normal noise, clipped to its bounds.
 #[derive(Debug, Clone)]
 pub struct Noisy<B> {
     body: B,
@@ -112,7 +113,7 @@ pub struct Noisy<B> {
 }
 
 impl<B: Body> Noisy<B> {
-    /// With noise of this standard deviation.
+    /// A body that is observed with noise of this standard deviation.
     pub(super) fn with(body: B, sigma: f64) -> Self {
         Self { body, sigma, rng: Rng::new(0, 0) }
     }

@@ -1,9 +1,10 @@
-//! PositionOnlyCartPole, VelocityOnlyCartpole and NoisyPositionOnlyCartPole: [`CartPole`](crate::CartPole) with half of its state
-//! hidden.
+//! PositionOnlyCartPole, VelocityOnlyCartpole and NoisyPositionOnlyCartPole: [`CartPole`](crate::CartPole)
+//! with half of its state hidden.
 //!
-//! Observation: position and angle; or velocity and angular velocity, but position and angle at the start; or position and angle
-//! with normal noise, clipped to twice the range in which the pole counts as up. Actions: 0 left, 1 right. Every step of at most L
-//! pays 1/L, the one that fails included. Ends when the cart leaves the track, when the pole falls, or after L steps.
+//! Observation: position and angle; or velocity and angular velocity, but position and angle at the start; or
+//! position and angle with normal noise, clipped to twice the range in which the pole counts as up. Actions:
+//! 0 left, 1 right. Every step of at most L pays 1/L, the one that fails included. Ends when the cart leaves
+//! the track, when the pole falls, or after L steps.
 
 use elmur_base::{Space, Spaces, Values};
 use elmur_rng::Rng;
@@ -30,7 +31,8 @@ fn limit(difficulty: Difficulty) -> u32 {
     difficulty.pick([200, 400, 600])
 }
 
-/// The cart and the rules that do not depend on what is observed: position and angle, or the two `VELOCITIES` after the first step.
+/// The cart and its rules. What is observed is position and angle, or with `VELOCITIES` the two velocities
+/// after the first step.
 #[derive(Debug, Clone)]
 pub struct Cart<const VELOCITIES: bool> {
     spaces: Spaces,
@@ -108,13 +110,14 @@ impl<const VELOCITIES: bool> Body for Cart<VELOCITIES> {
     }
 }
 
-/// Balance the pole from position and angle.
+/// PositionOnlyCartPole: balance the pole from position and angle.
 pub type PositionOnlyCartPole = Exact<Cart<false>>;
 
-/// Balance the pole from velocity and angular velocity; the first observation is position and angle.
+/// VelocityOnlyCartpole: balance the pole from velocity and angular velocity; the first observation is
+/// position and angle.
 pub type VelocityOnlyCartpole = Exact<Cart<true>>;
 
-/// Balance the pole from noisy position and angle.
+/// NoisyPositionOnlyCartPole: balance the pole from noisy position and angle.
 pub type NoisyPositionOnlyCartPole = Noisy<Cart<false>>;
 
 impl<const VELOCITIES: bool> Exact<Cart<VELOCITIES>> {
@@ -153,7 +156,8 @@ mod tests {
         Ok((seen, step))
     }
 
-    /// Plays `steps` steps of the player, then pushes right until the end; the number of steps and the last of them.
+    /// Plays `steps` steps of the player, then pushes right until the end; the number of steps and the last
+    /// of them.
     fn play_then_push(env: &mut impl Env, player: &mut impl Player, seed: u64, steps: u32) -> (u32, Step) {
         let mut seen = start(env, seed);
         player.reset();

@@ -18,14 +18,14 @@ use elmur_rng::Rng;
 use serde::Deserialize;
 
 use super::deck::{Deck, Side};
-use super::replay::{Replay, choice};
+use super::replay::{choice, episodes};
 use super::task::Difficulty;
-use crate::env::{Env, Step};
+use crate::env::Step;
 use crate::error::{Error, Result};
 
 pub use player::ConcentrationPlayer;
 
-/// Find all pairs.
+/// Concentration: turn cards over two at a time and find all pairs.
 #[derive(Debug, Clone)]
 pub struct Concentration {
     spaces: Spaces,
@@ -49,14 +49,14 @@ pub struct Concentration {
     left: usize,
 }
 
-/// What lies where.
+/// The hidden state of [`Concentration`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Layout {
-    /// The card at every position.
+    /// Card at each position.
     pub layout: Vec<u16>,
 }
 
-/// Decks, and what makes a pair.
+/// Number of decks, and which property of two cards makes them a pair.
 fn settings(difficulty: Difficulty) -> (usize, Side) {
     difficulty.pick([(1, Side::Colour), (2, Side::Colour), (1, Side::Rank)])
 }
@@ -85,43 +85,23 @@ impl Concentration {
         }
     }
 
+    fn deal(&mut self, rng: &mut Rng) {
+        self.deck.shuffle(rng);
+    }
+
+    fn take(&mut self, hidden: &Layout) -> Result<()> {
+        self.deck.arrange(&hidden.layout)
+    }
+
     fn start(&mut self, observation: ValuesMut<'_>) {
         self.faces.fill(self.side.values() as i32);
         (self.up, self.first, self.closing) = (0, None, [None; 2]);
         self.left = 2 * self.faces.len();
         observation.ints.copy_from_slice(&self.faces);
     }
-}
-
-impl Env for Concentration {
-    fn spaces(&self) -> &Spaces {
-        &self.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        self.deck.shuffle(&mut Rng::new(seed, 0));
-        self.start(observation);
-        Ok(())
-    }
 
     #[inline]
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for Concentration {
-    type Hidden = Layout;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &Layout, observation: ValuesMut<'_>) -> Result<()> {
-        self.deck.arrange(&hidden.layout)?;
-        self.start(observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         if self.left == 0 {
             return Err(Error::Finished);
         }
@@ -160,9 +140,13 @@ impl Replay for Concentration {
     }
 }
 
+episodes!(Concentration, Layout, env => env.spaces);
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::Env;
+    use crate::popgym::Replay;
     use crate::popgym::deck::tests::{check_misuse, check_pairs, check_seeds};
     use crate::popgym::trace::tests::check_family;
 

@@ -16,7 +16,7 @@ use super::task::{Difficulty, Version};
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
 
-/// Count cards.
+/// CountRecall: say how often a value has been shown.
 #[derive(Debug, Clone)]
 pub struct CountRecall {
     spaces: Spaces,
@@ -35,16 +35,16 @@ pub struct CountRecall {
     answer: usize,
 }
 
-/// The orders of both decks, the first dealt first.
+/// The hidden state of [`CountRecall`]: the orders of both decks, the first card first.
 #[derive(Debug, Clone, Deserialize)]
 pub struct DealOrders {
-    /// Cards shown.
+    /// Cards that are shown as values.
     pub value_order: Vec<u16>,
-    /// Cards asked.
+    /// Cards that are shown as queries.
     pub query_order: Vec<u16>,
 }
 
-/// Decks, and what counts.
+/// Number of decks, and which property of a card is counted.
 fn settings(difficulty: Difficulty) -> (usize, Side) {
     difficulty.pick([(1, Side::Colour), (2, Side::Suit), (4, Side::Rank)])
 }
@@ -147,7 +147,7 @@ impl Replay for CountRecall {
     }
 }
 
-/// Counts. Where the count is no action (version 1.0.6), it says the largest number that is one.
+/// A player that counts. Where the count is not an action (version 1.0.6), it answers the largest action.
 #[derive(Debug, Clone)]
 pub struct CountRecallPlayer {
     counts: [i32; 13],
@@ -155,7 +155,7 @@ pub struct CountRecallPlayer {
 }
 
 impl CountRecallPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty, version: Version) -> Self {
         Self { counts: [0; 13], largest: actions(difficulty, version) as i32 - 1 }
     }

@@ -7,12 +7,12 @@ use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::deck::{DealOrder, Deck, rank};
-use super::replay::{Replay, choice};
+use super::replay::{choice, episodes};
 use super::task::Difficulty;
-use crate::env::{Env, Player, Step};
+use crate::env::{Player, Step};
 use crate::error::{Error, Result};
 
-/// Guess the next card.
+/// HigherLower: say whether the next card is higher or lower than the current one.
 #[derive(Debug, Clone)]
 pub struct HigherLower {
     spaces: Spaces,
@@ -43,41 +43,21 @@ impl HigherLower {
         observation.ints[0] = self.rank as i32;
     }
 
-    fn first(&mut self, observation: ValuesMut<'_>) {
+    fn deal(&mut self, rng: &mut Rng) {
+        self.deck.shuffle(rng);
+    }
+
+    fn take(&mut self, hidden: &DealOrder) -> Result<()> {
+        self.deck.arrange(&hidden.deal_order)
+    }
+
+    fn start(&mut self, observation: ValuesMut<'_>) {
         self.shown = 0;
         self.show(observation);
     }
-}
-
-impl Env for HigherLower {
-    fn spaces(&self) -> &Spaces {
-        &self.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        self.deck.shuffle(&mut Rng::new(seed, 0));
-        self.first(observation);
-        Ok(())
-    }
 
     #[inline]
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for HigherLower {
-    type Hidden = DealOrder;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &DealOrder, observation: ValuesMut<'_>) -> Result<()> {
-        self.deck.arrange(&hidden.deal_order)?;
-        self.first(observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         if self.shown == 0 || self.shown == self.deck.len() {
             return Err(Error::Finished);
         }
@@ -95,8 +75,10 @@ impl Replay for HigherLower {
     }
 }
 
-/// Counts the cards that are left: what it says does not change what comes, so the likelier answer is the
-/// best one.
+episodes!(HigherLower, DealOrder, env => env.spaces);
+
+/// A player that counts the cards that are left and gives the likelier answer. Answers do not change what
+/// comes, so that this is optimal.
 #[derive(Debug, Clone)]
 pub struct HigherLowerPlayer {
     decks: usize,
@@ -105,7 +87,7 @@ pub struct HigherLowerPlayer {
 }
 
 impl HigherLowerPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         let decks = decks(difficulty);
         Self { decks, left: [4 * decks as i32; 13] }
@@ -129,6 +111,7 @@ impl Player for HigherLowerPlayer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::popgym::Replay;
     use crate::popgym::deck::tests::{check_misuse, check_pairs, check_seeds, play};
     use crate::popgym::trace::tests::{check_family, mean_return};
 

@@ -18,9 +18,9 @@ use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 use serde::Deserialize;
 
-use super::replay::{Replay, choice, impossible};
+use super::replay::{choice, episodes, impossible};
 use super::task::Difficulty;
-use crate::env::{Env, Step};
+use crate::env::Step;
 use crate::error::{Error, Result};
 
 pub use player::{LabyrinthEscapePlayer, LabyrinthExplorePlayer};
@@ -44,19 +44,19 @@ const BYTES: usize = 21 * STRIDE;
 const STEPS: u32 = 1023;
 const COST: f64 = 1.0 / 1024.0;
 
-/// Where the actions lead.
+/// Offset in the grid's bytes that each action leads to.
 const WAYS: [isize; 4] = [-1, 1, -(STRIDE as isize), STRIDE as isize];
-/// The last action before there was one.
+/// Shown as the last action at the start of an episode.
 const NONE: usize = 4;
 
-/// The hidden state.
+/// The hidden state of [`LabyrinthEscape`] and [`LabyrinthExplore`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Labyrinth {
     /// Rows of cells: 0 free, 1 wall, 2 start, 3 goal (LabyrinthEscape only).
     pub grid: Vec<Vec<u8>>,
     /// Row and column of the start.
     pub start: [usize; 2],
-    /// Row and column of the goal, or of where it would be.
+    /// Row and column of the goal, or of the wall in its place (LabyrinthExplore).
     pub end: [usize; 2],
 }
 
@@ -74,7 +74,7 @@ fn place([row, column]: [usize; 2]) -> usize {
 #[derive(Debug, Clone)]
 struct Maze {
     spaces: Spaces,
-    /// S.
+    /// S, the cells of a side.
     side: usize,
     /// Places of all rooms.
     rooms: Vec<u16>,
@@ -102,9 +102,8 @@ impl Maze {
     }
 
     /// A new maze with a start and the goal's mark.
-    fn draw(&mut self, seed: u64, goal: u8) {
-        let mut rng = Rng::new(seed, 0);
-        self.dig(&mut rng);
+    fn draw(&mut self, rng: &mut Rng, goal: u8) {
+        self.dig(rng);
         let (way, far) = (rng.below(4), self.side - 1);
         let mut odd = || 2 * rng.below(far as u32 / 2) as usize + 1;
         let (a, b) = (odd(), odd());
@@ -185,7 +184,7 @@ impl Maze {
         Ok(())
     }
 
-    /// One step: where it led is in `self.at`. Returns the action.
+    /// Moves the agent by an action, which is returned.
     #[inline]
     fn go(&mut self, action: Values<'_>) -> Result<usize> {
         if self.left == 0 {
@@ -276,7 +275,7 @@ fn reached(grid: &[u8; BYTES], rooms: &[u16]) -> usize {
     count
 }
 
-/// Find the goal on the other side.
+/// LabyrinthEscape: find the goal on the other side of a maze.
 #[derive(Debug, Clone)]
 pub struct LabyrinthEscape(Maze);
 
@@ -285,44 +284,30 @@ impl LabyrinthEscape {
     pub fn new(difficulty: Difficulty) -> Self {
         Self(Maze::new(difficulty))
     }
-}
 
-impl Env for LabyrinthEscape {
-    fn spaces(&self) -> &Spaces {
-        &self.0.spaces
+    fn deal(&mut self, rng: &mut Rng) {
+        self.0.draw(rng, GOAL);
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        self.0.draw(seed, GOAL);
+    fn take(&mut self, hidden: &Labyrinth) -> Result<()> {
+        self.0.take(hidden, GOAL)
+    }
+
+    fn start(&mut self, observation: ValuesMut<'_>) {
         self.0.show(NONE, observation);
-        Ok(())
     }
 
     #[inline]
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for LabyrinthEscape {
-    type Hidden = Labyrinth;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &Labyrinth, observation: ValuesMut<'_>) -> Result<()> {
-        self.0.take(hidden, GOAL)?;
-        self.0.show(NONE, observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         let way = self.0.go(action)?;
         let goal = self.0.grid[self.0.at] == GOAL;
         Ok(self.0.arrive(way, if goal { 1.0 - COST } else { -COST }, goal, observation))
     }
 }
 
-/// Visit every cell.
+episodes!(LabyrinthEscape, Labyrinth, env => env.0.spaces);
+
+/// LabyrinthExplore: visit every cell of a maze.
 #[derive(Debug, Clone)]
 pub struct LabyrinthExplore {
     maze: Maze,
@@ -338,7 +323,15 @@ impl LabyrinthExplore {
         Self { maze: Maze::new(difficulty), fresh: 0, pay: 0.0 }
     }
 
-    fn first(&mut self, observation: ValuesMut<'_>) {
+    fn deal(&mut self, rng: &mut Rng) {
+        self.maze.draw(rng, WALL);
+    }
+
+    fn take(&mut self, hidden: &Labyrinth) -> Result<()> {
+        self.maze.take(hidden, WALL)
+    }
+
+    fn start(&mut self, observation: ValuesMut<'_>) {
         self.fresh = 0;
         for cell in self.maze.grid.iter_mut().filter(|cell| **cell == FREE) {
             *cell |= FRESH;
@@ -347,37 +340,9 @@ impl LabyrinthExplore {
         self.pay = 1.0 / self.fresh as f64;
         self.maze.show(NONE, observation);
     }
-}
-
-impl Env for LabyrinthExplore {
-    fn spaces(&self) -> &Spaces {
-        &self.maze.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        self.maze.draw(seed, WALL);
-        self.first(observation);
-        Ok(())
-    }
 
     #[inline]
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for LabyrinthExplore {
-    type Hidden = Labyrinth;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &Labyrinth, observation: ValuesMut<'_>) -> Result<()> {
-        self.maze.take(hidden, WALL)?;
-        self.first(observation);
-        Ok(())
-    }
-
-    #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         let way = self.maze.go(action)?;
         let cell = &mut self.maze.grid[self.maze.at];
         let fresh = *cell & FRESH != 0;
@@ -387,10 +352,13 @@ impl Replay for LabyrinthExplore {
     }
 }
 
+episodes!(LabyrinthExplore, Labyrinth, env => env.maze.spaces);
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::env::Player;
+    use crate::env::{Env, Player};
+    use crate::popgym::Replay;
     use crate::popgym::trace::tests::{check_family, mean_return};
 
     fn room(seen: &mut [i32]) -> ValuesMut<'_> {
@@ -550,11 +518,11 @@ mod tests {
     fn a_seed_is_an_episode() {
         for difficulty in Difficulty::ALL {
             let (mut one, mut other) = (Maze::new(difficulty), Maze::new(difficulty));
-            one.draw(7, GOAL);
+            one.draw(&mut Rng::new(7, 0), GOAL);
             let grid = one.grid;
-            other.draw(8, GOAL);
+            other.draw(&mut Rng::new(8, 0), GOAL);
             assert_ne!(grid, other.grid);
-            other.draw(7, GOAL);
+            other.draw(&mut Rng::new(7, 0), GOAL);
             assert_eq!((one.at, grid), (other.at, other.grid));
         }
     }
@@ -573,7 +541,7 @@ mod tests {
             let mut maze = Maze::new(difficulty);
             let (mut to_goal, mut deepest, rounds) = (0, 0, 1500);
             for seed in 0..rounds {
-                maze.draw(seed, GOAL);
+                maze.draw(&mut Rng::new(seed, 0), GOAL);
                 let n = maze.rooms.len();
                 let count = |kind: u8| maze.grid.iter().filter(|cell| **cell == kind).count();
                 assert_eq!((count(FREE), count(START), count(GOAL)), (2 * n - 1, 1, 1), "seed {seed}");
@@ -596,7 +564,7 @@ mod tests {
         let (mut maze, rounds) = (Maze::new(Difficulty::Easy), 10_000);
         let mut counts = [[[0u32; 5]; 5]; 4];
         for seed in 0..rounds {
-            maze.draw(seed, GOAL);
+            maze.draw(&mut Rng::new(seed, 0), GOAL);
             let at = |place: usize| [place / STRIDE - 1, place % STRIDE - 1];
             let goal = maze.grid.iter().position(|cell| *cell == GOAL).unwrap();
             let ([a, b], [c, d]) = (at(maze.at), at(goal));

@@ -12,9 +12,9 @@ use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 use serde::Deserialize;
 
-use super::replay::{Replay, cell, impossible};
+use super::replay::{cell, episodes, impossible};
 use super::task::{Difficulty, Version};
-use crate::env::{Env, Step};
+use crate::env::Step;
 use crate::error::{Error, Result};
 
 mod chances;
@@ -23,7 +23,7 @@ mod player;
 mod view;
 pub use player::MineSweeperPlayer;
 
-/// What a difficulty means.
+/// Sizes and rewards of a difficulty.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
     size: usize,
@@ -63,14 +63,14 @@ impl Rules {
     }
 }
 
-/// Where the mines are.
+/// The hidden state of [`MineSweeper`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Mines {
-    /// Cells, row by row.
+    /// Numbers of the cells with a mine, counted row by row.
     pub mines_flat: Vec<u8>,
 }
 
-/// Find the clear cells.
+/// MineSweeper: uncover every cell without a mine.
 #[derive(Debug, Clone)]
 pub struct MineSweeper {
     spaces: Spaces,
@@ -110,19 +110,7 @@ impl MineSweeper {
         }
     }
 
-    fn first(&mut self, mines: u64, observation: ValuesMut<'_>) {
-        (self.mines, self.viewed, self.found, self.steps, self.running) = (mines, 0, 0, 0, true);
-        observation.ints[0] = 0;
-    }
-}
-
-impl Env for MineSweeper {
-    fn spaces(&self) -> &Spaces {
-        &self.spaces
-    }
-
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        let mut rng = Rng::new(seed, 0);
+    fn deal(&mut self, rng: &mut Rng) {
         let mut mines = 0u64;
         for _ in 0..self.rules.mines {
             // A cell that has no mine yet.
@@ -133,21 +121,10 @@ impl Env for MineSweeper {
                 }
             };
         }
-        self.first(mines, observation);
-        Ok(())
+        self.mines = mines;
     }
 
-    #[inline]
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for MineSweeper {
-    type Hidden = Mines;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &Mines, observation: ValuesMut<'_>) -> Result<()> {
+    fn take(&mut self, hidden: &Mines) -> Result<()> {
         let Rules { cells, mines, .. } = self.rules;
         let on_board = hidden.mines_flat.iter().filter(|cell| usize::from(**cell) < cells);
         let set = on_board.fold(0u64, |set, cell| set | 1 << cell);
@@ -157,12 +134,17 @@ impl Replay for MineSweeper {
                 format!("{} mines on {} cells", hidden.mines_flat.len(), set.count_ones()),
             );
         }
-        self.first(set, observation);
+        self.mines = set;
         Ok(())
     }
 
+    fn start(&mut self, observation: ValuesMut<'_>) {
+        (self.viewed, self.found, self.steps, self.running) = (0, 0, 0, true);
+        observation.ints[0] = 0;
+    }
+
     #[inline]
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         if !self.running {
             return Err(Error::Finished);
         }
@@ -189,9 +171,13 @@ impl Replay for MineSweeper {
     }
 }
 
+episodes!(MineSweeper, Mines, env => env.spaces);
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::Env;
+    use crate::popgym::Replay;
     use crate::popgym::trace::tests::{check_family, check_family_v106};
 
     fn room(seen: &mut [i32; 1]) -> ValuesMut<'_> {

@@ -1,4 +1,5 @@
-//! Normal noise on observations, which are then clipped: what the noisy control tasks and their players share.
+//! Normal noise on observations, which are then clipped: what the noisy control tasks and their players
+//! share.
 
 use std::f64::consts::SQRT_2;
 
@@ -42,8 +43,8 @@ pub(super) struct Sensor {
 }
 
 impl Sensor {
-    /// Likelihood of seeing `seen` when the number is `number`, up to a factor that depends on `seen` alone. Never below 1e-12, so
-    /// that no observation rules everything out.
+    /// Likelihood of seeing `seen` when the number is `number`, up to a factor that depends on `seen` alone.
+    /// Never below 1e-12, so that no observation rules everything out.
     #[inline]
     pub fn likelihood(self, seen: f32, number: f64) -> f64 {
         let bound = f64::from(self.bound);
@@ -59,8 +60,8 @@ impl Sensor {
     }
 }
 
-/// Square root of a covariance [[a, b], [b, c]]: the [d, e, f] for which (d x, e x + f y) has it when x and y are independent with
-/// variance 1.
+/// Square root of a covariance [[a, b], [b, c]]: the [d, e, f] for which (d x, e x + f y) has it when x and y
+/// are independent with variance 1.
 pub(super) fn root([a, b, c]: [f64; 3]) -> [f64; 3] {
     let d = a.sqrt().max(1e-9);
     let e = b / d;
@@ -71,7 +72,8 @@ pub(super) fn root([a, b, c]: [f64; 3]) -> [f64; 3] {
 mod tests {
     use super::*;
 
-    /// Likelihoods against frequencies: how often a noisy number falls into a bin, and how often it is clipped.
+    /// Likelihoods against frequencies: how often a noisy number falls into a bin, and how often it is
+    /// clipped.
     #[test]
     fn likelihoods_are_those_of_the_noise() {
         let sensor = Sensor { sigma: 0.3, bound: 1.0 };

@@ -1,8 +1,10 @@
-//! PositionOnlyPendulum and NoisyPositionOnlyPendulum: Gymnasium's Pendulum with its speed hidden. Swing it up and keep it there.
+//! PositionOnlyPendulum and NoisyPositionOnlyPendulum: Gymnasium's Pendulum with its speed hidden. Swing it
+//! up and keep it there.
 //!
-//! Observation: cosine and sine of the angle (0 is up), in the second task with normal noise and clipped to [-1, 1]. Action: a torque,
-//! clipped to [-2, 2]. A step from angle a (wrapped to [-pi, pi)) and speed s with torque u pays (1 - 2 (a² + 0.1 s² + 0.001 u²) / c) / L
-//! where c = pi² + 6.404 is the largest cost. Ends after L steps, never earlier.
+//! Observation: cosine and sine of the angle (0 is up), in the second task with normal noise and clipped to
+//! [-1, 1]. Action: a torque, clipped to [-2, 2]. A step from angle a (wrapped to [-pi, pi)) and speed s with
+//! torque u pays (1 - 2 (a² + 0.1 s² + 0.001 u²) / c) / L where c = pi² + 6.404 is the largest cost. Ends
+//! after L steps, never earlier.
 
 use std::f64::consts::PI;
 
@@ -46,7 +48,8 @@ fn cost([angle, speed]: [f64; 2], torque: f32) -> f64 {
     angle * angle + 0.1 * (speed * speed) + f64::from(0.001 * (torque * torque))
 }
 
-/// One step of the equations of motion. Products with the torque are rounded to single precision, as in the package.
+/// One step of the equations of motion. Products with the torque are rounded to single precision, as in the
+/// package.
 #[inline]
 fn swing([angle, speed]: [f64; 2], torque: f32) -> [f64; 2] {
     let speed = speed + (15.0 * angle.sin() + f64::from(3.0 * torque)) * TAU;
@@ -54,7 +57,7 @@ fn swing([angle, speed]: [f64; 2], torque: f32) -> [f64; 2] {
     [angle + speed * TAU, speed]
 }
 
-/// The pendulum and the rules that do not depend on what is observed.
+/// The pendulum and its rules.
 #[derive(Debug, Clone)]
 pub struct Pendulum {
     spaces: Spaces,
@@ -124,10 +127,10 @@ impl Body for Pendulum {
     }
 }
 
-/// Swing the pendulum up from its angle.
+/// PositionOnlyPendulum: swing the pendulum up from its angle.
 pub type PositionOnlyPendulum = Exact<Pendulum>;
 
-/// Swing the pendulum up from its noisy angle.
+/// NoisyPositionOnlyPendulum: swing the pendulum up from its noisy angle.
 pub type NoisyPositionOnlyPendulum = Noisy<Pendulum>;
 
 impl Exact<Pendulum> {
@@ -259,7 +262,8 @@ mod tests {
         assert_eq!(wrap(PI), -PI);
     }
 
-    /// Means of 20,000 episodes; with the state known from the start the best possible are about 0.915, 0.887 and 0.830.
+    /// Means of 20,000 episodes; with the state known from the start the best possible are about 0.915, 0.887
+    /// and 0.830.
     #[test]
     fn the_player_is_nearly_perfect() {
         for (difficulty, expected) in Difficulty::ALL.into_iter().zip([0.9146, 0.8862, 0.8292]) {

@@ -1,18 +1,20 @@
-//! RepeatFirst and RepeatPrevious: name the suit of the first card, or of the card seen k - 1 cards before the current one.
+//! RepeatFirst and RepeatPrevious: name the suit of the first card, or of the card seen k - 1 cards before
+//! the current one.
 //!
-//! Observation: the suit of the newest card. N cards make N - 1 steps. A right answer pays 1/n and a wrong one costs as much, with n
-//! the number of answers that count: all of them in RepeatFirst, all but the first k - 1 in RepeatPrevious.
+//! Observation: the suit of the newest card. N cards make N - 1 steps. A right answer pays 1/n and a wrong
+//! one costs as much, with n the number of answers that count: all of them in RepeatFirst, all but the first
+//! k - 1 in RepeatPrevious.
 
 use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::deck::{DealOrder, Deck};
-use super::replay::{Replay, choice};
+use super::replay::{choice, episodes};
 use super::task::Difficulty;
-use crate::env::{Env, Player, Step};
+use crate::env::{Player, Step};
 use crate::error::{Error, Result};
 
-/// What both tasks are: a deck that is dealt card by card, and a rule that says which card to name.
+/// What both tasks share: a deck that is dealt card by card.
 #[derive(Debug, Clone)]
 struct Repeat {
     spaces: Spaces,
@@ -59,7 +61,7 @@ impl Repeat {
     }
 }
 
-/// Name the first card's suit at every step.
+/// RepeatFirst: name the suit of the first card at every step.
 #[derive(Debug, Clone)]
 pub struct RepeatFirst(Repeat);
 
@@ -68,41 +70,28 @@ impl RepeatFirst {
     pub fn new(difficulty: Difficulty) -> Self {
         Self(Repeat::new(difficulty.pick([1, 8, 16])))
     }
-}
 
-impl Env for RepeatFirst {
-    fn spaces(&self) -> &Spaces {
-        &self.0.spaces
+    fn deal(&mut self, rng: &mut Rng) {
+        self.0.deck.shuffle(rng);
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        self.0.deck.shuffle(&mut Rng::new(seed, 0));
+    fn take(&mut self, hidden: &DealOrder) -> Result<()> {
+        self.0.deck.arrange(&hidden.deal_order)
+    }
+
+    fn start(&mut self, observation: ValuesMut<'_>) {
         self.0.first(observation);
-        Ok(())
     }
 
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-}
-
-impl Replay for RepeatFirst {
-    type Hidden = DealOrder;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &DealOrder, observation: ValuesMut<'_>) -> Result<()> {
-        self.0.deck.arrange(&hidden.deal_order)?;
-        self.0.first(observation);
-        Ok(())
-    }
-
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         let pay = 1.0 / (self.0.deck.len() - 1) as f64;
         self.0.step(action, Some(0), pay, observation)
     }
 }
 
-/// Name the suit of the card k - 1 cards before the newest.
+episodes!(RepeatFirst, DealOrder, env => env.0.spaces);
+
+/// RepeatPrevious: name the suit of the card that was shown k - 1 cards before the newest.
 #[derive(Debug, Clone)]
 pub struct RepeatPrevious {
     repeat: Repeat,
@@ -114,49 +103,32 @@ impl RepeatPrevious {
     pub fn new(difficulty: Difficulty) -> Self {
         Self { repeat: Repeat::new(difficulty.pick([1, 2, 3])), k: lag(difficulty) }
     }
-}
 
-fn lag(difficulty: Difficulty) -> usize {
-    difficulty.pick([4, 32, 64])
-}
-
-impl Env for RepeatPrevious {
-    fn spaces(&self) -> &Spaces {
-        &self.repeat.spaces
+    fn deal(&mut self, rng: &mut Rng) {
+        self.repeat.deck.shuffle(rng);
     }
 
-    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
-        self.repeat.deck.shuffle(&mut Rng::new(seed, 0));
+    fn take(&mut self, hidden: &DealOrder) -> Result<()> {
+        self.repeat.deck.arrange(&hidden.deal_order)
+    }
+
+    fn start(&mut self, observation: ValuesMut<'_>) {
         self.repeat.first(observation);
-        Ok(())
     }
 
-    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
-        self.advance(action, (), observation)
-    }
-
-    fn uses_action(&self) -> bool {
-        self.repeat.shown >= self.k
-    }
-}
-
-impl Replay for RepeatPrevious {
-    type Hidden = DealOrder;
-    type Draw = ();
-
-    fn begin(&mut self, hidden: &DealOrder, observation: ValuesMut<'_>) -> Result<()> {
-        self.repeat.deck.arrange(&hidden.deal_order)?;
-        self.repeat.first(observation);
-        Ok(())
-    }
-
-    fn advance(&mut self, action: Values<'_>, (): (), observation: ValuesMut<'_>) -> Result<Step> {
+    fn play(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
         let pay = 1.0 / (self.repeat.deck.len() - self.k) as f64;
         self.repeat.step(action, self.repeat.shown.checked_sub(self.k), pay, observation)
     }
 }
 
-/// Repeats the first suit it saw.
+episodes!(RepeatPrevious, DealOrder, env => env.repeat.spaces, uses_action: env.repeat.shown >= env.k);
+
+fn lag(difficulty: Difficulty) -> usize {
+    difficulty.pick([4, 32, 64])
+}
+
+/// A player that repeats the first suit of the episode.
 #[derive(Debug, Clone, Default)]
 pub struct RepeatFirstPlayer {
     first: Option<i32>,
@@ -172,7 +144,7 @@ impl Player for RepeatFirstPlayer {
     }
 }
 
-/// Keeps the last k suits.
+/// A player that keeps the last k suits.
 #[derive(Debug, Clone)]
 pub struct RepeatPreviousPlayer {
     /// Suit number i of the episode at i mod k.
@@ -181,7 +153,7 @@ pub struct RepeatPreviousPlayer {
 }
 
 impl RepeatPreviousPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         Self { ring: vec![0; lag(difficulty)], seen: 0 }
     }
@@ -205,6 +177,8 @@ impl Player for RepeatPreviousPlayer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::Env;
+    use crate::popgym::Replay;
     use crate::popgym::trace::tests::{check_family, mean_return};
 
     #[test]

@@ -1,4 +1,4 @@
-//! Episodes from hidden state and given draws, and what all families share.
+//! Episodes from given hidden states and draws, and what all families share.
 
 use elmur_base::{Values, ValuesMut};
 use serde::de::DeserializeOwned;
@@ -6,17 +6,17 @@ use serde::de::DeserializeOwned;
 use crate::env::{Env, Step};
 use crate::error::{Error, Result};
 
-/// An environment whose episodes can be begun from their hidden state and stepped with given random numbers. `reset` and
-/// `step` of [`Env`] draw both themselves and call these.
+/// An environment whose episodes can be started from a given hidden state and stepped with given random
+/// numbers. `reset` and `step` of [`Env`] draw both from the seed.
 pub trait Replay: Env {
-    /// What an episode's seed decides at its start, in the words of trace files.
+    /// What the seed of an episode decides at its start, as trace files have it.
     type Hidden: DeserializeOwned;
 
-    /// The random numbers of one step: `()` where there are none.
+    /// The random numbers of one step; `()` if there are none.
     type Draw: DeserializeOwned + Copy + Default;
 
-    /// Starts the episode with this hidden state and writes its first observation. Hidden states that this environment
-    /// could not have are errors.
+    /// Starts an episode with this hidden state and writes its first observation. A hidden state that the
+    /// environment could not draw is an error.
     fn begin(&mut self, hidden: &Self::Hidden, observation: ValuesMut<'_>) -> Result<()>;
 
     /// [`Env::step`] with the given random numbers.
@@ -28,7 +28,75 @@ pub trait Replay: Env {
     }
 }
 
-/// The choice that a discrete action makes.
+/// Implements [`Env`] and [`Replay`] for a family that draws nothing after the start of an episode:
+/// `episodes!(Type, Hidden, env => its spaces, uses_action: optional)`. The type has
+///
+/// - `deal(&mut self, rng: &mut Rng)`, which draws a hidden state,
+/// - `take(&mut self, hidden: &Hidden) -> Result<()>`, which takes a given one over, if it is possible,
+/// - `start(&mut self, observation)`, which begins the episode of the hidden state, and
+/// - `play(&mut self, action, observation) -> Result<Step>`, which is [`Env::step`].
+macro_rules! episodes {
+    ($family:ty, $hidden:ty, $env:ident => $spaces:expr $(, uses_action: $uses_action:expr)?) => {
+        impl $crate::env::Env for $family {
+            fn spaces(&self) -> &::elmur_base::Spaces {
+                let $env = self;
+                &$spaces
+            }
+
+            fn reset(
+                &mut self,
+                seed: u64,
+                observation: ::elmur_base::ValuesMut<'_>,
+            ) -> $crate::error::Result<()> {
+                self.deal(&mut ::elmur_rng::Rng::new(seed, 0));
+                self.start(observation);
+                Ok(())
+            }
+
+            #[inline]
+            fn step(
+                &mut self,
+                action: ::elmur_base::Values<'_>,
+                observation: ::elmur_base::ValuesMut<'_>,
+            ) -> $crate::error::Result<$crate::env::Step> {
+                self.play(action, observation)
+            }
+
+            $(fn uses_action(&self) -> bool {
+                let $env = self;
+                $uses_action
+            })?
+        }
+
+        impl $crate::popgym::replay::Replay for $family {
+            type Hidden = $hidden;
+            type Draw = ();
+
+            fn begin(
+                &mut self,
+                hidden: &$hidden,
+                observation: ::elmur_base::ValuesMut<'_>,
+            ) -> $crate::error::Result<()> {
+                self.take(hidden)?;
+                self.start(observation);
+                Ok(())
+            }
+
+            #[inline]
+            fn advance(
+                &mut self,
+                action: ::elmur_base::Values<'_>,
+                (): (),
+                observation: ::elmur_base::ValuesMut<'_>,
+            ) -> $crate::error::Result<$crate::env::Step> {
+                self.play(action, observation)
+            }
+        }
+    };
+}
+pub(super) use episodes;
+
+/// The integer of a discrete action.
 #[inline]
 pub(super) fn choice(action: Values<'_>, n: usize, what: &'static str) -> Result<usize> {
     match action.ints {
@@ -37,7 +105,7 @@ pub(super) fn choice(action: Values<'_>, n: usize, what: &'static str) -> Result
     }
 }
 
-/// Row and column that an action on a board names.
+/// Row and column of an action on a board.
 #[inline]
 pub(super) fn cell(
     action: Values<'_>,
@@ -55,7 +123,7 @@ pub(super) fn cell(
     }
 }
 
-/// The finite number that a continuous action is.
+/// The number of a continuous action, which must be finite.
 #[inline]
 pub(super) fn number(action: Values<'_>, what: &'static str) -> Result<f32> {
     match action.floats {

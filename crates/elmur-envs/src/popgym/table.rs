@@ -1,4 +1,4 @@
-//! Which types a task is made of: the one place that knows all families.
+//! The types of every task: the one place that knows all families.
 
 use elmur_pool::Pool;
 
@@ -10,12 +10,13 @@ use crate::env::{Env, Player};
 use crate::error::Result;
 use crate::vec_env::{AnyVecEnv, VecEnv};
 
-/// Something to do with the concrete types of a task, where a `Box<dyn Env>` would be too slow or know too little.
+/// Code that needs the concrete types of a task, because a `Box<dyn Env>` would be too slow or know too
+/// little. See [`Task::visit`].
 pub trait Visit {
-    /// What comes of it.
+    /// What `visit` returns.
     type Output;
 
-    /// Called with a maker of environments and one of players.
+    /// Called with functions that make the environment and the player of a task.
     fn visit<E, P>(self, env: impl Fn() -> E, player: impl Fn() -> P) -> Self::Output
     where
         E: Replay + 'static,
@@ -23,7 +24,7 @@ pub trait Visit {
 }
 
 impl Task {
-    /// Hands the task's concrete types to `visitor`.
+    /// Calls `visitor` with the concrete types of the task.
     pub fn visit<V: Visit>(self, version: Version, visitor: V) -> V::Output {
         let (d, v) = (self.difficulty, version);
         match self.family {
@@ -62,7 +63,7 @@ impl Task {
         }
     }
 
-    /// The environment.
+    /// Makes the environment.
     pub fn make(self, version: Version) -> Box<dyn Env> {
         struct Make;
         impl Visit for Make {
@@ -78,7 +79,7 @@ impl Task {
         self.visit(version, Make)
     }
 
-    /// Many of it, stepped as one by the pool's threads in loops made for its types.
+    /// Makes rows of the environment that the threads of a pool step, in a loop compiled for its type.
     pub fn make_rows(self, version: Version, rows: usize, pool: &Pool) -> Result<Box<dyn AnyVecEnv>> {
         struct Make<'a>(usize, &'a Pool);
         impl Visit for Make<'_> {
@@ -94,7 +95,7 @@ impl Task {
         self.visit(version, Make(rows, pool))
     }
 
-    /// One who plays it well from observations alone.
+    /// Makes a player that plays the task well from observations alone.
     pub fn player(self, version: Version) -> Box<dyn Player> {
         struct Make;
         impl Visit for Make {
@@ -110,7 +111,8 @@ impl Task {
         self.visit(version, Make)
     }
 
-    /// Mean return of good play from observations alone: exact where the optimum is known, reached by simulation elsewhere.
+    /// Mean return of good play from observations alone: the optimum where it is known, elsewhere the mean of
+    /// our players in simulation.
     pub fn good_return(self) -> f64 {
         self.difficulty.pick(match self.family {
             Family::Battleship => [0.624, 0.653, 0.670],
@@ -132,7 +134,7 @@ impl Task {
         })
     }
 
-    /// The longest episode, in steps.
+    /// Number of steps of the longest episode.
     pub fn max_steps(self) -> usize {
         self.difficulty.pick(match self.family {
             Family::Autoencode => [103, 207, 311],
@@ -153,7 +155,7 @@ impl Task {
 }
 
 impl Trace {
-    /// Plays all episodes again in the environment that the trace names, by the rules of its version, and compares.
+    /// Replays all episodes in the environment and by the version that the trace names, and compares.
     pub fn verify(&self) -> Result<Report> {
         struct Compare<'a>(&'a Trace);
         impl Visit for Compare<'_> {

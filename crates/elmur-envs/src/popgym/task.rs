@@ -1,17 +1,17 @@
-//! Which of the 48.
+//! Names of the 48 tasks: family, difficulty and version of the rules.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// How hard; what that means differs from family to family.
+/// Difficulty of a task. What it changes differs from family to family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Difficulty {
-    /// The smallest.
+    /// The easiest setting.
     Easy,
-    /// In between.
+    /// The middle setting.
     Medium,
-    /// The largest.
+    /// The hardest setting.
     Hard,
 }
 
@@ -19,31 +19,32 @@ impl Difficulty {
     /// All three, easiest first.
     pub const ALL: [Difficulty; 3] = [Difficulty::Easy, Difficulty::Medium, Difficulty::Hard];
 
-    /// As in the ids.
+    /// The name in ids: Easy, Medium or Hard.
     pub fn name(self) -> &'static str {
         ["Easy", "Medium", "Hard"][self as usize]
     }
 
-    /// One of three settings, easiest first.
+    /// Picks the setting of this difficulty out of three, easiest first.
     pub(crate) fn pick<T: Copy>(self, settings: [T; 3]) -> T {
         settings[self as usize]
     }
 }
 
-/// Which version of the package a task follows where versions differ.
+/// Version of the Python package whose rules a task follows, where versions differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Version {
-    /// 1.0.6, which the published experiments used: CountRecall lacks the largest answer, MineSweeper is cut off one step later.
+    /// 1.0.6, which the published experiments used: CountRecall lacks the largest answer, and MineSweeper is
+    /// cut off one step later.
     #[serde(rename = "1.0.6")]
     V106,
-    /// 1.0.7.
+    /// 1.0.7, the default.
     #[default]
     #[serde(rename = "1.0.7")]
     V107,
 }
 
 impl Version {
-    /// As in configs and files.
+    /// The name in configs and files.
     pub fn name(self) -> &'static str {
         match self {
             Version::V106 => "1.0.6",
@@ -62,20 +63,20 @@ impl Version {
 
 macro_rules! families {
     ($($name:ident, $doc:literal;)*) => {
-        /// A family of tasks.
+        /// A family of POPGym tasks; each has three difficulties.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Family { $(#[doc = $doc] $name,)* }
 
         impl Family {
-            /// All sixteen, by name.
+            /// All sixteen families, in the order of their names.
             pub const ALL: [Family; 16] = [$(Family::$name,)*];
 
-            /// As in the ids.
+            /// The name in ids.
             pub fn name(self) -> &'static str {
                 match self { $(Family::$name => stringify!($name),)* }
             }
 
-            /// What it asks for, in a sentence.
+            /// What the tasks of the family ask for, in one sentence.
             pub fn summary(self) -> &'static str {
                 match self { $(Family::$name => $doc,)* }
             }
@@ -110,17 +111,17 @@ families! {
     VelocityOnlyCartpole, "Balance a pole from velocities without positions.";
 }
 
-/// One of the 48 tasks.
+/// One of the 48 tasks of POPGym.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Task {
-    /// Family.
+    /// Family of the task.
     pub family: Family,
-    /// Difficulty.
+    /// Difficulty of the task.
     pub difficulty: Difficulty,
 }
 
 impl Task {
-    /// All 48, family by family, easiest first.
+    /// All 48 tasks, family by family, easiest first.
     pub fn all() -> impl Iterator<Item = Task> {
         let tasks = |family| Difficulty::ALL.map(|difficulty| Task { family, difficulty });
         Family::ALL.into_iter().flat_map(tasks)
@@ -136,7 +137,7 @@ impl Task {
         self.id().trim_end_matches("-v0")
     }
 
-    /// The task of this id, with or without the `-v0` at its end.
+    /// Finds a task by its id, with or without the `-v0` at its end.
     pub fn find(id: &str) -> Option<Self> {
         let name = id.strip_suffix("-v0").unwrap_or(id);
         Self::all().find(|task| task.name() == name)

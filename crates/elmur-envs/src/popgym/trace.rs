@@ -1,5 +1,5 @@
-//! Traces of the Python package, replayed: JSON files (gzipped or not) with episodes' hidden states, actions, random draws,
-//! observations, rewards and flags.
+//! Traces of the Python package: JSON files (gzipped or not) with hidden states, actions, random draws,
+//! observations, rewards and flags of some episodes, to be replayed and compared.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,12 +12,12 @@ use super::replay::Replay;
 use super::task::{Task, Version};
 use crate::error::{Error, Result};
 
-/// One file.
+/// A trace file.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Trace {
-    /// The task's id.
+    /// Id of the task.
     pub env: String,
-    /// Versions of the packages that played.
+    /// Versions of the Python packages that recorded the trace.
     versions: Versions,
     episodes: Vec<Episode>,
 }
@@ -55,25 +55,25 @@ fn flags<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Resu
     flags.ok_or_else(|| serde::de::Error::custom("expected flags (0 or 1)"))
 }
 
-/// How a replay compared with its trace.
+/// Differences between a trace and its replay.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Report {
-    /// Episodes.
+    /// Number of episodes.
     pub episodes: usize,
-    /// Steps of all episodes.
+    /// Number of steps of all episodes.
     pub steps: usize,
-    /// Observations with a number that differs at all.
+    /// Number of observations that differ in any number.
     pub wrong_observations: usize,
-    /// Steps whose `terminated` or `truncated` differs.
+    /// Number of steps whose `terminated` or `truncated` differs.
     pub wrong_flags: usize,
-    /// Largest difference of a reward.
+    /// Largest difference between rewards.
     pub reward_error: f64,
-    /// Control tasks: steps whose full-precision state differs in any bit.
+    /// Control tasks: number of steps whose full-precision state differs in any bit.
     pub wrong_states: usize,
 }
 
 impl Report {
-    /// Whether everything is exact, rewards to 1e-9.
+    /// Whether the replay is exact: all observations, flags and states equal, rewards within 1e-9.
     pub fn exact(&self) -> bool {
         let wrong = self.wrong_observations + self.wrong_flags + self.wrong_states;
         self.steps > 0 && wrong == 0 && self.reward_error <= 1e-9
@@ -84,7 +84,7 @@ impl Report {
 const MAX_BYTES: u64 = 1 << 28;
 
 impl Trace {
-    /// Reads a file, unpacking it where it is gzipped.
+    /// Reads a trace file, gzipped or not.
     pub fn read(path: &Path) -> Result<Self> {
         let fail = |e: &dyn std::fmt::Display| Error::Trace { path: path.to_owned(), cause: e.to_string() };
         let bytes = std::fs::read(path).map_err(|e| fail(&e))?;
@@ -110,12 +110,12 @@ impl Trace {
         })
     }
 
-    /// The version of the rules that it was played by.
+    /// The version of the rules that was played.
     pub fn version(&self) -> Version {
         if self.versions.popgym == "1.0.6" { Version::V106 } else { Version::V107 }
     }
 
-    /// Plays all episodes again in `env` and compares.
+    /// Replays all episodes in `env` and compares.
     pub fn replay<E: Replay>(&self, env: &mut E) -> Result<Report> {
         let mut report = Report::default();
         for (index, episode) in self.episodes.iter().enumerate() {

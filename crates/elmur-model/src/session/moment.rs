@@ -204,8 +204,8 @@ fn wrong(name: &str) -> Error {
     Error::input("step", "inputs of a single step", format!("`{name}`"))
 }
 
-/// Puts one leaf of a part's entries, `width` numbers each of which the leaf begins at `offset`, into an input
-/// [n, 1, leaf]; entries beyond the part repeat its last.
+/// Puts one leaf of a part's entries, `width` numbers each of which the leaf begins at `offset`, into an
+/// input [n, 1, leaf]; entries beyond the part repeat its last.
 fn place<T: Copy>(input: &mut [T], n: usize, part: Part, values: &[T], width: usize, offset: usize) {
     let each = input.len() / n;
     for (i, input) in input.chunks_exact_mut(each).enumerate() {

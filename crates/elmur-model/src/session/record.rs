@@ -44,8 +44,8 @@ pub struct ClosedRecord {
     pub taps: Taps,
 }
 
-/// Adds the taps (those that are `kept`) of a program's last run, for its first `count` rows, to those of earlier parts of the step.
-/// `token(i)` is the current observation's token of row i.
+/// Adds the taps (those that are `kept`) of a program's last run, for its first `count` rows, to those of
+/// earlier parts of the step. `token(i)` is the current observation's token of row i.
 pub(super) fn collect(
     taps: &mut Taps,
     of: &StepProgram,

@@ -1,4 +1,4 @@
-//! Shoots where a ship is most likely.
+//! The player of Battleship: shoots where a ship is most likely.
 //!
 //! The chance of every cell is a sum over all fleets that agree with the shots so far. A fleet splits in one
 //! way into ships that lie on hits and ships that lie on cells never shot at. The former are enumerated: the
@@ -412,7 +412,7 @@ impl Sums {
     }
 }
 
-/// Shoots at the cell where a ship is most likely.
+/// A player that shoots at the cell where a ship is most likely.
 #[derive(Debug, Clone)]
 pub struct BattleshipPlayer {
     sums: Sums,
@@ -420,7 +420,7 @@ pub struct BattleshipPlayer {
 }
 
 impl BattleshipPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         Self { sums: Sums::new(Chart::of(difficulty)), last: None }
     }

@@ -1,5 +1,5 @@
-//! Players of the CartPole tasks. All push to the side where a weighted sum of the state points; they differ in how they come by the
-//! state.
+//! Players of the CartPole tasks. All push to the side given by the sign of a weighted sum of the state; they
+//! differ in how they estimate the state.
 
 use elmur_base::{Values, ValuesMut};
 use elmur_rng::Rng;
@@ -13,7 +13,7 @@ use crate::popgym::task::Difficulty;
 /// Weights of position, velocity, angle and angular velocity.
 type Law = [f64; 4];
 
-/// For states known exactly.
+/// Weights for states that are known exactly.
 const LAW: Law = [0.04, 0.08, 1.0, 0.25];
 
 /// Pushes to the side where the state points; returns the force.
@@ -32,8 +32,8 @@ fn numbers(observation: Values<'_>) -> [f64; 2] {
     [f64::from(observation.floats[0]), f64::from(observation.floats[1])]
 }
 
-/// Knows the velocities: the difference of two positions is the velocity at the first of them, and the equations of motion bring it
-/// up to date.
+/// A player that computes the velocities: the difference of two positions is the velocity at the first of
+/// them, and the equations of motion bring it up to date.
 #[derive(Debug, Clone, Default)]
 pub struct PositionOnlyCartPolePlayer {
     /// State before the last push, and its force.
@@ -41,7 +41,7 @@ pub struct PositionOnlyCartPolePlayer {
 }
 
 impl PositionOnlyCartPolePlayer {
-    /// For any difficulty.
+    /// A player for any difficulty.
     pub fn new(_: Difficulty) -> Self {
         Self::default()
     }
@@ -74,7 +74,7 @@ impl Player for PositionOnlyCartPolePlayer {
     }
 }
 
-/// Adds up the velocities, from the positions that the first observation shows.
+/// A player that integrates the velocities, from the positions that the first observation shows.
 #[derive(Debug, Clone, Default)]
 pub struct VelocityOnlyCartpolePlayer {
     /// State before the last push, and its force.
@@ -83,7 +83,7 @@ pub struct VelocityOnlyCartpolePlayer {
 }
 
 impl VelocityOnlyCartpolePlayer {
-    /// For any difficulty.
+    /// A player for any difficulty.
     pub fn new(_: Difficulty) -> Self {
         Self::default()
     }
@@ -101,7 +101,8 @@ impl Player for VelocityOnlyCartpolePlayer {
             Some((mut before, force)) => {
                 let [velocity, spin] = seen;
                 if self.steps == 1 {
-                    // What the first push adds to the velocities hardly depends on them: so much for those of the start.
+                    // What the first push adds to the velocities hardly depends on them: so much for those of
+                    // the start.
                     let from_rest = advance(before, force);
                     (before[1], before[3]) = (velocity - from_rest[1], spin - from_rest[3]);
                 }
@@ -134,9 +135,10 @@ struct Particle {
     state: [f64; 4],
 }
 
-/// Bayes' rule with particles. Nothing but the start and the noise is random, so a particle is a possible start and what has become of
-/// it. Position and velocity hardly act on the pole: given the angle they are normal, with a covariance that all particles share (a
-/// Kalman filter per particle). That the episode goes on is evidence, too: the pole has not fallen.
+/// A player with a particle filter. Nothing but the start and the noise is random, so a particle is a
+/// possible start and what has become of it. Position and velocity hardly act on the pole: given the angle
+/// they are normal, with a covariance that all particles share (a Kalman filter per particle). That the
+/// episode goes on is evidence, too: the pole has not fallen.
 #[derive(Debug, Clone)]
 pub struct NoisyPositionOnlyCartPolePlayer {
     law: Law,
@@ -151,7 +153,7 @@ pub struct NoisyPositionOnlyCartPolePlayer {
 }
 
 impl NoisyPositionOnlyCartPolePlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         let sigma = sigma(difficulty);
         // The best of a random search. With much noise the pole falls before the cart can go far.
@@ -168,7 +170,8 @@ impl NoisyPositionOnlyCartPolePlayer {
         }
     }
 
-    /// Starts that are equally likely, evenly spread: multiples of the golden ratio fill an interval without gaps.
+    /// Starts that are equally likely, evenly spread: multiples of the golden ratio fill an interval without
+    /// gaps.
     fn scatter(&mut self) {
         self.rng = Rng::new(0, 0);
         let number = |part: f64| START * (2.0 * part.fract() - 1.0);
@@ -214,8 +217,9 @@ impl NoisyPositionOnlyCartPolePlayer {
         mean
     }
 
-    /// Replaces the particles by as many of equal weight, drawn in proportion to their weights, when few of them carry most of it.
-    /// The copies are drawn towards the mean and scattered again by as much as that takes away (Liu and West, 2001).
+    /// Replaces the particles by as many of equal weight, drawn in proportion to their weights, when few of
+    /// them carry most of it. The copies are drawn towards the mean and scattered again by as much as that
+    /// takes away (Liu and West, 2001).
     fn renew(&mut self, mean: [f64; 4]) {
         let count = PARTICLES as f64;
         if self.particles.iter().map(|p| p.weight * p.weight).sum::<f64>() * count < 2.0 {
@@ -273,7 +277,8 @@ mod tests {
     use super::*;
     use crate::popgym::{PositionOnlyCartPole, Replay, VelocityOnlyCartpole};
 
-    /// Largest difference between the state that a player believes in and the true one, from the second observation on.
+    /// Largest difference between the state that a player believes in and the true one, from the second
+    /// observation on.
     fn largest_error<P: Player>(
         mut env: impl Replay,
         mut player: P,

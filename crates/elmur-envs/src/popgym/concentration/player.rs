@@ -21,7 +21,7 @@ use super::settings;
 use crate::env::Player;
 use crate::popgym::task::Difficulty;
 
-/// Remembers every card; see the module.
+/// A player that remembers every card and makes as few failing turns as possible.
 #[derive(Debug, Clone)]
 pub struct ConcentrationPlayer {
     cards: Vec<Card>,
@@ -49,7 +49,7 @@ struct Counts {
 }
 
 impl ConcentrationPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         let (decks, side) = settings(difficulty);
         let mut player = Self {

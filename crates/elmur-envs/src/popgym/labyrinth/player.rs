@@ -190,14 +190,14 @@ impl Map {
     }
 }
 
-/// Goes through the door with the shortest possible way to the goal, steps over unknown ground counting one
-/// and a half: as the goal lies on the far side, before a room not visited yet, doors behind which no such
-/// room can be reached are left alone.
+/// A player that goes through the door with the shortest possible path to the goal, steps over unknown ground
+/// counting one and a half: as the goal lies on the far side, before a room not visited yet, doors behind
+/// which no such room can be reached are left alone.
 #[derive(Debug, Clone)]
 pub struct LabyrinthEscapePlayer(Map);
 
 impl LabyrinthEscapePlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         Self(Map::new(difficulty))
     }
@@ -223,14 +223,14 @@ impl Player for LabyrinthEscapePlayer {
     }
 }
 
-/// Visits room after room. As all but the way to the last room is walked twice, that way should be long: of
-/// all doors, the one that promises the longest is left for last, and of the others the nearest comes first
-/// that does not lie the same way.
+/// A player that visits room after room. As all but the path to the last room is walked twice, that path
+/// should be long: of all doors, the one that promises the longest is left for last, and of the others the
+/// nearest comes first that does not lie the same way.
 #[derive(Debug, Clone)]
 pub struct LabyrinthExplorePlayer(Map);
 
 impl LabyrinthExplorePlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         Self(Map::new(difficulty))
     }

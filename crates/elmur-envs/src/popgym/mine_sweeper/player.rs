@@ -1,4 +1,4 @@
-//! Clicks what is surely clear; guesses as well as it can.
+//! The player of MineSweeper: clicks cells that are certainly clear, and guesses well where there is none.
 //!
 //! Where nothing is surely clear and few arrangements of the mines are left, the best guess, or to give up,
 //! is found by going through all that can follow ([`Endgame`]); Easy is played so from the first click on.
@@ -19,7 +19,7 @@ use crate::popgym::Difficulty;
 /// could show.
 const FEW: f64 = 200.0;
 
-/// Plays from exact chances of mines.
+/// A player that clicks cells that are certainly clear, and else guesses by exact probabilities of mines.
 #[derive(Debug, Clone)]
 pub struct MineSweeperPlayer {
     rules: Rules,
@@ -33,7 +33,7 @@ pub struct MineSweeperPlayer {
 }
 
 impl MineSweeperPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         let rules = Rules::new(difficulty);
         Self {

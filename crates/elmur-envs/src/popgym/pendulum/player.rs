@@ -1,5 +1,5 @@
-//! Players of the pendulum tasks. Both choose the torque with the least expected cost from now on, read from a table; one knows the
-//! state, the other what it may be.
+//! Players of the pendulum tasks. Both choose the torque with the least expected cost from now on, read from
+//! a table; one knows the state, the other has a distribution over states.
 
 use std::f64::consts::PI;
 use std::sync::OnceLock;
@@ -16,7 +16,7 @@ const ANGLES: usize = 161;
 const SPEEDS: usize = 161;
 const ANGLE_STEP: f64 = 2.0 * PI / ANGLES as f64;
 const SPEED_STEP: f64 = 2.0 * MAX_SPEED / (SPEEDS - 1) as f64;
-/// As many steps ahead as the longest episode has.
+/// Iterations of the table: as many as the longest episode has steps.
 const SWEEPS: usize = 200;
 
 /// Least cost from now on for angles from -pi (rows) and speeds from -8 (columns), by value iteration.
@@ -49,19 +49,20 @@ fn between(table: &[f32], corners: [usize; 2], parts: [f32; 2]) -> f32 {
 }
 
 impl Costs {
-    /// For one who knows the state.
+    /// The table of a player that knows the state.
     fn known() -> &'static Self {
         static COSTS: OnceLock<Costs> = OnceLock::new();
         COSTS.get_or_init(|| Self::new([0, 0]))
     }
 
-    /// For one whose idea of the state changes by surprise.
+    /// The table of a player whose estimate of the state jumps with new observations.
     fn uncertain() -> &'static Self {
         static COSTS: OnceLock<Costs> = OnceLock::new();
         COSTS.get_or_init(|| Self::new([2, 3]))
     }
 
-    /// Value iteration where every step is followed, with probability 1/6 each, by a jump of so many rows and columns up or down.
+    /// Value iteration where every step is followed, with probability 1/6 each, by a jump of so many rows and
+    /// columns up or down.
     fn new([rows, columns]: [usize; 2]) -> Self {
         let torques = [-MAX_TORQUE, 0.0, MAX_TORQUE];
         let moves: Vec<[Move; 3]> = (0..ANGLES * SPEEDS)
@@ -93,8 +94,8 @@ impl Costs {
         Self(table)
     }
 
-    /// The torque with the least expected cost: the best of five, or between two of them where a parabola through the best and its
-    /// neighbours has its minimum.
+    /// The torque with the least expected cost: the best of five, or between two of them where a parabola
+    /// through the best and its neighbours has its minimum.
     fn torque(&self, belief: &[Node]) -> f32 {
         let value = |torque: f32| {
             let ahead = |node: &Node| {
@@ -122,11 +123,11 @@ struct Node {
     state: [f64; 2],
 }
 
-/// The best linear law near the top, where the equations are nearly linear: torque per angle and per speed (from the discrete Riccati
-/// equation of the costs).
+/// The best linear law near the top, where the equations are nearly linear: torque per angle and per speed
+/// (from the discrete Riccati equation of the costs).
 const GAINS: [f64; 2] = [19.693, 5.2625];
 
-/// Knows the speed after the first step: it is the change of the angle in the last one.
+/// A player that computes the speed from the change of the angle in the last step.
 #[derive(Debug, Clone)]
 pub struct PositionOnlyPendulumPlayer {
     costs: &'static Costs,
@@ -134,7 +135,7 @@ pub struct PositionOnlyPendulumPlayer {
 }
 
 impl PositionOnlyPendulumPlayer {
-    /// For any difficulty.
+    /// A player for any difficulty.
     pub fn new(_: Difficulty) -> Self {
         Self { costs: Costs::known(), last: None }
     }
@@ -174,8 +175,8 @@ impl Player for PositionOnlyPendulumPlayer {
 const SIDE: usize = 11;
 const WIDTH: f64 = 3.0;
 
-/// Bayes' rule on a grid of possible states, weighted by what has been seen. When few of them carry most of the weight, a new grid is
-/// laid over the normal distribution with their mean and covariance.
+/// A player with Bayes' rule on a grid of possible states, weighted by the observations. When few of them
+/// carry most of the weight, a new grid is laid over the normal distribution with their mean and covariance.
 #[derive(Debug, Clone)]
 pub struct NoisyPositionOnlyPendulumPlayer {
     costs: &'static Costs,
@@ -187,7 +188,7 @@ pub struct NoisyPositionOnlyPendulumPlayer {
 }
 
 impl NoisyPositionOnlyPendulumPlayer {
-    /// For the task of this difficulty.
+    /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         let costs = if difficulty == Difficulty::Easy { Costs::known() } else { Costs::uncertain() };
         let along = |i: usize| WIDTH * (2.0 * i as f64 / (SIDE - 1) as f64 - 1.0);
@@ -238,7 +239,8 @@ impl Normal {
             cos += weight * state[0].cos();
             speed += weight * state[1];
         }
-        // Angles are counted from their average direction: they jump on the far side of the circle, where there are none.
+        // Angles are counted from their average direction: they jump on the far side of the circle, where
+        // there are none.
         let direction = sin.atan2(cos);
         let angle: f64 = nodes.iter().map(|node| node.weight * wrap(node.state[0] - direction)).sum();
         let mut covariance = [0.0; 3];
