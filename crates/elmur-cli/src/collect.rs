@@ -42,7 +42,7 @@ pub struct Args {
     /// The file to write (native format), or with --npz the folder.
     #[arg(long)]
     out: PathBuf,
-    /// Write the published layout, a folder of train_data_<i>.npz, instead of one native file.
+    /// Write the published layout, a folder of train_data_N.npz, instead of one native file.
     #[arg(long)]
     npz: bool,
 }

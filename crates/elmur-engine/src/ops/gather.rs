@@ -26,7 +26,7 @@ impl Graph {
     }
 
     /// `table` [..., rest] of any element type with `values` [n, rest] written over its rows `index` (i32 or
-    /// i64 [n]), rows being counted over all leading axes. In place where the table is a state, at the cost
+    /// i64 `[n]`), rows being counted over all leading axes. In place where the table is a state, at the cost
     /// of n rows. Not differentiable.
     ///
     /// Where an index is repeated, its values must be equal: which of them stays is not defined. Repeating a
