@@ -5,7 +5,7 @@
 //! restyled.
 
 use std::fmt::Write as _;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::Path as FilePath;
 
 use tiny_skia::{FillRule, LineJoin, Paint, PathSegment, Pixmap, Point, Rect, Stroke, StrokeDash, Transform};
 pub use tiny_skia::{Path, PathBuilder};
@@ -316,16 +316,9 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace(['\u{fffe}', '\u{ffff}'], "")
 }
 
-/// Writes beside the final name and renames, so that no one sees half a picture. The extension is appended:
-/// `run.1` becomes `run.1.svg`.
+/// Writes a file whole or not at all. The extension is appended: `run.1` becomes `run.1.svg`.
 fn write_aside(path: &FilePath, extension: &str, bytes: &[u8]) -> Result<()> {
-    let with = |path: &FilePath, end: &str| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(end);
-        PathBuf::from(name)
-    };
-    let file = with(path, extension);
-    let aside = with(&file, ".tmp");
-    let written = std::fs::write(&aside, bytes).and_then(|()| std::fs::rename(&aside, &file));
-    written.map_err(|cause| Error::Io { path: file, cause })
+    let mut file = path.as_os_str().to_owned();
+    file.push(extension);
+    Ok(elmur_base::files::write_atomic(FilePath::new(&file), bytes)?)
 }

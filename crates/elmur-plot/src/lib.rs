@@ -4,8 +4,6 @@
 //! second sign beside every colour (mark, dash or number), a legend that never covers data. Values that are
 //! not finite are left out.
 
-use std::path::PathBuf;
-
 mod canvas;
 mod chart;
 mod grid;
@@ -39,13 +37,8 @@ pub enum Error {
         got: String,
     },
     /// A file could not be written.
-    #[error("{path}: {cause}", path = path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        cause: std::io::Error,
-    },
+    #[error(transparent)]
+    Base(#[from] elmur_base::Error),
     /// The picture could not be painted.
     #[error("picture: {0}")]
     Render(String),
@@ -196,6 +189,8 @@ fn draw_flags(canvas: &mut Canvas, flags: &[Flag], top: f32, bottom: f32) {
 mod tests {
     use std::path::Path;
 
+    use std::path::PathBuf;
+
     use super::*;
 
     /// A folder of its own for each test, gone when the test ends.
@@ -317,7 +312,7 @@ mod tests {
         let result = heat_map(path, "t", "x", &one, "y", &many, &vec![vec![Some(0.5)]; 20_000]);
         assert!(matches!(result, Err(Error::Render(_))), "{result:?}");
         let result = success_by_length(path, "t", &curve(&[(9, 0.97, 0.01)]), &[]);
-        assert!(matches!(result, Err(Error::Io { .. })), "{result:?}");
+        assert!(matches!(result, Err(Error::Base(_))), "{result:?}");
     }
 
     #[test]
