@@ -12,7 +12,7 @@ pub enum Error {
     /// Numbers that do not belong to a space, or a space that is not valid.
     #[error("{what}: expected {expected}, got {got}")]
     Space {
-        /// Which numbers or which space.
+        /// The numbers or the space in question.
         what: &'static str,
         /// What was expected.
         expected: String,
