@@ -15,8 +15,8 @@ use elmur_base::Spaces;
 /// The configuration of a policy: its architecture and sizes. In files `kind` says which; files without it
 /// are ELMUR's.
 ///
-/// The list is closed because files must stay readable. A user's own architecture is handed to trainers and
-/// sessions as `Arc<dyn Architecture>`.
+/// The list is closed because files must stay readable. A user's own architecture is handed to sessions and
+/// window programs as `Arc<dyn Architecture>`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PolicyConfig {

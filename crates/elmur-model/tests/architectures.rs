@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
 use elmur_base::{Field, Values};
-use elmur_engine::rng::Stream;
 use elmur_engine::{DType, Pool, Store};
 use elmur_model::baselines::{BcLstm, Dt, DtCompat};
 use elmur_model::elmur::config::*;
@@ -13,57 +14,12 @@ use elmur_model::tensors::TensorData;
 use elmur_model::window::{Begin, WindowProgram, evaluation_graph};
 use elmur_model::{Elmur, PolicyConfig, Start, init};
 
+use common::{random, small as elmur};
+
 const ROWS: usize = 3;
 
 fn encoder() -> Vec<Encoder> {
     vec![Encoder::Vector { dim: 3, bytes: false }]
-}
-
-fn elmur() -> Elmur {
-    Elmur {
-        observation: encoder(),
-        action: Action::Categorical { count: 5 },
-        tokens: TokenFormat::Observation,
-        d_model: 24,
-        heads: 2,
-        layers: 2,
-        segment_length: 4,
-        memory: MemoryConfig {
-            slots: 3,
-            lambda: 0.3,
-            init: MemoryInit::Normal { std: 0.5 },
-            gradient: MemoryGradient::Detached,
-            slots_per_write: 1,
-            candidates: Candidates::Selected,
-            dropout: 0.1,
-            max_distance: 12,
-            read: true,
-            write: true,
-            relative_bias: true,
-            lru: true,
-            shared: false,
-        },
-        ffn: Ffn::Moe {
-            experts: 3,
-            routed_d_ff: 8,
-            shared_experts: 1,
-            shared_d_ff: 16,
-            top_k: 3,
-            balance: 0.1,
-            dropout: 0.1,
-        },
-        norm: NormType::Layer,
-        pre_norm: false,
-        dropout: 0.1,
-        attention_dropout: 0.1,
-        compat: Compat::default(),
-    }
-}
-
-fn random(n: usize, seed: u64) -> Vec<f32> {
-    let mut data = vec![0.0; n];
-    Stream::new(seed, 9, 9).fill_normal(&mut data, 1.0);
-    data.into_iter().map(|x| x as f32).collect()
 }
 
 fn close(got: &[f32], want: &[f32], what: &str) {

@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
 use elmur_base::Values;
-use elmur_engine::rng::Stream;
 use elmur_engine::{Pool, Store};
 use elmur_model::elmur::config::*;
 use elmur_model::ends::*;
@@ -11,56 +12,10 @@ use elmur_model::session::{Seen, Session};
 use elmur_model::tensors::TensorData;
 use elmur_model::{Elmur, Snapshot, init};
 
-/// A small model; tests change what they are about.
-fn small() -> Elmur {
-    Elmur {
-        observation: vec![Encoder::Vector { dim: 3, bytes: false }],
-        action: Action::Categorical { count: 5 },
-        tokens: TokenFormat::Observation,
-        d_model: 24,
-        heads: 2,
-        layers: 2,
-        segment_length: 4,
-        memory: MemoryConfig {
-            slots: 3,
-            lambda: 0.3,
-            init: MemoryInit::Normal { std: 0.5 },
-            gradient: MemoryGradient::Detached,
-            slots_per_write: 1,
-            candidates: Candidates::Selected,
-            dropout: 0.1,
-            max_distance: 12,
-            read: true,
-            write: true,
-            relative_bias: true,
-            lru: true,
-            shared: false,
-        },
-        ffn: Ffn::Moe {
-            experts: 3,
-            routed_d_ff: 8,
-            shared_experts: 1,
-            shared_d_ff: 16,
-            top_k: 3,
-            balance: 0.1,
-            dropout: 0.1,
-        },
-        norm: NormType::Layer,
-        pre_norm: false,
-        dropout: 0.1,
-        attention_dropout: 0.1,
-        compat: Compat::default(),
-    }
-}
+use common::{random, small};
 
 fn params(config: &Elmur, seed: u64) -> Store {
     init::parameters(config, seed).unwrap()
-}
-
-fn random(n: usize, seed: u64) -> Vec<f32> {
-    let mut data = vec![0.0; n];
-    Stream::new(seed, 9, 9).fill_normal(&mut data, 1.0);
-    data.into_iter().map(|x| x as f32).collect()
 }
 
 const B: usize = 3;

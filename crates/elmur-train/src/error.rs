@@ -49,7 +49,7 @@ pub enum Error {
     Mismatch {
         /// What was compared.
         what: &'static str,
-        /// What the model takes.
+        /// What was expected.
         expected: String,
         /// What the data has.
         got: String,

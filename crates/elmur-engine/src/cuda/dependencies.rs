@@ -92,7 +92,7 @@ pub(super) fn parts(steps: &[Step]) -> Vec<Part> {
     parts
 }
 
-/// Which parts lie on the critical path, the longest by the times they take.
+/// Whether each part lies on the critical path, the longest by the times that parts take.
 pub(super) fn critical_path(parts: &[Part], times: &[Duration]) -> Vec<bool> {
     let mut ends: Vec<Duration> = Vec::with_capacity(parts.len());
     for (part, time) in parts.iter().zip(times) {
@@ -107,7 +107,7 @@ pub(super) fn critical_path(parts: &[Part], times: &[Duration]) -> Vec<bool> {
     path
 }
 
-/// Which parts lie on the longest paths through the graph by number of parts, or nearly so. Other parts must
+/// Whether each part lies on a longest path through the graph by number of parts, or nearly. Other parts must
 /// not keep them waiting.
 pub(super) fn urgent(parts: &[Part]) -> Vec<bool> {
     let mut depth = vec![1usize; parts.len()];

@@ -54,7 +54,7 @@ pub enum Qkv {
     },
 }
 
-/// Which keys a query sees.
+/// The keys that a query sees.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum AttentionMask {
     /// Every query sees all keys.
@@ -83,7 +83,7 @@ pub struct Relative {
 pub struct Attention {
     /// Number of heads; must divide d.
     pub heads: usize,
-    /// Which keys a query sees.
+    /// The keys that a query sees.
     pub mask: AttentionMask,
     /// Added to the scaled scores, [B or 1, H, Tq, Tk].
     pub bias: Option<Value>,

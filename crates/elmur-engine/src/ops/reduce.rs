@@ -65,7 +65,7 @@ impl Graph {
 
 #[cfg(feature = "cuda")]
 kernel_args! {
-    /// Which axes of a tensor are summed, with extents and strides.
+    /// The axes of a tensor that are summed and those that are kept, with extents and strides.
     struct Reduction in "reduce.cu" {
         kept: i32, shape: [i32; 6], step: [i32; 6], summed: i32, extent: [i32; 6], stride: [i32; 6],
     }
