@@ -7,8 +7,10 @@
 //! - [`files`]: atomic writes, and reads of small files.
 //! - [`Statistics`]: mean, standard error and extremes of a list of numbers.
 //! - [`nearest`], [`did_you_mean`]: suggestions for misspelt names.
+//! - [`Describe`]: what settings do, from the doc comments of their types; [`describe_all`] lists it.
 //! - [`Stop`]: a request to stop, shared between threads and signal handlers.
 
+pub mod describe;
 mod error;
 mod field;
 pub mod files;
@@ -17,6 +19,8 @@ mod space;
 mod stats;
 mod stop;
 
+pub use describe::{Describe, Description, describe_all, description_of};
+pub use elmur_derive::Describe;
 pub use error::{Error, Result};
 pub use field::{Field, FieldMut};
 pub use nearest::{did_you_mean, nearest};
