@@ -91,6 +91,10 @@ impl Architecture for BcLstm {
         }
     }
 
+    fn config_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|_| format!("{self:?}"))
+    }
+
     fn window(&self) -> Window {
         Window { steps: self.window, unroll: self.unroll, slides: false }
     }

@@ -108,6 +108,10 @@ impl Architecture for Dt {
         }
     }
 
+    fn config_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|_| format!("{self:?}"))
+    }
+
     fn window(&self) -> Window {
         Window { steps: self.window, unroll: 1, slides: true }
     }
