@@ -44,6 +44,8 @@ struct Rest {
 }
 
 /// Which worker.
+///
+/// For programmers: the list is closed.
 #[derive(Deserialize, Describe)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum Worker {

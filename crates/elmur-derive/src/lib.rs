@@ -27,7 +27,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
     let serde = SerdeNames::of(&input.attrs)?;
     let (describe, choices) = match &input.data {
         Data::Struct(data) => of_struct(&data.fields, &serde)?,
-        Data::Enum(data) => of_enum(data.variants.iter(), &serde, &docs(&input.attrs))?,
+        Data::Enum(data) => of_enum(data.variants.iter(), &serde, &first_paragraph(&input.attrs))?,
         Data::Union(_) => return Err(Error::new_spanned(&input.ident, "expected a struct or an enum")),
     };
     let name = &input.ident;
@@ -134,16 +134,26 @@ fn of_enum<'a>(
 
 /// A doc comment as one line.
 fn docs(attrs: &[Attribute]) -> String {
+    lines(attrs).iter().filter(|line| !line.is_empty()).cloned().collect::<Vec<_>>().join(" ")
+}
+
+/// The first paragraph of a doc comment as one line: what a type is, without remarks for programmers.
+fn first_paragraph(attrs: &[Attribute]) -> String {
+    lines(attrs).split(String::is_empty).next().unwrap_or_default().join(" ")
+}
+
+/// The lines of a doc comment.
+fn lines(attrs: &[Attribute]) -> Vec<String> {
     let mut lines = Vec::new();
     for attr in attrs.iter().filter(|attr| attr.path().is_ident("doc")) {
         if let Meta::NameValue(pair) = &attr.meta
             && let Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) = &pair.value
         {
             let text = text.value();
-            lines.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
+            lines.extend(text.split('\n').map(|line| line.trim().to_owned()));
         }
     }
-    lines.join(" ")
+    lines
 }
 
 /// Whether a field is described as a whole.

@@ -33,6 +33,13 @@ pub trait Architecture: Debug + Send + Sync {
     /// reads the action. What outlives the window goes through [`Net::carried`] and [`Net::keep`].
     fn forward(&self, net: &mut Net<'_>) -> Result<Value>;
 
+    /// The configuration as text, from which [`Fingerprint`](crate::Fingerprint) tells architectures apart. By
+    /// default that of `Debug`; where settings are added later, JSON that leaves out what has its default stays
+    /// the same.
+    fn config_text(&self) -> String {
+        format!("{self:?}")
+    }
+
     /// What training minimises, given head outputs [windows, rows, steps, outputs]. By default: imitation.
     fn loss(&self, net: &mut Net<'_>, outputs: Value) -> Result<Loss> {
         net.imitation(outputs)

@@ -1,8 +1,10 @@
 //! Checkpoints: a folder with `model.safetensors` (parameters by our names, f32) and `config.json`.
 //!
-//! Both are written aside and renamed. The weights carry the configuration they were saved with, so that a
-//! crash between the two is noticed. Loading checks names, shapes, element types and that every number is
-//! finite, and says exactly what is wrong.
+//! Both are written aside and renamed. The weights carry a checksum, their fingerprint and the configuration
+//! they were saved with, so that damage and a crash between the two files are noticed. Loading checks names,
+//! shapes, element types and that every number is finite, and says exactly what is wrong.
+//!
+//! The weights alone are a whole checkpoint too: see [`Checkpoint::from_bytes`].
 
 use std::path::Path;
 
@@ -11,8 +13,9 @@ use elmur_engine::{DType, Store};
 
 use crate::elmur::published;
 use crate::error::{Error, Result};
+use crate::fingerprint::Fingerprint;
 use crate::policy::PolicyConfig;
-use crate::tensors::{self, HostTensor, TensorData, Tensors};
+use crate::tensors::{self, HostTensor, Notes, TensorData, Tensors};
 use crate::window::parameter_graph;
 
 /// Largest config file that is read, in bytes.
@@ -27,46 +30,105 @@ pub struct Checkpoint {
     pub params: Store,
 }
 
+/// Note of a tensor file: the configuration of its policy, as JSON.
+const CONFIG: &str = "config";
+
+/// Note of a tensor file: the fingerprint of its policy. Training states carry it too.
+pub const FINGERPRINT: &str = "fingerprint";
+
 impl Checkpoint {
     /// Writes the checkpoint into the folder `path`, which is made if absent.
     pub fn save(&self, path: &Path) -> Result<()> {
         std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
         let config = serde_json::to_vec_pretty(&self.config).map_err(|e| Error::file(path, e.to_string()))?;
+        let bytes = self.serialise(|problem| Error::file(path, format!("not saved: {problem}")))?;
+        write_atomic(&path.join("model.safetensors"), &bytes)?;
+        Ok(write_atomic(&path.join("config.json"), &config)?)
+    }
+
+    /// The whole checkpoint as bytes: a safetensors file whose notes hold the configuration. They are what
+    /// [`Checkpoint::save`] writes to `model.safetensors`, so a saved policy can be made part of a program:
+    ///
+    /// ```
+    /// use elmur_model::{Checkpoint, init, presets};
+    ///
+    /// let config = presets::model("tmaze-quick").unwrap();
+    /// let params = init::parameters(config.architecture(), 0)?;
+    /// let bytes = Checkpoint { config, params }.to_bytes()?;
+    ///
+    /// // In a program: static POLICY: &[u8] = include_bytes!("../policy/model.safetensors");
+    /// let policy = Checkpoint::from_bytes(&bytes)?;
+    /// assert_eq!(policy.to_bytes()?, bytes);
+    /// # Ok::<(), elmur_model::Error>(())
+    /// ```
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        self.serialise(|problem| Error::input("checkpoint", "parameters that can be saved", problem))
+    }
+
+    /// A checkpoint from bytes of [`Checkpoint::to_bytes`] or of a `model.safetensors` of
+    /// [`Checkpoint::save`], checked as [`Checkpoint::load`] checks files.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let problem = |problem: String| Error::input("checkpoint", "the bytes of a saved policy", problem);
+        let (tensors, notes) = tensors::parse_own(bytes).map_err(problem)?;
+        let Some(config) = notes.get(CONFIG) else {
+            return Err(problem("tensors without their configuration".to_owned()));
+        };
+        let config: PolicyConfig = serde_json::from_str(config).map_err(|e| problem(e.to_string()))?;
+        config.architecture().validate()?;
+        Self::assemble(config, tensors, &notes, "configuration", problem)
+    }
+
+    /// A number that tells this policy from all others: it changes with the configuration and with every
+    /// parameter. Training states and snapshots carry it.
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
+        Fingerprint::of(self.config.architecture(), &self.params)
+    }
+
+    fn serialise(&self, failed: impl Fn(String) -> Error) -> Result<Vec<u8>> {
         let mut tensors = Tensors::new();
         let graph = parameter_graph(self.config.architecture(), DType::F32)?.graph;
         for (name, value) in graph.params() {
             let data = self.params.get::<f32>(name)?;
             if let Some(i) = data.iter().position(|x| !x.is_finite()) {
-                return Err(Error::file(path, format!("not saved: `{name}` is {} at element {i}", data[i])));
+                return Err(failed(format!("`{name}` is {} at element {i}", data[i])));
             }
             let data = TensorData::F32(data);
             tensors.insert(name.to_owned(), HostTensor { shape: graph.shape(value)?.to_vec(), data });
         }
-        let note = serde_json::to_string(&self.config).map_err(|e| Error::file(path, e))?;
-        let bytes = tensors::serialise_with(&tensors, Some(("config", note)))
-            .map_err(|problem| Error::file(path, problem))?;
-        write_atomic(&path.join("model.safetensors"), &bytes)?;
-        Ok(write_atomic(&path.join("config.json"), &config)?)
+        let config = serde_json::to_string(&self.config).map_err(|e| failed(e.to_string()))?;
+        let fingerprint = self.fingerprint()?.to_string();
+        let notes = Notes::from([(CONFIG.to_owned(), config), (FINGERPRINT.to_owned(), fingerprint)]);
+        tensors::serialise_with(&tensors, &notes).map_err(failed)
     }
 
     /// Reads a checkpoint from the folder `path`.
     pub fn load(path: &Path) -> Result<Self> {
         let config = read_config(&path.join("config.json"))?;
         let file = path.join("model.safetensors");
-        let (mut tensors, note) = tensors::read_with_note(&file, "config")?;
+        let (tensors, notes) = tensors::read_own(&file)?;
+        Self::assemble(config, tensors, &notes, "config.json", |problem| Error::file(&file, problem))
+    }
+
+    /// Puts parameters together that a configuration asks for, which errors call `asking`.
+    fn assemble(
+        config: PolicyConfig,
+        mut tensors: Tensors,
+        notes: &Notes,
+        asking: &str,
+        problem: impl Fn(String) -> Error,
+    ) -> Result<Self> {
         let graph = parameter_graph(config.architecture(), DType::F32)?.graph;
-        let problem = |problem: String| Error::file(&file, problem);
         let params = Store::new();
         for (name, value) in graph.params() {
             let shape = graph.shape(value)?;
             let Some(tensor) = tensors.remove(name) else {
                 return Err(problem(format!(
-                    "no tensor `{name}`; its config.json asks for one of shape {shape:?}"
+                    "no tensor `{name}`; its {asking} asks for one of shape {shape:?}"
                 )));
             };
             if tensor.shape != shape {
                 return Err(problem(format!(
-                    "`{name}` has shape {:?}, its config.json asks for {shape:?}",
+                    "`{name}` has shape {:?}, its {asking} asks for {shape:?}",
                     tensor.shape
                 )));
             }
@@ -84,15 +146,15 @@ impl Checkpoint {
             params.set(name, &data)?;
         }
         if let Some(name) = tensors.keys().next() {
-            return Err(problem(format!("tensor `{name}` is not part of the model in its config.json")));
+            return Err(problem(format!("tensor `{name}` is not part of the model in its {asking}")));
         }
         // The weights carry their configuration as a note: a reader can tell if the two files belong
         // together.
-        let other = note.is_some_and(|note| serde_json::from_str(&note).ok().as_ref() != Some(&config));
-        if other {
-            return Err(problem(
-                "its weights were saved with another config.json than the one beside them".to_owned(),
-            ));
+        let own = notes.get(CONFIG);
+        if own.is_some_and(|own| serde_json::from_str(own).ok().as_ref() != Some(&config)) {
+            return Err(problem(format!(
+                "its weights were saved with another {asking} than the one beside them"
+            )));
         }
         Ok(Self { config, params })
     }

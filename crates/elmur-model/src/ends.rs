@@ -3,7 +3,7 @@
 //! Both follow from spaces ([`Encoder::of`], [`Action::of`]): one encoder per leaf of the observation space,
 //! one head for the action space.
 
-use elmur_base::{Kind, Leaf, Space, Spaces};
+use elmur_base::{Describe, Kind, Leaf, Space, Spaces};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
@@ -22,33 +22,34 @@ pub struct Ends<'a> {
 }
 
 /// How one leaf of an observation becomes a vector of the model's width.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Encoder {
     /// `dim` numbers through a linear map.
     Vector {
-        /// Numbers per observation.
+        /// Number of numbers in an observation: 1 to 16777216.
         dim: usize,
-        /// The numbers come as bytes and are seen as b / 255.
+        /// Whether the numbers come as bytes, which the policy sees as b / 255.
         #[serde(default, skip_serializing_if = "is_false")]
         bytes: bool,
     },
     /// One integer per entry of `sizes`, each below it.
     Categorical {
-        /// Number of values of each component.
+        /// Number of values of each integer of an observation, which lie from 0 to below it.
         sizes: Vec<usize>,
-        /// How integers become vectors.
+        /// How the integers of an observation become vectors.
         encoding: CategoricalEncoding,
     },
     /// Pixels [channels, height, width] through three convolutions and a linear map.
     Image {
-        /// Colour channels of all cameras together.
+        /// Number of colour channels of all cameras together: 1 to 65536.
         channels: usize,
-        /// Rows of pixels, 8 or more.
+        /// Number of rows of pixels: 8 to 65536.
         height: usize,
-        /// Columns of pixels, 8 or more.
+        /// Number of columns of pixels: 8 to 65536.
         width: usize,
-        /// Pixels come as bytes and are seen as b / 255; otherwise they come as numbers in 0..=1.
+        /// Whether pixels come as bytes, which the policy sees as b / 255; otherwise they come as numbers from
+        /// 0 to 1.
         #[serde(default, skip_serializing_if = "is_false")]
         bytes: bool,
     },
@@ -59,7 +60,7 @@ fn is_false(flag: &bool) -> bool {
 }
 
 /// How integers become vectors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case")]
 pub enum CategoricalEncoding {
     /// One-hot through a linear map with bias.
@@ -212,25 +213,25 @@ pub(crate) fn read_encoders<'de, D: Deserializer<'de>>(deserializer: D) -> Resul
     read.map_err(serde::de::Error::custom)
 }
 
-/// What the policy does.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The kind of action that a policy chooses.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Action {
-    /// One of `count`.
+    /// One of `count` actions.
     Categorical {
-        /// Number of actions.
+        /// Number of actions to choose from: 1 to 1048576.
         count: usize,
     },
     /// One choice per entry of `sizes`.
     MultiCategorical {
-        /// Number of choices of each component.
+        /// Number of choices of each component of an action.
         sizes: Vec<usize>,
     },
-    /// `dim` numbers.
+    /// A vector of `dim` numbers.
     Continuous {
-        /// Numbers per action.
+        /// Number of numbers in an action: 1 to 1048576.
         dim: usize,
-        /// Squash to -1..1.
+        /// Whether actions are squashed to the range from -1 to 1 by tanh.
         tanh: bool,
     },
 }
@@ -314,16 +315,16 @@ impl Action {
 }
 
 /// Tokens that an environment step becomes, in order. The action is read at the observation's token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenFormat {
-    /// (observation)
+    /// One token: the observation.
     Observation,
-    /// (observation, action)
+    /// Two tokens: the observation, then the action.
     ObservationAction,
-    /// (observation, return-to-go)
+    /// Two tokens: the observation, then the return-to-go.
     ObservationReturn,
-    /// (return-to-go, observation, action), as in Decision Transformer
+    /// Three tokens: return-to-go, observation, action, as in Decision Transformer.
     ReturnObservationAction,
 }
 

@@ -7,7 +7,8 @@
 //! - [`window`]: training and evaluation of whole windows. [`init`]: initial weights.
 //! - [`session`]: acting step by step, any number of episodes side by side; [`Snapshot`]: what they remember,
 //!   as a value.
-//! - [`Checkpoint`]: parameters and config on disk. [`golden`]: traces of the published Python code,
+//! - [`Checkpoint`]: parameters and config on disk or as bytes. [`Fingerprint`]: which policy something
+//!   belongs to. [`golden`]: traces of the published Python code,
 //!   replayed.
 
 mod architecture;
@@ -17,6 +18,7 @@ pub mod elmur;
 mod encode;
 pub mod ends;
 mod error;
+mod fingerprint;
 pub mod golden;
 pub mod init;
 mod initial;
@@ -34,6 +36,7 @@ pub use architecture::Architecture;
 pub use checkpoint::Checkpoint;
 pub use elmur::Elmur;
 pub use error::{Error, Result};
+pub use fingerprint::Fingerprint;
 pub use initial::Init;
 pub use net::{Carried, Loss, Net, Start, position_encodings};
 pub use phase::{Phase, Window};

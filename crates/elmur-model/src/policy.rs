@@ -10,14 +10,13 @@ use crate::baselines::{BcLstm, Dt};
 use crate::elmur::Elmur;
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
-use elmur_base::Spaces;
+use elmur_base::{Describe, Spaces};
 
-/// The configuration of a policy: its architecture and sizes. In files `kind` says which; files without it
-/// are ELMUR's.
+/// The architecture of a policy, with its sizes. In files `kind` names it; files without a kind are ELMUR's.
 ///
 /// The list is closed because files must stay readable. A user's own architecture is handed to sessions and
 /// window programs as `Arc<dyn Architecture>`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Describe)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PolicyConfig {
     /// A transformer with an external memory in every layer.

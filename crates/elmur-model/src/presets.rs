@@ -5,7 +5,7 @@ use elmur_engine::AdamW;
 
 use crate::baselines::{BcLstm, Dt, DtCompat};
 use crate::elmur::config::{
-    Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType,
+    Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
 };
 use crate::ends::{Action, Encoder, TokenFormat};
 use crate::policy::PolicyConfig;
@@ -93,7 +93,7 @@ fn memory(slots: usize, std: f64, lambda: f64, dropout: f64) -> MemoryConfig {
         read: true,
         write: true,
         relative_bias: true,
-        lru: true,
+        replacement: Replacement::Lru,
         shared: false,
     }
 }

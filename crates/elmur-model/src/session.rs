@@ -23,6 +23,7 @@ pub use record::{ClosedRecord, StepRecord, Tapped, Taps};
 use crate::architecture::Architecture;
 use crate::ends::{Action, Encoder, Token, TokenFormat};
 use crate::error::{Error, Result};
+use crate::fingerprint::Fingerprint;
 use crate::net::{Carried, Start, Tap};
 use crate::phase::{Phase, Window};
 use crate::snapshot::{Clock, MAX_TIME, Snapshot, time_is_possible};
@@ -98,6 +99,8 @@ pub struct Session {
     outputs: Vec<f32>,
     scratch: Scratch,
     records: Option<Vec<StepRecord>>,
+    /// Which policy this is, once it was asked for.
+    fingerprint: Option<Fingerprint>,
 }
 
 /// What a session knows of one row beside its states.
@@ -221,6 +224,7 @@ impl Session {
             outputs: Vec::with_capacity(rows * ends.action.outputs()),
             scratch: Scratch { all: (0..rows).collect(), ..Scratch::default() },
             records: recording.then(Vec::new),
+            fingerprint: None,
             context,
         };
         let seeds: Vec<(usize, u64)> = (0..rows).map(|row| (row, row as u64)).collect();
@@ -308,6 +312,7 @@ impl Session {
     /// Recomputes what was cached from the parameters; call after they have changed. Open windows keep their
     /// tokens.
     pub fn refresh(&mut self) -> Result<()> {
+        self.fingerprint = None;
         let all = std::mem::take(&mut self.scratch.all);
         let refreshed = self
             .check_rows("refresh", &all, Some(false))
@@ -633,8 +638,19 @@ impl Session {
         self.records.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
+    /// The fingerprint of the session's policy: its configuration and parameters. It is computed when first
+    /// needed and again after [`Session::refresh`].
+    pub fn fingerprint(&mut self) -> Result<Fingerprint> {
+        if let Some(known) = self.fingerprint {
+            return Ok(known);
+        }
+        let computed = Fingerprint::of(&*self.context.architecture, &self.context.params)?;
+        Ok(*self.fingerprint.insert(computed))
+    }
+
     /// Everything that the listed rows remember, as a value: carried states, open windows, times, random
-    /// streams. The cost is that of the rows listed.
+    /// streams, and the fingerprint of the policy. The cost is that of the rows listed; the first snapshot of
+    /// a session also reads all parameters once.
     pub fn snapshot(&mut self, rows: &[usize]) -> Result<Snapshot> {
         self.check_rows("snapshot", rows, Some(false))?;
         let mut tensors = Tensors::new();
@@ -653,12 +669,13 @@ impl Session {
         let draws = rows.iter().map(|row| (self.rows[*row].draws.seed, self.rows[*row].draws.next)).collect();
         let in_time = self.carried.iter().filter(|state| state.start == Start::Never);
         let time_states = in_time.map(|state| state.name.clone()).collect();
-        Ok(Snapshot { clock: self.clock(), times, draws, time_states, tensors })
+        let fingerprint = Some(self.fingerprint()?);
+        Ok(Snapshot { clock: self.clock(), times, draws, time_states, tensors, fingerprint })
     }
 
     /// Puts the rows of a snapshot into the listed rows, which go on from there bit for bit. The snapshot
-    /// must come from the same architecture and parameters. (With other parameters, call [`Session::refresh`]
-    /// afterwards.) A snapshot that does not fit changes nothing.
+    /// must come from a policy with the same configuration and parameters. A snapshot that does not fit changes
+    /// nothing.
     pub fn restore(&mut self, rows: &[usize], snapshot: &Snapshot) -> Result<()> {
         self.check_rows("restore", rows, None)?;
         if snapshot.times.len() != rows.len() {
@@ -667,6 +684,14 @@ impl Session {
         }
         if snapshot.clock != self.clock() {
             return Err(Error::input("restore", self.clock().to_string(), snapshot.clock.to_string()));
+        }
+        if let Some(theirs) = snapshot.fingerprint {
+            let ours = self.fingerprint()?;
+            if let Some(difference) = ours.difference(theirs) {
+                let expected = format!("a snapshot of the session's policy ({ours})");
+                let got = format!("one of a policy with {difference} ({theirs})");
+                return Err(Error::input("restore", expected, got));
+            }
         }
         for state in &self.carried {
             let shape = [&[rows.len()], &state.shape[..]].concat();

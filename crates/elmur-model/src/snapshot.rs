@@ -3,15 +3,17 @@
 //! File format: safetensors. `times` is i64 `[rows]`, `clock` i64 `[2]` = (tokens per step, steps per
 //! window), `seeds` and `draws` i64 `[rows]` the random streams; every other tensor is a session state by its
 //! name, [rows, ...]: what the architecture carries, and `window.<field>` for sessions that keep the steps of
-//! the open window. The note `time_states` names the states that hold times.
+//! the open window. The note `time_states` names the states that hold times, the note `fingerprint` the policy.
 
 use std::fmt;
 use std::path::Path;
 
 use elmur_base::files::write_atomic;
 
+use crate::checkpoint::FINGERPRINT;
 use crate::error::{Error, Result};
-use crate::tensors::{self, HostTensor, TensorData, Tensors};
+use crate::fingerprint::Fingerprint;
+use crate::tensors::{self, HostTensor, Notes, TensorData, Tensors};
 
 /// Everything that some rows of a session remember.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +25,8 @@ pub struct Snapshot {
     /// Names of the states that hold times.
     pub(crate) time_states: Vec<String>,
     pub(crate) tensors: Tensors,
+    /// The policy whose memory this is; unknown to snapshots from before it was written.
+    pub(crate) fingerprint: Option<Fingerprint>,
 }
 
 /// How a session counts: tokens per environment step, environment steps per window.
@@ -58,6 +62,11 @@ impl Snapshot {
     /// All states by name, [rows, ...].
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
+    }
+
+    /// The fingerprint of the policy whose memory this is; none in files of earlier versions.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        self.fingerprint
     }
 
     /// The state of this name, which must have this shape.
@@ -102,15 +111,20 @@ impl Snapshot {
         integers("clock", vec![self.clock.per_step as i64, self.clock.steps as i64]);
         integers("seeds", self.draws.iter().map(|(seed, _)| *seed as i64).collect());
         integers("draws", self.draws.iter().map(|(_, next)| *next as i64).collect());
-        tensors::serialise_with(&all, Some((TIME_STATES, self.time_states.join(" "))))
+        let mut notes = Notes::from([(TIME_STATES.to_owned(), self.time_states.join(" "))]);
+        if let Some(fingerprint) = self.fingerprint {
+            notes.insert(FINGERPRINT.to_owned(), fingerprint.to_string());
+        }
+        tensors::serialise_with(&all, &notes)
             .map_err(|problem| Error::input("snapshot", "serialisable tensors", problem))
     }
 
     /// From bytes of [`Snapshot::to_bytes`]. Restoring checks the states against the session.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bad = |got: &str| Error::input("snapshot", "a saved session snapshot", got);
-        let (mut tensors, note) =
-            tensors::parse_with_note(bytes, TIME_STATES).map_err(|problem| bad(&problem))?;
+        let (mut tensors, notes) = tensors::parse_own(bytes).map_err(|problem| bad(&problem))?;
+        let fingerprint = notes.get(FINGERPRINT).map(|text| text.parse()).transpose();
+        let fingerprint = fingerprint.map_err(|problem: String| bad(&problem))?;
         let mut integers = |name: &str| match tensors.remove(name).map(|t| t.data) {
             Some(TensorData::I64(x)) => Some(x),
             _ => None,
@@ -127,7 +141,7 @@ impl Snapshot {
         if seeds.len() != times.len() || draws.len() != times.len() || draws.iter().any(|n| *n < 0) {
             return Err(bad("no valid `seeds` and `draws`"));
         }
-        let time_states = match note {
+        let time_states = match notes.get(TIME_STATES) {
             Some(note) => note.split_whitespace().map(str::to_owned).collect(),
             // Snapshots from before they said so have times in ELMUR's anchors only.
             None => tensors.keys().filter(|name| name.starts_with("anchors.")).cloned().collect(),
@@ -138,6 +152,7 @@ impl Snapshot {
             draws: seeds.into_iter().zip(draws).map(|(seed, next)| (seed as u64, next as u64)).collect(),
             time_states,
             tensors,
+            fingerprint,
         })
     }
 

@@ -1,4 +1,7 @@
-//! Tensor files (safetensors), read with full validation.
+//! Tensor files (safetensors), read with full validation: sizes first, then the checksum that files of this
+//! library carry.
+
+pub(crate) mod checksum;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -75,14 +78,19 @@ impl HostTensor {
 /// All tensors of a file by name.
 pub type Tensors = BTreeMap<String, HostTensor>;
 
-/// Reads a tensor file. Every size is checked against the file before anything is allocated for it.
+/// Texts that a file carries beside its tensors, by name.
+pub type Notes = BTreeMap<String, String>;
+
+/// Reads a tensor file, whoever wrote it. Every size is checked against the file before anything is allocated
+/// for it; where the file carries a checksum, it must fit.
 pub fn read(path: &Path) -> Result<Tensors> {
-    Ok(read_with_note(path, "")?.0)
+    parse(&read_bytes(path)?).map_err(|problem| Error::file(path, problem))
 }
 
-/// [`read`], and the note of this name that [`serialise_with`] left for the reader.
-pub(crate) fn read_with_note(path: &Path, name: &str) -> Result<(Tensors, Option<String>)> {
-    parse_with_note(&read_bytes(path)?, name).map_err(|problem| Error::file(path, problem))
+/// Reads a tensor file that this library wrote, and its notes. Files of earlier versions have no checksum;
+/// where there is one it must fit.
+pub fn read_own(path: &Path) -> Result<(Tensors, Notes)> {
+    parse_own(&read_bytes(path)?).map_err(|problem| Error::file(path, problem))
 }
 
 /// The bytes of a file that is not larger than any tensor file.
@@ -95,31 +103,35 @@ pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(|e| Error::io(path, e))
 }
 
-/// [`parse`], and the note of this name.
-pub(crate) fn parse_with_note(
-    bytes: &[u8],
-    name: &str,
-) -> std::result::Result<(Tensors, Option<String>), String> {
-    let tensors = parse(bytes)?;
-    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| e.to_string())?;
-    Ok((tensors, metadata.metadata().as_ref().and_then(|m| m.get(name).cloned())))
+/// Parses the bytes of a tensor file as [`read`] does; the error says what is wrong.
+pub fn parse(bytes: &[u8]) -> std::result::Result<Tensors, String> {
+    Ok(parse_as(bytes, false)?.0)
 }
 
-/// Parses the bytes of a tensor file; the error says what is wrong.
-pub fn parse(bytes: &[u8]) -> std::result::Result<Tensors, String> {
-    let file = SafeTensors::deserialize(bytes)
-        .map_err(|e| format!("not a valid safetensors file ({e}); is it truncated or of another format?"))?;
+/// Parses the bytes of a tensor file as [`read_own`] does; the error says what is wrong.
+pub fn parse_own(bytes: &[u8]) -> std::result::Result<(Tensors, Notes), String> {
+    parse_as(bytes, true)
+}
+
+fn parse_as(bytes: &[u8], own: bool) -> std::result::Result<(Tensors, Notes), String> {
+    let invalid =
+        |e| format!("not a valid safetensors file ({e}); is it truncated, damaged or of another format?");
+    let file = SafeTensors::deserialize(bytes).map_err(invalid)?;
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(invalid)?;
+    let mut views: Vec<(&str, TensorView<'_>)> = file.iter().collect();
+    views.sort_unstable_by_key(|(name, _)| *name);
+    let notes = checksum::open(&metadata, &views, own)?;
     let mut tensors = Tensors::new();
-    for (name, view) in file.tensors() {
+    for (name, view) in views {
         let data = data_of(&view).ok_or_else(|| {
             format!(
                 "tensor `{name}` has element type {:?}; expected F64, F32, F16, BF16, I64, I32 or U8",
                 view.dtype()
             )
         })?;
-        tensors.insert(name, HostTensor { shape: view.shape().to_vec(), data });
+        tensors.insert(name.to_owned(), HostTensor { shape: view.shape().to_vec(), data });
     }
-    Ok(tensors)
+    Ok((tensors, notes))
 }
 
 fn data_of(view: &TensorView<'_>) -> Option<TensorData> {
@@ -151,24 +163,21 @@ fn half_to_f32(bits: u16) -> f32 {
     }
 }
 
-/// The bytes of a tensor file.
+/// The bytes of a tensor file with a checksum. The same tensors give the same bytes.
 pub fn serialise(tensors: &Tensors) -> std::result::Result<Vec<u8>, String> {
-    serialise_with(tensors, None)
+    serialise_with(tensors, &Notes::new())
 }
 
-/// [`serialise`] with a note for the reader.
-pub(crate) fn serialise_with(
-    tensors: &Tensors,
-    note: Option<(&str, String)>,
-) -> std::result::Result<Vec<u8>, String> {
-    let metadata = note.map(|(name, text)| std::iter::once((name.to_owned(), text)).collect());
+/// [`serialise`] with notes for the reader, which the checksum covers too.
+pub fn serialise_with(tensors: &Tensors, notes: &Notes) -> std::result::Result<Vec<u8>, String> {
     let data: Vec<_> = tensors.iter().map(|(name, tensor)| (name, tensor, tensor.bytes())).collect();
     let mut views = Vec::new();
     for (name, tensor, (dtype, bytes)) in &data {
         let view = TensorView::new(*dtype, tensor.shape.clone(), bytes).map_err(|e| e.to_string())?;
         views.push((name.as_str(), view));
     }
-    safetensors::serialize(views, metadata).map_err(|e| e.to_string())
+    let metadata = std::iter::once(checksum::seal(&views, notes)?).collect();
+    safetensors::serialize(views, Some(metadata)).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]
@@ -187,18 +196,51 @@ mod tests {
         assert_eq!(parse(&serialise(&sample()).unwrap()).unwrap(), sample());
     }
 
-    /// Truncation at every byte and a flip of every bit: an error or other numbers, never a panic.
+    fn notes() -> Notes {
+        Notes::from([("one".to_owned(), "1".to_owned()), ("two \"\\\n".to_owned(), "{\u{e9}}".to_owned())])
+    }
+
     #[test]
-    fn damaged_files_are_errors_not_crashes() {
-        let bytes = serialise(&sample()).unwrap();
+    fn notes_are_read_back_and_files_are_the_same_byte_for_byte() {
+        let bytes = serialise_with(&sample(), &notes()).unwrap();
+        assert_eq!(parse_own(&bytes).unwrap(), (sample(), notes()));
+        (0..20).for_each(|_| assert_eq!(serialise_with(&sample(), &notes()).unwrap(), bytes));
+    }
+
+    #[test]
+    fn a_flip_of_any_bit_is_an_error() {
+        let bytes = serialise_with(&sample(), &notes()).unwrap();
         for len in 0..bytes.len() {
             assert!(parse(&bytes[..len]).is_err(), "{len} bytes of {} were accepted", bytes.len());
         }
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            let _ = parse(&damaged);
+            assert!(parse_own(&damaged).is_err(), "bit {} of byte {}", bit % 8, bit / 8);
         }
+        let mut damaged = bytes.clone();
+        *damaged.last_mut().unwrap() ^= 1;
+        let error = parse(&damaged).unwrap_err();
+        assert!(error.contains("its checksum does not fit") && error.contains("copy it again"), "{error}");
+    }
+
+    #[test]
+    fn files_of_others_and_of_earlier_versions_have_no_checksum() {
+        let view = |notes: &[(&str, &str)]| {
+            let tensor = TensorView::new(Dtype::U8, vec![2], &[1, 2]).unwrap();
+            let notes = notes.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+            safetensors::serialize([("x", tensor)], Some(notes)).unwrap()
+        };
+        let pytorch = view(&[("format", "pt")]);
+        assert!(parse(&pytorch).is_ok());
+        assert!(parse_own(&pytorch).unwrap_err().contains("`format`"));
+        let earlier = parse_own(&view(&[("config", "{}")])).unwrap().1;
+        assert_eq!(earlier["config"], "{}");
+    }
+
+    /// Sizes in a header that do not fit the file.
+    #[test]
+    fn hostile_headers_are_errors_not_crashes() {
         let mut giant = (1u64 << 60).to_le_bytes().to_vec();
         giant.extend_from_slice(b"{}");
         assert!(parse(&giant).is_err());

@@ -142,7 +142,7 @@ fn stepping_equals_whole_windows_in_every_variant_of_elmur() {
         ("no bias", Box::new(|c| c.memory.relative_bias = false)),
         ("no read", Box::new(|c| c.memory.read = false)),
         ("no write", Box::new(|c| c.memory.write = false)),
-        ("no LRU", Box::new(|c| c.memory.lru = false)),
+        ("no LRU", Box::new(|c| c.memory.replacement = Replacement::All)),
         ("learned memory", Box::new(|c| c.memory.init = MemoryInit::Learned)),
         ("empty slots blended", Box::new(|c| c.compat.empty_slot_blend = true)),
         ("absolute offset", Box::new(|c| c.compat.absolute_offset = true)),

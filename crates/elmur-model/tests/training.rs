@@ -38,7 +38,7 @@ fn tiny() -> Elmur {
             read: true,
             write: true,
             relative_bias: true,
-            lru: true,
+            replacement: Replacement::Lru,
             shared: false,
         },
         ffn: Ffn::Moe {
@@ -199,7 +199,7 @@ fn gradients_flow_through_segments_and_blends() {
             "no LRU, RMSNorm, GELU",
             Begin::Continue,
             Box::new(|c| {
-                c.memory.lru = false;
+                c.memory.replacement = Replacement::All;
                 c.norm = NormType::Rms;
                 c.ffn = Ffn::Gelu { d_ff: 8 };
             }),

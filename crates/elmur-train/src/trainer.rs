@@ -9,9 +9,10 @@ use elmur_base::files::write_atomic;
 use elmur_base::{Field, FieldMut};
 use elmur_data::{Dataset, Sampler, Window};
 use elmur_engine::{AdamW, DType, Device, Readback, Store};
-use elmur_model::tensors::{self, HostTensor, TensorData, Tensors};
+use elmur_model::checkpoint::FINGERPRINT;
+use elmur_model::tensors::{self, HostTensor, Notes, TensorData, Tensors};
 use elmur_model::window::{Begin, REPORT, RNG, TrainSettings, WindowProgram, training_graph};
-use elmur_model::{Architecture, Checkpoint, init};
+use elmur_model::{Architecture, Checkpoint, Fingerprint, init};
 
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
@@ -261,7 +262,9 @@ impl<'a> Trainer<'a> {
 
     /// Writes model and state into the folder.
     pub fn save(&self, folder: &Path) -> Result<()> {
-        self.checkpoint().save(folder)?;
+        let checkpoint = self.checkpoint();
+        checkpoint.save(folder)?;
+        let notes = Notes::from([(FINGERPRINT.to_owned(), checkpoint.fingerprint()?.to_string())]);
         let counters = [self.batches, self.steps, self.tokens, self.sampler.position()];
         let mut tensors = Tensors::new();
         let counters = TensorData::I64(counters.iter().map(|n| *n as i64).collect());
@@ -275,7 +278,7 @@ impl<'a> Trainer<'a> {
             tensors.insert(name, HostTensor { shape: ty.shape, data });
         }
         let path = folder.join(STATE_FILE);
-        let bytes = tensors::serialise(&tensors).map_err(|e| Error::file(&path, e))?;
+        let bytes = tensors::serialise_with(&tensors, &notes).map_err(|e| Error::file(&path, e))?;
         Ok(write_atomic(&path, &bytes)?)
     }
 
@@ -289,7 +292,19 @@ impl<'a> Trainer<'a> {
                 "this checkpoint's model is not the run's; resume with the run's own config",
             ));
         }
-        let mut tensors = tensors::read(&path)?;
+        let (mut tensors, notes) = tensors::read_own(&path)?;
+        // States of earlier versions do not say which weights they belong to.
+        if let Some(note) = notes.get(FINGERPRINT) {
+            let theirs: Fingerprint = note.parse().map_err(|problem: String| Error::file(&path, problem))?;
+            let ours = saved.fingerprint()?;
+            if !ours.same_parameters(theirs) {
+                let problem = format!(
+                    "it was saved beside other weights ({theirs}) than the model.safetensors there now \
+                     ({ours}); take both from one checkpoint"
+                );
+                return Err(Error::file(&path, problem));
+            }
+        }
         let missing = |name: &str| {
             Error::file(&path, format!("no `{name}` of the expected type and shape: not a state of this run"))
         };

@@ -7,6 +7,7 @@
 //! (h, c) is carried through the whole episode and starts at zero. Training backpropagates through the whole
 //! window; where a crop is cut into several, the state goes on without gradient beyond `unroll` windows.
 
+use elmur_base::Describe;
 use elmur_engine::{Activation as Act, Value};
 use serde::{Deserialize, Serialize};
 
@@ -18,25 +19,28 @@ use crate::net::{Net, Start};
 use crate::phase::{Phase, Window};
 
 /// Behaviour cloning with an LSTM.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct BcLstm {
-    /// One encoder per leaf of the observation.
+    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows from
+    /// the environment or the dataset unless given.
     #[serde(deserialize_with = "read_encoders")]
     pub observation: Vec<Encoder>,
-    /// What the policy does.
+    /// The kind of action that the policy chooses, and how many choices or numbers it has. Follows from the
+    /// environment or the dataset unless given.
     pub action: Action,
-    /// Width of encoded observations.
+    /// Width of encoded observations: 1 to 1048576.
     pub d_model: usize,
-    /// Width of the hidden state.
+    /// Width of the hidden state of each layer: 1 to 8192.
     pub hidden: usize,
-    /// LSTM layers, each reading the hidden states of the one before.
+    /// Number of LSTM layers, 1 to 64; each reads the hidden states of the one before.
     pub layers: usize,
-    /// Environment steps of a training window: gradients flow through all of it.
+    /// Environment steps of a training window, through all of which gradients flow.
     pub window: usize,
-    /// Dropout between layers.
+    /// Share of the hidden states between layers that training sets to zero: 0 or more and below 1.
     pub dropout: f64,
-    /// Windows of one optimizer step, with gradients through the state that is carried from one to the next.
+    /// Windows of one optimizer step, 1 to 4096, with gradients through the state that is carried from one to
+    /// the next.
     #[serde(default = "one")]
     pub unroll: usize,
 }
@@ -85,6 +89,10 @@ impl Architecture for BcLstm {
             tokens: TokenFormat::Observation,
             width: self.d_model,
         }
+    }
+
+    fn config_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|_| format!("{self:?}"))
     }
 
     fn window(&self) -> Window {

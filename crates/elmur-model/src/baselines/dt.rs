@@ -9,6 +9,7 @@
 //! When acting, the window slides: it shows the newest steps and is run again, because deeper layers of a
 //! slid window have seen steps that left it.
 
+use elmur_base::Describe;
 use elmur_engine::{Activation as Act, Attention, AttentionMask, Norm, NormKind, Qkv, Relative, Value};
 use serde::{Deserialize, Serialize};
 
@@ -23,43 +24,46 @@ use crate::phase::Window;
 const EPS: f64 = 1e-5;
 
 /// A Decision Transformer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct Dt {
-    /// One encoder per leaf of the observation.
+    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows from
+    /// the environment or the dataset unless given.
     #[serde(deserialize_with = "read_encoders")]
     pub observation: Vec<Encoder>,
-    /// What the policy does.
+    /// The kind of action that the policy chooses, and how many choices or numbers it has. Follows from the
+    /// environment or the dataset unless given.
     pub action: Action,
-    /// Width of tokens.
+    /// Width of tokens: an even number up to 1048576.
     pub d_model: usize,
-    /// Attention heads.
+    /// Number of attention heads: 1 to 4096.
     pub heads: usize,
-    /// Width of a head; heads * d_head need not be d_model.
+    /// Width of an attention head; `heads * d_head` need not be `d_model`.
     pub d_head: usize,
     /// Hidden width of the feed-forward networks.
     pub d_ff: usize,
-    /// Layers.
+    /// Number of layers: 1 to 1024.
     pub layers: usize,
-    /// Environment steps of the context, in training and when acting.
+    /// Environment steps that the policy looks back on, in training and when acting.
     pub window: usize,
-    /// Dropout of embeddings, position encodings, attention outputs, feed-forward hidden units and outputs.
+    /// Share of embeddings, position encodings, attention outputs, feed-forward hidden units and outputs that
+    /// training sets to zero: 0 or more and below 1.
     pub dropout: f64,
-    /// Dropout of attention weights.
+    /// Share of attention weights that training sets to zero: 0 or more and below 1.
     pub attention_dropout: f64,
-    /// Squash action embeddings with tanh (the published code does so but for discrete POPGym actions and
+    /// Whether action embeddings are squashed by tanh (the published code does so but for discrete POPGym actions and
     /// MIKASA).
     pub action_tanh: bool,
-    /// Behaviours of the published Python code that differ from the method.
+    /// Behaviours of the published Python code that differ from the method, to reproduce its results.
     #[serde(default)]
     pub compat: DtCompat,
 }
 
 /// Behaviours of the published Python code that differ from the method; all off by default.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields, default)]
 pub struct DtCompat {
-    /// Add the residual twice around attention: LN(2x + attention).
+    /// Whether the residual is added twice around attention: LN(2x + attention).
     pub double_residual: bool,
 }
 
@@ -102,6 +106,10 @@ impl Architecture for Dt {
             tokens: TokenFormat::ReturnObservationAction,
             width: self.d_model,
         }
+    }
+
+    fn config_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|_| format!("{self:?}"))
     }
 
     fn window(&self) -> Window {

@@ -1,87 +1,98 @@
 //! What an ELMUR model is made of.
 
-use serde::{Deserialize, Serialize};
+use elmur_base::Describe;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::ends::{Action, Encoder, Ends, Token, TokenFormat, read_encoders};
 use crate::error::{Error, Result};
 
 /// An ELMUR model: sizes, memory, feed-forward networks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct Elmur {
-    /// One encoder per leaf of the observation.
+    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows from
+    /// the environment or the dataset unless given.
     #[serde(deserialize_with = "read_encoders")]
     pub observation: Vec<Encoder>,
-    /// What the policy does.
+    /// The kind of action that the policy chooses, and how many choices or numbers it has. Follows from the
+    /// environment or the dataset unless given.
     pub action: Action,
-    /// Tokens that an environment step becomes.
+    /// Tokens that one environment step becomes, in order; the action is read at the observation's token.
     pub tokens: TokenFormat,
-    /// Width of tokens and memory vectors.
+    /// Width of tokens and memory vectors: an even number that `heads` divides, up to 1048576.
     pub d_model: usize,
-    /// Attention heads; must divide `d_model`.
+    /// Number of attention heads, each `d_model / heads` wide; must divide `d_model`.
     pub heads: usize,
-    /// Layers, each with a memory of its own.
+    /// Number of layers, each with a memory of its own: 1 to 1024.
     pub layers: usize,
-    /// Environment steps per segment: the window of self-attention, and the interval between memory writes.
+    /// Environment steps per segment: how far self-attention looks back, and the interval between writes of the
+    /// memory.
     pub segment_length: usize,
-    /// The external memory.
+    /// The external memory of every layer: its size, and how it is read and written.
     pub memory: MemoryConfig,
-    /// Feed-forward network of the token and of the memory track.
+    /// The kind of feed-forward network after attention, for tokens and for what is written to memory.
     pub ffn: Ffn,
-    /// Normalisation.
+    /// The kind of normalisation around every sub-layer.
     pub norm: NormType,
-    /// `x + f(norm(x))` instead of `norm(x + f(x))`.
+    /// Whether sub-layers normalise what they read, `x + f(norm(x))`, instead of what they leave,
+    /// `norm(x + f(x))`.
     pub pre_norm: bool,
-    /// Dropout of embeddings, position encodings, attention outputs and feed-forward outputs.
+    /// Share of embeddings, position encodings, attention outputs and feed-forward outputs that training sets to
+    /// zero: 0 or more and below 1.
     pub dropout: f64,
-    /// Dropout of attention weights.
+    /// Share of attention weights that training sets to zero: 0 or more and below 1.
     pub attention_dropout: f64,
-    /// Behaviours of the published Python code that differ from the paper.
+    /// Behaviours of the published Python code that differ from the paper, to reproduce its results.
     #[serde(default)]
     pub compat: Compat,
 }
 
 /// The external memory.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// Slots per layer, M.
+    /// Number of memory vectors (slots) of each layer, M in the paper.
     pub slots: usize,
-    /// Weight of a new vector in a slot that has been written before, lambda.
+    /// Weight of the new vector when a slot is written again, 0 to 1: 1 replaces the old vector, 0 keeps it.
+    /// A slot that was never written takes the new vector whole.
     pub lambda: f64,
-    /// How a memory begins.
+    /// What the memory holds when an episode begins.
     pub init: MemoryInit,
-    /// How far gradients flow back through writes.
+    /// How far gradients flow back through writes of the memory in training.
     pub gradient: MemoryGradient,
-    /// Slots written per segment (paper: 1).
+    /// Number of slots written at the end of each segment, 1 to `slots` (paper: 1); the least recently written
+    /// come first. Must be 1 where `replacement` is `all`.
     pub slots_per_write: usize,
-    /// Candidates computed per segment: only those that are written, or all (for comparison).
+    /// Which candidates for new vectors are computed at the end of a segment; the results are the same, `all` is
+    /// slower and serves comparison.
     pub candidates: Candidates,
-    /// Dropout of what is written, in training.
+    /// Share of what is written to memory that training sets to zero: 0 or more and below 1.
     pub dropout: f64,
-    /// Reach of the relative bias, D: offsets are clamped to ±(D - 1).
+    /// Reach in tokens of the bias by time between tokens and memory, D: larger differences count as D - 1.
     pub max_distance: usize,
-    /// Ablation: tokens read the memory.
+    /// Whether tokens read the memory; false is an ablation.
     pub read: bool,
-    /// Ablation: tokens write the memory.
+    /// Whether tokens write the memory; false is an ablation.
     pub write: bool,
-    /// Ablation: attention between tokens and memory is biased by time.
+    /// Whether attention between tokens and memory is biased by the time between them; false is an ablation.
     pub relative_bias: bool,
-    /// Ablation: least-recently-used replacement; without it every slot is replaced by its candidate.
-    pub lru: bool,
-    /// Ablation: one memory for all layers, written by each in turn. A later layer then reads in a segment
+    /// Which slots a write replaces; `all` is an ablation. (The key `lru` of earlier files, true or false, is
+    /// still read.)
+    #[serde(alias = "lru", deserialize_with = "read_replacement")]
+    pub replacement: Replacement,
+    /// Whether all layers share one memory, written by each in turn; true is an ablation. A later layer then reads in a segment
     /// what an earlier one wrote from all of it, future steps included, so training sees more than acting
     /// does; not with action tokens, where that would include the answer.
     pub shared: bool,
 }
 
-/// How a memory begins.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// What a memory holds when an episode begins.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum MemoryInit {
     /// Normal numbers, drawn anew for every episode.
     Normal {
-        /// Standard deviation.
+        /// Standard deviation of the numbers that a memory begins with: 0 or more.
         std: f64,
     },
     /// A trained vector per layer and slot.
@@ -89,12 +100,12 @@ pub enum MemoryInit {
 }
 
 /// How far gradients flow back through writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryGradient {
     /// Not at all (paper): an optimizer step per segment, and the write path learns nothing from the task.
     Detached,
-    /// Through this many consecutive segments, one optimizer step for all of them.
+    /// Through this many consecutive segments (1 to 4096), with one optimizer step for all of them.
     Through(usize),
 }
 
@@ -108,8 +119,28 @@ impl MemoryGradient {
     }
 }
 
+/// Slots that a write replaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Describe)]
+#[serde(rename_all = "snake_case")]
+pub enum Replacement {
+    /// The least recently written ones, blended by `lambda`; empty slots first (paper).
+    Lru,
+    /// Every slot, each by its own candidate; `lambda` is not used.
+    All,
+}
+
+/// Reads a replacement by name, or the boolean `lru` of earlier files.
+fn read_replacement<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Replacement, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    match value.as_bool() {
+        Some(true) => Ok(Replacement::Lru),
+        Some(false) => Ok(Replacement::All),
+        None => serde_json::from_value(value).map_err(serde::de::Error::custom),
+    }
+}
+
 /// Candidates that are computed for a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case")]
 pub enum Candidates {
     /// Only those that are written.
@@ -119,40 +150,40 @@ pub enum Candidates {
 }
 
 /// A feed-forward network.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Ffn {
     /// A mixture of SwiGLU experts.
     Moe {
-        /// Routed experts, E.
+        /// Number of routed experts, of which each token uses a few: 1 to 65536.
         experts: usize,
-        /// Their hidden width.
+        /// Hidden width of a routed expert.
         routed_d_ff: usize,
-        /// Experts that every token uses.
+        /// Number of experts that every token uses; 0 for none.
         shared_experts: usize,
-        /// Their hidden width.
+        /// Hidden width of a shared expert.
         shared_d_ff: usize,
-        /// Experts per token, the shared ones included; at least one routed expert is used.
+        /// Number of experts per token, the shared ones included; at least one routed expert is used.
         top_k: usize,
-        /// Weight of the load-balancing loss.
+        /// Weight of the load-balancing loss, which keeps routed experts equally busy: 0 or more.
         balance: f64,
-        /// Dropout of hidden units.
+        /// Share of the experts' hidden units that training sets to zero: 0 or more and below 1.
         dropout: f64,
     },
     /// A dense SwiGLU.
     SwiGlu {
-        /// Hidden width.
+        /// Hidden width of the feed-forward network.
         d_ff: usize,
     },
     /// Linear, exact GELU, linear, with biases.
     Gelu {
-        /// Hidden width.
+        /// Hidden width of the feed-forward network.
         d_ff: usize,
     },
 }
 
 /// Normalisation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case")]
 pub enum NormType {
     /// LayerNorm with scale and shift.
@@ -162,14 +193,14 @@ pub enum NormType {
 }
 
 /// Behaviours of the published Python code that differ from the paper; all off by default.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields, default)]
 pub struct Compat {
-    /// Blend empty slots by lambda too.
+    /// Whether slots that were never written are blended by `memory.lambda` too.
     pub empty_slot_blend: bool,
-    /// In read and write biases, count a segment's tokens from the newest.
+    /// Whether the biases by time count a segment's tokens from the newest instead of the oldest.
     pub newest_first_times: bool,
-    /// Add the segment's start to the distances of self-attention.
+    /// Whether the segment's start is added to the distances that self-attention sees.
     pub absolute_offset: bool,
 }
 
@@ -208,6 +239,9 @@ impl Elmur {
         check((0.0..=1.0).contains(&m.lambda), "memory.lambda", "0 to 1", m.lambda.to_string())?;
         let writes = (1..=m.slots).contains(&m.slots_per_write);
         check(writes, "memory.slots_per_write", "1 to memory.slots", m.slots_per_write.to_string())?;
+        let effect = m.replacement == Replacement::Lru || m.slots_per_write == 1;
+        let expected = "1 with memory.replacement = all, which writes every slot";
+        check(effect, "memory.slots_per_write", expected, m.slots_per_write.to_string())?;
         check(size(m.max_distance), "memory.max_distance", "1 to 1048576", m.max_distance.to_string())?;
         let has_actions = self.tokens.has(Token::Action);
         check(!(m.shared && has_actions), "memory.shared", "false with action tokens", "true".to_owned())?;

@@ -7,7 +7,7 @@ use elmur_engine::{
     Activation as Act, Attention, AttentionMask, Blend, Norm, NormKind, Qkv, Relative, Value,
 };
 
-use super::config::{Candidates, Elmur, Ffn, MemoryInit, NormType};
+use super::config::{Candidates, Elmur, Ffn, MemoryInit, NormType, Replacement};
 use crate::error::Result;
 use crate::initial::Init;
 use crate::net::{Net, Start};
@@ -300,7 +300,8 @@ impl Elmur {
         times: Times,
     ) -> Result<Written> {
         let m = &self.memory;
-        let count = if m.lru { m.slots_per_write } else { m.slots };
+        let lru = m.replacement == Replacement::Lru;
+        let count = if lru { m.slots_per_write } else { m.slots };
         let (slots, slot_anchors) = net.g.lru_select(memory.anchors, count)?;
         let every = m.candidates == Candidates::All && count < m.slots;
         let (old, anchors) = if every {
@@ -336,13 +337,13 @@ impl Elmur {
             candidates = net.g.gather_slots(candidates, slots)?;
         }
         let blend = Blend {
-            lambda: if m.lru { m.lambda } else { 1.0 },
-            empty_slots_too: self.compat.empty_slot_blend || !m.lru,
+            lambda: if lru { m.lambda } else { 1.0 },
+            empty_slots_too: self.compat.empty_slot_blend || !lru,
             active: None,
         };
         let (vectors, anchors) =
             net.g.lru_blend(memory.vectors, memory.anchors, slots, candidates, times.newest, blend)?;
-        let anchors = if m.lru { anchors } else { memory.anchors };
+        let anchors = if lru { anchors } else { memory.anchors };
         Ok(Written { memory: MemoryValue { vectors, anchors }, slots, weights })
     }
 

@@ -36,6 +36,10 @@ impl Architecture for Elmur {
         Elmur::ends(self)
     }
 
+    fn config_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|_| format!("{self:?}"))
+    }
+
     fn window(&self) -> Window {
         Window { steps: self.segment_length, unroll: self.memory.gradient.segments(), slides: false }
     }

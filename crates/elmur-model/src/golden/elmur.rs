@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::{Case, Optimizer, StateTrace};
 use crate::elmur::config::{
-    Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType,
+    Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
 };
 use crate::elmur::{anchor_state, memory_state, published};
 use crate::ends::{Action, Encoder, TokenFormat};
@@ -97,7 +97,7 @@ impl Arguments {
                 read: self.use_tok2mem,
                 write: self.use_mem2tok,
                 relative_bias: self.use_relative_bias,
-                lru: self.use_lru,
+                replacement: if self.use_lru { Replacement::Lru } else { Replacement::All },
                 shared: false,
             },
             ffn,

@@ -27,7 +27,7 @@ pub fn small() -> Elmur {
             read: true,
             write: true,
             relative_bias: true,
-            lru: true,
+            replacement: Replacement::Lru,
             shared: false,
         },
         ffn: Ffn::Moe {
@@ -48,6 +48,7 @@ pub fn small() -> Elmur {
 }
 
 /// Normal numbers of this seed.
+#[allow(dead_code)]
 pub fn random(n: usize, seed: u64) -> Vec<f32> {
     let mut data = vec![0.0; n];
     Stream::new(seed, 9, 9).fill_normal(&mut data, 1.0);
