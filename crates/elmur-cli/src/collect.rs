@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use elmur_base::Stop;
-use elmur_data::{Dataset, Episode, Writer, collect as demonstrations, write_npz};
+use elmur_data::{Dataset, Episode, Source, Writer, collect as demonstrations, write_npz};
 use elmur_envs::popgym::Version;
 use elmur_envs::{EnvConfig, Wrappers};
 use elmur_train::{Error, Result};
@@ -68,7 +68,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
         return Err(Error::Config { key: "noise".to_owned(), expected: "in 0..1".to_owned(), got });
     }
     let env = args.env()?;
-    if !args.npz && args.out.exists() && Dataset::open(&args.out).is_err() {
+    if !args.npz && args.out.exists() && !elmur_data::is_data(&args.out) {
         return Err(Error::file(&args.out, "exists and is not a dataset; choose another --out"));
     }
     let spaces = demonstrations::spaces(&env)?;
@@ -93,11 +93,11 @@ pub fn run(args: &Args, stop: &Stop) -> Result<()> {
             Ok(())
         })
         .and_then(|()| Dataset::from_episodes(spaces, metadata, episodes))
-        .and_then(|dataset| write_npz(&args.out, &dataset).map(|()| dataset.summary()))
+        .and_then(|dataset| write_npz(&args.out, &dataset).and_then(|()| dataset.summary()))
     } else {
-        let mut writer = Writer::create(&args.out, &spaces, metadata)?;
+        let mut writer = Writer::replace(&args.out, &spaces, metadata)?;
         match collect(&mut |episode| writer.push(&episode)) {
-            Ok(()) => writer.finish().and_then(|()| Ok(Dataset::open(&args.out)?.summary())),
+            Ok(()) => writer.finish().and_then(|()| elmur_data::open(&args.out, None)?.summary()),
             // What was written aside is of no use; the file that was there before is untouched.
             Err(error) => {
                 writer.discard();

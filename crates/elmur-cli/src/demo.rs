@@ -50,11 +50,12 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
 
     let dataset = config.dataset()?;
     let file = args.out.join("demonstrations.elmur");
-    dataset.save(&file)?;
-    let longest = dataset.summary().lengths.max as u64;
+    let _ = std::fs::remove_file(&file);
+    elmur_data::save(&*dataset, &file)?;
+    let longest = dataset.summary()?.lengths.max as u64;
     say(&format!(
         "1. An expert plays {} episodes of at most {longest} steps: {}",
-        dataset.len(),
+        dataset.episodes(),
         file.display()
     ));
 

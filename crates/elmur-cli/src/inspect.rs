@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use elmur_base::Statistics;
-use elmur_data::Dataset;
 use elmur_engine::DType;
 use elmur_envs::popgym::Family;
 use elmur_model::elmur::config::MemoryInit;
@@ -61,17 +60,10 @@ fn config_of(what: &str) -> Result<PolicyConfig> {
     Err(Error::Input { what: "model", expected, got: what.to_owned() }.into())
 }
 
-/// Whether a path is a dataset: one native file, or a folder of .npz files.
-fn is_dataset(path: &Path) -> bool {
-    let npz = |entry: std::fs::DirEntry| entry.path().extension().is_some_and(|e| e == "npz");
-    path.extension().is_some_and(|e| e == "elmur")
-        || (path.is_dir() && std::fs::read_dir(path).is_ok_and(|mut all| all.any(|e| e.is_ok_and(npz))))
-}
-
 /// What a dataset holds.
 fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
-    let dataset = Dataset::open(path)?;
-    let s = dataset.summary();
+    let dataset = elmur_data::open(path, None)?;
+    let s = dataset.summary()?;
     if as_json {
         let row = json!({
             "dataset": path.display().to_string(), "spaces": dataset.spaces(), "metadata": dataset.metadata(),
@@ -166,7 +158,7 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     if RunFolder::is_run(path) {
         return inspect_run(&RunFolder::open(path)?, args.json);
     }
-    if is_dataset(path) {
+    if elmur_data::is_data(path) || path.extension().is_some_and(|e| e == "elmur") {
         return inspect_dataset(path, args.json);
     }
     let config = config_of(&args.what)?;

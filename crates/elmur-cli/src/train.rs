@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elmur_base::Stop;
-use elmur_data::Dataset;
+use elmur_data::Source;
 use elmur_engine::Pool;
 use elmur_train::{Devices, Ended, Error, Event, Result, RunConfig, RunFolder, Trainer, overrides};
 
@@ -83,7 +84,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
 }
 
 /// Without an environment, encoders and head follow from the dataset, unless an override names them.
-fn fit(config: &mut RunConfig, dataset: &Dataset, changes: &[String]) -> Result<()> {
+fn fit(config: &mut RunConfig, dataset: &Arc<dyn Source>, changes: &[String]) -> Result<()> {
     if config.env.is_none() && !overrides::names_ends(changes) {
         config.model.fit_to(dataset.spaces())?;
     }
@@ -150,7 +151,7 @@ fn several(args: &Args, changes: &[String], stop: &Stop) -> Result<ExitCode> {
 }
 
 /// The demonstrations, with a progress bar where the expert takes its time.
-fn dataset(config: &RunConfig, stop: &Stop) -> Result<Dataset> {
+fn dataset(config: &RunConfig, stop: &Stop) -> Result<Arc<dyn Source>> {
     let start = Instant::now();
     let mut bar = Bar::new("collecting", 0, config.data.episodes as u64);
     let dataset = config.watched_dataset(stop, &mut |done| {
@@ -167,7 +168,7 @@ pub fn watch(
     devices: &Devices,
     folder: &RunFolder,
     config: &RunConfig,
-    dataset: &Dataset,
+    dataset: &Arc<dyn Source>,
     resume: bool,
     stop: &Stop,
 ) -> Result<Ended> {

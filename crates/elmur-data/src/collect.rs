@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use elmur_base::{Leaf, Row, Space, Spaces, Values};
+use elmur_base::{Row, Spaces};
 use elmur_envs::{
     Behind, CartPole, CartPoleExpert, Env, EnvConfig, EnvKind, Expert, Playing, TMazeExpert, Wrapped,
     Wrappers,
 };
 use elmur_rng::Rng;
 
-use crate::{Column, Episode, Result};
+use crate::episode::{append, columns};
+use crate::{Episode, Result};
 
 /// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
 /// expert's, so that the expert's next actions show how to recover. Random actions, and actions that the
@@ -160,32 +161,10 @@ pub fn metadata(config: &EnvConfig, seed: u32, noise: f64) -> BTreeMap<String, S
     notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// Appends one value of a space to its [`columns`].
-pub(crate) fn append(value: &Row, space: &Space, columns: &mut [Column]) {
-    let Values { mut floats, mut ints, mut bytes } = value.values();
-    for (leaf, column) in space.leaves().iter().zip(columns) {
-        match column {
-            Column::F32(data) => data.extend_from_slice(floats.split_off(..leaf.len()).unwrap_or_default()),
-            Column::I32(data) => data.extend_from_slice(ints.split_off(..leaf.len()).unwrap_or_default()),
-            Column::U8(data) => data.extend_from_slice(bytes.split_off(..leaf.len()).unwrap_or_default()),
-        }
-    }
-}
-
-/// Empty columns for a space's leaves.
-pub(crate) fn columns(space: &Space) -> Vec<Column> {
-    let column = |leaf: &Leaf<'_>| match leaf {
-        Leaf::Ints(_) => Column::I32(Vec::new()),
-        Leaf::Floats { .. } => Column::F32(Vec::new()),
-        Leaf::Bytes { .. } => Column::U8(Vec::new()),
-    };
-    space.leaves().iter().map(column).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Dataset;
+    use crate::{Column, Dataset};
 
     fn demonstrations(config: EnvConfig, episodes: usize) -> Dataset {
         let mut kept = Vec::new();

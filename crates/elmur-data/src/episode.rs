@@ -3,10 +3,11 @@
 //! There is one column per leaf of a space ([`elmur_base::Space::leaves`]), with one row per step: [rows,
 //! leaf length].
 
-use elmur_base::{Leaf, Space, Spaces, bound_at};
+use elmur_base::{FieldMut, Leaf, Row, Space, Spaces, Values, bound_at};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Fault, Result};
+use crate::source::{Layout, Outline};
 
 /// Element type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +60,33 @@ pub enum ColumnRef<'a> {
 }
 
 impl Column {
+    /// A column of `len` zeros.
+    pub fn zeros(element: ElementType, len: usize) -> Self {
+        match element {
+            ElementType::F32 => Column::F32(vec![0.0; len]),
+            ElementType::I32 => Column::I32(vec![0; len]),
+            ElementType::U8 => Column::U8(vec![0; len]),
+        }
+    }
+
+    /// The column as a place to write to.
+    pub fn as_mut(&mut self) -> FieldMut<'_> {
+        match self {
+            Column::F32(x) => FieldMut::F32(x),
+            Column::I32(x) => FieldMut::I32(x),
+            Column::U8(x) => FieldMut::U8(x),
+        }
+    }
+
+    /// The first `len` numbers as a place to write to.
+    pub(crate) fn first(&mut self, len: usize) -> FieldMut<'_> {
+        match self {
+            Column::F32(x) => FieldMut::F32(&mut x[..len]),
+            Column::I32(x) => FieldMut::I32(&mut x[..len]),
+            Column::U8(x) => FieldMut::U8(&mut x[..len]),
+        }
+    }
+
     /// Borrows the column.
     pub fn view(&self) -> ColumnRef<'_> {
         match self {
@@ -170,6 +198,19 @@ impl Episode {
     pub fn episode_return(&self) -> f64 {
         self.view().episode_return()
     }
+
+    /// What an index would know of the episode, for columns of this layout.
+    pub(crate) fn outline(&self, layout: &Layout) -> Outline {
+        let sized = layout.observations.iter().zip(&self.observations).find(|(column, _)| column.width > 0);
+        let steps = self.steps();
+        Outline {
+            steps,
+            final_observation: sized.is_some_and(|(column, data)| data.len() == (steps + 1) * column.width),
+            terminated: self.terminated,
+            truncated: self.truncated,
+            marked: self.imitate.is_some(),
+        }
+    }
 }
 
 impl<'a> From<&'a Episode> for EpisodeRef<'a> {
@@ -226,22 +267,43 @@ impl EpisodeRef<'_> {
     /// [`Self::validate`] for spaces that are known to be valid.
     pub(crate) fn check(&self, spaces: &Spaces) -> Result<(), Fault> {
         let steps = self.steps();
-        if steps == 0 {
-            return Fault::new("rewards", "at least one step", "none", "leave episodes without steps out");
-        }
+        check_steps(steps)?;
         let seen = steps + usize::from(self.has_final_observation(spaces));
         check_columns("observation", &self.observations, &spaces.observation, seen, true)?;
         check_columns("action", &self.actions, &spaces.action, steps, false)?;
-        if let Some(step) = self.rewards.iter().position(|r| !r.is_finite()) {
-            let what = format!("reward of step {step}");
-            return Fault::new(what, "a finite number", self.rewards[step], CORRECT);
-        }
+        check_rewards(self.rewards, 0)?;
         match self.imitate {
             Some(imitate) if imitate.len() != steps => {
                 Fault::new("imitate", format!("{steps}, one per step"), imitate.len(), CORRECT)
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Appends one value of a space to its [`columns`].
+pub(crate) fn append(value: &Row, space: &Space, columns: &mut [Column]) {
+    let Values { mut floats, mut ints, mut bytes } = value.values();
+    for (leaf, column) in space.leaves().iter().zip(columns) {
+        match column {
+            Column::F32(data) => data.extend_from_slice(floats.split_off(..leaf.len()).unwrap_or_default()),
+            Column::I32(data) => data.extend_from_slice(ints.split_off(..leaf.len()).unwrap_or_default()),
+            Column::U8(data) => data.extend_from_slice(bytes.split_off(..leaf.len()).unwrap_or_default()),
+        }
+    }
+}
+
+/// Empty columns for the leaves of a space.
+pub(crate) fn columns(space: &Space) -> Vec<Column> {
+    space.leaves().iter().map(|leaf| Column::zeros(own_type(leaf), 0)).collect()
+}
+
+/// The element type that a leaf is recorded in by those who have its numbers as [`Values`].
+pub(crate) fn own_type(leaf: &Leaf<'_>) -> ElementType {
+    match leaf {
+        Leaf::Ints(_) => ElementType::I32,
+        Leaf::Floats { .. } => ElementType::F32,
+        Leaf::Bytes { .. } => ElementType::U8,
     }
 }
 
@@ -276,11 +338,43 @@ fn check_columns(
             let expected = format!("{rows} rows of {width} numbers{more}");
             return Fault::new(name, expected, format!("{} numbers", column.len()), CORRECT);
         }
-        if let Some((step, entry, expected, got)) = misfit(leaf, *column, bounded) {
-            return Fault::new(format!("{name}, step {step}, entry {entry}"), expected, got, RANGE);
-        }
+        misfit_fault(&name, leaf, *column, bounded, 0)?;
     }
     Ok(())
+}
+
+/// Checks that an episode has steps.
+pub(crate) fn check_steps(steps: usize) -> Result<(), Fault> {
+    if steps == 0 {
+        return Fault::new("rewards", "at least one step", "none", "leave episodes without steps out");
+    }
+    Ok(())
+}
+
+/// Checks the rewards of the steps from `first` on.
+pub(crate) fn check_rewards(rewards: &[f32], first: usize) -> Result<(), Fault> {
+    match rewards.iter().position(|r| !r.is_finite()) {
+        Some(i) => {
+            Fault::new(format!("reward of step {}", first + i), "a finite number", rewards[i], CORRECT)
+        }
+        None => Ok(()),
+    }
+}
+
+/// Checks the numbers of some rows of a column called `name`, the first of which is row `first`.
+pub(crate) fn misfit_fault(
+    name: &str,
+    leaf: &Leaf<'_>,
+    column: ColumnRef<'_>,
+    bounded: bool,
+    first: usize,
+) -> Result<(), Fault> {
+    match misfit(leaf, column, bounded) {
+        Some((step, entry, expected, got)) => {
+            Fault::new(format!("{name}, step {}, entry {entry}", first + step), expected, got, RANGE)
+        }
+        None => Ok(()),
+    }
 }
 
 /// Whether a leaf can be recorded in this element type.

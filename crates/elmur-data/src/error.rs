@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use elmur_base::Field;
 
+use crate::source::Part;
+
 /// Result with the error type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -48,6 +50,26 @@ pub enum Error {
         /// What can be had.
         expected: String,
         /// What was asked for.
+        got: String,
+    },
+    /// A column that a source does not have, or not in the rows, type or size that were asked for.
+    #[error("{part}: expected {expected}, got {got}")]
+    Part {
+        /// The column.
+        part: Part,
+        /// What can be had.
+        expected: String,
+        /// What was asked for.
+        got: String,
+    },
+    /// A choice of episodes that makes no source.
+    #[error("{what}: expected {expected}, got {got}")]
+    Choice {
+        /// What was chosen.
+        what: &'static str,
+        /// What would have been accepted.
+        expected: String,
+        /// What was given.
         got: String,
     },
     /// An error of the environment that demonstrations are collected in.

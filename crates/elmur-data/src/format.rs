@@ -7,19 +7,20 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::path::Path;
 
 use elmur_base::{Space, Spaces};
 use serde::{Deserialize, Serialize};
 
-use crate::episode::{ColumnRef, ElementType, EpisodeRef, fits};
+use crate::episode::{Column, ColumnRef, ElementType, Episode, EpisodeRef, fits};
 use crate::error::{Error, Fault, Result};
+use crate::source::{Layout, Outline, Part};
 
 #[cfg(target_endian = "big")]
-compile_error!("elmur-data hands out parts of little-endian files as they lie; this machine is big-endian");
+compile_error!("elmur-data reads parts of little-endian files as they lie; this machine is big-endian");
 
-const MAGIC: [u8; 8] = *b"ELMURDAT";
+pub(crate) const MAGIC: [u8; 8] = *b"ELMURDAT";
 const VERSION: u32 = 1;
 const MARKER: [u8; 4] = *b"EPIS";
 /// Bytes before the header's JSON.
@@ -27,7 +28,7 @@ const PREFIX: usize = 24;
 /// Bytes before a record's payload.
 pub(crate) const HEAD: usize = 24;
 /// Bytes before a payload's columns.
-const SHAPE: usize = 16;
+pub(crate) const SHAPE: usize = 16;
 /// Largest header, in bytes.
 const MAX_HEADER: u64 = 1 << 26;
 
@@ -46,18 +47,17 @@ pub(crate) struct Aligned {
 impl Aligned {
     /// Up to `len` bytes of `source`; memory is taken as they come, not as `len` promises.
     pub(crate) fn read(source: &mut impl Read, len: u64) -> std::io::Result<Self> {
-        Self::default().filled(source, len)
+        let mut bytes = Self::default();
+        bytes.fill(source, len)?;
+        Ok(bytes)
     }
 
-    /// The same for a `len` that is known to be true: memory is taken at once.
-    pub(crate) fn read_all(source: &mut impl Read, len: usize) -> std::io::Result<Self> {
-        Self { words: Vec::with_capacity(len.div_ceil(8)), len: 0 }.filled(source, len as u64)
-    }
-
-    fn filled(mut self, source: &mut impl Read, len: u64) -> std::io::Result<Self> {
+    /// Replaces what is here by up to `len` bytes of `source`.
+    pub(crate) fn fill(&mut self, source: &mut impl Read, len: u64) -> std::io::Result<()> {
+        self.len = 0;
         while (self.len as u64) < len {
             let room = (len - self.len as u64).min(1 << 20) as usize;
-            self.words.resize((self.len + room).div_ceil(8), 0);
+            self.words.resize((self.len + room).div_ceil(8).max(self.words.len()), 0);
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
             match source.read(&mut bytes[self.len..self.len + room]) {
                 Ok(0) => break,
@@ -66,7 +66,7 @@ impl Aligned {
                 Err(e) => return Err(e),
             }
         }
-        Ok(self)
+        Ok(())
     }
 }
 
@@ -188,27 +188,14 @@ impl Header {
 
     /// Element type and numbers per row of every column, observations and actions.
     pub(crate) fn layout(&self) -> Layout {
-        let columns = |space: &Space, types: &[ElementType]| {
-            types.iter().zip(space.leaves()).map(|(t, leaf)| (*t, leaf.len())).collect()
-        };
-        Layout {
-            observations: columns(&self.spaces.observation, &self.observation_types),
-            actions: columns(&self.spaces.action, &self.action_types),
-        }
+        Layout::new(&self.spaces, &self.observation_types, &self.action_types)
     }
-}
-
-/// Element type and numbers per row of every column.
-#[derive(Debug)]
-pub(crate) struct Layout {
-    observations: Vec<(ElementType, usize)>,
-    actions: Vec<(ElementType, usize)>,
 }
 
 /// The head of a record.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
-    payload_crc: u32,
+    pub(crate) payload_crc: u32,
     pub(crate) payload_len: u64,
 }
 
@@ -243,147 +230,182 @@ impl Head {
     }
 }
 
-/// What a payload holds besides columns that are used as they lie.
-#[derive(Debug)]
+/// The first bytes of a payload: steps and flags. They decide how long it is.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
-    steps: usize,
+    pub(crate) steps: usize,
     flags: u32,
-    imitate: Option<Vec<bool>>,
 }
 
 impl Shape {
-    fn rows(&self) -> usize {
-        self.steps + usize::from(self.flags & FINAL_OBSERVATION != 0)
-    }
-
-    /// Checks a payload against its head and the layout.
-    pub(crate) fn decode(payload: &[u8], head: Head, layout: &Layout) -> Result<Self, String> {
-        if crc32fast::hash(payload) != head.payload_crc {
-            return Err("wrong checksum of the record's payload".to_owned());
+    /// Decodes the beginning of a payload of `len` bytes and checks it against that length.
+    pub(crate) fn decode(start: &[u8], len: u64, layout: &Layout) -> Result<Self, String> {
+        if start.len() < SHAPE {
+            return Err(format!("a payload of {len} bytes, too short for any episode"));
         }
-        if payload.len() < SHAPE {
-            return Err(format!("a payload of {} bytes, too short for any episode", payload.len()));
-        }
-        let (steps, flags) = (u64_at(payload, 0), u32_at(payload, 8));
-        if flags >= 2 * COUNTS || u32_at(payload, 12) != 0 {
+        let (steps, flags) = (u64_at(start, 0), u32_at(start, 8));
+        if flags >= 2 * COUNTS || u32_at(start, 12) != 0 {
             return Err("flags that version 1 does not know".to_owned());
         }
-        // In 128 bits nothing overflows: 2^64 rows of 2^24 numbers of 2^2 bytes.
-        let column = |rows: u128, (t, width): (ElementType, usize)| {
-            (rows * width as u128 * t.size() as u128).next_multiple_of(8)
-        };
-        let (steps, mut len) = (u128::from(steps), SHAPE as u128);
-        let rows = steps + u128::from(flags & FINAL_OBSERVATION != 0);
-        len += layout.observations.iter().map(|c| column(rows, *c)).sum::<u128>();
-        len += layout.actions.iter().map(|c| column(steps, *c)).sum::<u128>();
-        len += column(steps, (ElementType::F32, 1));
-        len += if flags & COUNTS != 0 { column(steps, (ElementType::U8, 1)) } else { 0 };
-        if len != payload.len() as u128 {
-            return Err(format!("a payload of {} bytes for {steps} steps, which take {len}", payload.len()));
+        let needed = payload_len(u128::from(steps), flags, layout);
+        if needed != u128::from(len) {
+            return Err(format!("a payload of {len} bytes for {steps} steps, which take {needed}"));
         }
-        let mut shape = Self { steps: steps as usize, flags, imitate: None };
-        if flags & COUNTS != 0 {
-            let start = payload.len() - shape.steps.next_multiple_of(8);
-            let counts = &payload[start..start + shape.steps];
-            if counts.iter().any(|c| *c > 1) {
-                return Err("counts other than 0 and 1".to_owned());
-            }
-            shape.imitate = Some(counts.iter().map(|c| *c == 1).collect());
-        }
-        Ok(shape)
+        let steps =
+            usize::try_from(steps).map_err(|_| format!("{steps} steps, too many for this machine"))?;
+        Ok(Self { steps, flags })
     }
 
-    /// The episode of this shape, its numbers borrowed from the payload, which must be the one that was
-    /// decoded.
-    pub(crate) fn view<'a>(&'a self, payload: &'a [u8], layout: &Layout) -> EpisodeRef<'a> {
-        let mut rest = &payload[SHAPE..];
-        let mut take = |rows: usize, (t, width): (ElementType, usize)| {
-            let len = rows * width * t.size();
-            let bytes = &rest[..len];
-            rest = &rest[len.next_multiple_of(8)..];
-            match t {
-                ElementType::F32 => ColumnRef::F32(bytemuck::cast_slice(bytes)),
-                ElementType::I32 => ColumnRef::I32(bytemuck::cast_slice(bytes)),
-                ElementType::U8 => ColumnRef::U8(bytes),
-            }
-        };
-        EpisodeRef {
-            observations: layout.observations.iter().map(|c| take(self.rows(), *c)).collect(),
-            actions: layout.actions.iter().map(|c| take(self.steps, *c)).collect(),
-            rewards: bytemuck::cast_slice(&rest[..4 * self.steps]),
-            terminated: self.flags & TERMINATED != 0,
-            truncated: self.flags & TRUNCATED != 0,
-            imitate: self.imitate.as_deref(),
+    pub(crate) fn outline(self) -> Outline {
+        let has = |flag: u32| self.flags & flag != 0;
+        Outline {
+            steps: self.steps,
+            final_observation: has(FINAL_OBSERVATION),
+            terminated: has(TERMINATED),
+            truncated: has(TRUNCATED),
+            marked: has(COUNTS),
         }
     }
 }
 
-/// The record of an episode that fits the spaces.
-pub(crate) fn encode(episode: &EpisodeRef<'_>, spaces: &Spaces, number: u32) -> Vec<u8> {
+/// Bytes of a payload. In 128 bits nothing overflows: 2^64 rows of 2^24 numbers of 2^2 bytes.
+fn payload_len(steps: u128, flags: u32, layout: &Layout) -> u128 {
+    let column = |rows: u128, element: ElementType, width: usize| {
+        (rows * width as u128 * element.size() as u128).next_multiple_of(8)
+    };
+    let rows = steps + u128::from(flags & FINAL_OBSERVATION != 0);
+    let mut len = SHAPE as u128;
+    len += layout.observations.iter().map(|c| column(rows, c.element, c.width)).sum::<u128>();
+    len += layout.actions.iter().map(|c| column(steps, c.element, c.width)).sum::<u128>();
+    len += column(steps, ElementType::F32, 1);
+    len + if flags & COUNTS != 0 { column(steps, ElementType::U8, 1) } else { 0 }
+}
+
+/// The columns of a payload in their order: the column, its rows, bytes per row, and where it begins.
+pub(crate) fn places(layout: &Layout, outline: Outline) -> impl Iterator<Item = Place> {
+    let observations = layout.observations.iter().enumerate().map(|(i, c)| (Part::Observation(i), c));
+    let actions = layout.actions.iter().enumerate().map(|(i, c)| (Part::Action(i), c));
+    let leaves = observations.chain(actions).map(|(part, c)| (part, c.width * c.element.size()));
+    let marks = outline.marked.then_some((Part::Imitate, 1));
+    leaves.chain([(Part::Reward, 4)]).chain(marks).scan(SHAPE as u64, move |end, (part, row_bytes)| {
+        let rows = outline.rows(part);
+        let start = *end;
+        *end += (rows as u64 * row_bytes as u64).next_multiple_of(8);
+        Some(Place { part, rows, row_bytes, start })
+    })
+}
+
+/// Where a column lies in a payload.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) part: Part,
+    pub(crate) rows: usize,
+    pub(crate) row_bytes: usize,
+    /// Bytes from the beginning of the payload.
+    pub(crate) start: u64,
+}
+
+/// An episode copied from a whole payload, which begins at a multiple of eight in memory.
+pub(crate) fn decode(payload: &[u8], head: Head, layout: &Layout) -> Result<Episode, String> {
+    if crc32fast::hash(payload) != head.payload_crc {
+        return Err("wrong checksum of the record's payload".to_owned());
+    }
+    let outline = Shape::decode(payload, payload.len() as u64, layout)?.outline();
+    let mut episode = Episode {
+        observations: Vec::new(),
+        actions: Vec::new(),
+        rewards: Vec::new(),
+        terminated: outline.terminated,
+        truncated: outline.truncated,
+        imitate: None,
+    };
+    let column = |element: ElementType, bytes: &[u8]| match element {
+        ElementType::F32 => Column::F32(bytemuck::cast_slice(bytes).to_vec()),
+        ElementType::I32 => Column::I32(bytemuck::cast_slice(bytes).to_vec()),
+        ElementType::U8 => Column::U8(bytes.to_vec()),
+    };
+    for place in places(layout, outline) {
+        let start = place.start as usize;
+        let bytes = &payload[start..start + place.rows * place.row_bytes];
+        match place.part {
+            Part::Observation(i) => episode.observations.push(column(layout.observations[i].element, bytes)),
+            Part::Action(i) => episode.actions.push(column(layout.actions[i].element, bytes)),
+            Part::Reward => episode.rewards = bytemuck::cast_slice(bytes).to_vec(),
+            Part::Imitate => {
+                if bytes.iter().any(|mark| *mark > 1) {
+                    return Err(BAD_MARKS.to_owned());
+                }
+                episode.imitate = Some(bytes.iter().map(|mark| *mark == 1).collect());
+            }
+        }
+    }
+    Ok(episode)
+}
+
+/// What is said of marks that are neither 0 nor 1.
+pub(crate) const BAD_MARKS: &str = "counts other than 0 and 1";
+
+/// Hands out the payload of an episode that fits the spaces, piece by piece.
+fn payload(episode: &EpisodeRef<'_>, spaces: &Spaces, mut put: impl FnMut(&[u8])) {
     let flag = |on: bool, flag: u32| if on { flag } else { 0 };
     let flags = flag(episode.terminated, TERMINATED)
         | flag(episode.truncated, TRUNCATED)
         | flag(episode.has_final_observation(spaces), FINAL_OBSERVATION)
         | flag(episode.imitate.is_some(), COUNTS);
-    let mut bytes = vec![0; HEAD];
-    bytes.extend((episode.steps() as u64).to_le_bytes());
-    bytes.extend(u64::from(flags).to_le_bytes());
-    let mut put = |column: &[u8]| {
-        bytes.extend_from_slice(column);
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
+    put(&(episode.steps() as u64).to_le_bytes());
+    put(&u64::from(flags).to_le_bytes());
+    let mut padded = |column: &[u8]| {
+        put(column);
+        put(&[0; 8][..column.len().next_multiple_of(8) - column.len()]);
     };
     for column in episode.observations.iter().chain(&episode.actions) {
         match column {
-            ColumnRef::F32(x) => put(bytemuck::cast_slice(x)),
-            ColumnRef::I32(x) => put(bytemuck::cast_slice(x)),
-            ColumnRef::U8(x) => put(x),
+            ColumnRef::F32(x) => padded(bytemuck::cast_slice(x)),
+            ColumnRef::I32(x) => padded(bytemuck::cast_slice(x)),
+            ColumnRef::U8(x) => padded(x),
         }
     }
-    put(bytemuck::cast_slice(episode.rewards));
+    padded(bytemuck::cast_slice(episode.rewards));
     if let Some(imitate) = episode.imitate {
-        put(&imitate.iter().map(|x| u8::from(*x)).collect::<Vec<_>>());
+        padded(bytemuck::cast_slice(imitate));
     }
+}
+
+/// The CRC-32 of the payload that an episode would have in a file.
+pub(crate) fn checksum(episode: &EpisodeRef<'_>, spaces: &Spaces) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    payload(episode, spaces, |bytes| hasher.update(bytes));
+    hasher.finalize()
+}
+
+/// The record of an episode that fits the spaces.
+pub(crate) fn encode(episode: &EpisodeRef<'_>, spaces: &Spaces, number: u32) -> Vec<u8> {
+    let mut bytes = vec![0; HEAD];
+    payload(episode, spaces, |part| bytes.extend_from_slice(part));
     let payload = &bytes[HEAD..];
     let head = Head { payload_crc: crc32fast::hash(payload), payload_len: payload.len() as u64 };
     bytes[..HEAD].copy_from_slice(&head.encode(number));
     bytes
 }
 
-/// Where the episodes of a file lie.
-pub(crate) struct Index {
-    pub(crate) header: Header,
-    pub(crate) layout: Layout,
-    /// Where each payload begins and ends, and what it holds.
-    pub(crate) episodes: Vec<(Range<usize>, Shape)>,
-    pub(crate) torn_bytes: u64,
+/// The 64-bit FNV-1a hash: the same on every machine and in every version.
+pub(crate) struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
 }
 
-impl Index {
-    /// Finds and checks all episodes of a file. `bytes` must be aligned to eight.
-    pub(crate) fn of(bytes: &[u8], path: &Path) -> Result<Self> {
-        let (header, start) = Header::read(&mut &*bytes, path)?;
-        let layout = header.layout();
-        let mut index = Self { header, layout, episodes: Vec::new(), torn_bytes: 0 };
-        let mut offset = start as usize;
-        while offset < bytes.len() {
-            let (rest, number) = (&bytes[offset..], index.episodes.len());
-            let damaged = |problem: String| Error::damaged(path, number, offset as u64, problem);
-            let head = Head::decode(rest, number).map_err(damaged)?;
-            let whole = head.filter(|head| head.payload_len <= (rest.len() - HEAD) as u64);
-            let Some(head) = whole else {
-                index.torn_bytes = rest.len() as u64;
-                break;
-            };
-            let end = HEAD + head.payload_len as usize;
-            let shape = Shape::decode(&rest[HEAD..end], head, &index.layout).map_err(damaged)?;
-            index
-                .header
-                .check(&shape.view(&rest[HEAD..end], &index.layout))
-                .map_err(|fault| Error::episode(path, number, fault))?;
-            index.episodes.push((offset + HEAD..offset + end, shape));
-            offset += end;
+impl Fnv {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
-        Ok(index)
+    }
+
+    pub(crate) fn finish(self) -> u64 {
+        self.0
     }
 }
 

@@ -2,19 +2,20 @@
 //!
 //! - [`Episode`]: observations, actions and rewards, one column per leaf of a space. [`EpisodeRef`]: the
 //!   same, borrowed.
-//! - [`Dataset`]: checked episodes of the same spaces, from memory, an `.elmur` file or a folder of `.npz`
-//!   files.
+//! - [`Source`]: the one way to read data, a range of steps at a time. [`Dataset`]: checked episodes in memory.
+//!   [`open()`]: files and folders of any format, whatever their size. [`Subset`], [`split`]: some of the
+//!   episodes of a source. [`wrap()`]: wrappers applied to a source.
 //! - [`Writer`], [`Reader`]: `.elmur` files, one episode at a time. `docs/dataset-format.md` specifies the
 //!   format: every byte is covered by a checksum, and a writer that is killed loses at most the episode it
-//!   was writing.
-//! - [`collect`](mod@collect): demonstrations of scripted experts. [`wrap()`]: wrappers applied to a dataset.
-//! - [`Sampler`]: which crops a batch is made of. [`Window`]: the numbers of a batch.
-//! - [`read_npz`], [`write_npz`]: the layout of the published datasets.
+//!   was writing. [`NpzWriter`], [`write_npz`]: the layout of the published datasets.
+//! - [`collect`](mod@collect): demonstrations of scripted experts.
+//! - [`Sampler`]: which crops a batch is made of. [`Window`]: the numbers of a batch. [`Loader`]: batches read
+//!   ahead on threads.
 //!
 //! ```
 //! use std::collections::BTreeMap;
 //! use elmur_base::{Space, Spaces};
-//! use elmur_data::{Column, Dataset, Episode, Writer};
+//! use elmur_data::{Column, Episode, Source, Writer, open};
 //!
 //! # let folder = std::env::temp_dir().join(format!("elmur-data-example-{}", std::process::id()));
 //! # std::fs::create_dir_all(&folder)?;
@@ -33,9 +34,9 @@
 //! })?;
 //! writer.finish()?;
 //!
-//! let dataset = Dataset::open(&path)?;
-//! assert_eq!(dataset.summary().returns.mean, 1.0);
-//! assert_eq!(dataset.episode(0).rewards, [0.0, 1.0]);
+//! let data = open(&path, None)?;
+//! assert_eq!(data.summary()?.returns.mean, 1.0);
+//! assert_eq!(data.episode(0)?.rewards, [0.0, 1.0]);
 //! # std::fs::remove_dir_all(&folder)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -45,16 +46,31 @@ mod dataset;
 mod episode;
 mod error;
 mod format;
+mod indexed;
+mod loader;
 mod native;
+mod npy;
 mod npz;
+mod npz_write;
+mod open;
 mod sampler;
+mod source;
+mod subset;
 mod window;
 mod wrap;
 
-pub use dataset::{Dataset, Summary, read_npz, write_npz};
+pub use dataset::{Dataset, save};
 pub use episode::{Column, ColumnRef, ElementType, Episode, EpisodeRef};
 pub use error::{Error, Fault, Result};
+pub use indexed::ElmurFile;
+pub use loader::{Batch, Buffer, Loader, Request};
 pub use native::{Reader, Writer};
+pub use npz_write::{NpzWriter, write_npz};
+pub use open::{Limits, is_data, open, open_with};
 pub use sampler::{Crop, Sampler};
+pub use source::{
+    ColumnType, Layout, Outline, Part, Source, Summary, check_read, chunks, earlier_fingerprint,
+};
+pub use subset::{Subset, split};
 pub use window::Window;
-pub use wrap::wrap;
+pub use wrap::{WrappedSource, wrap};

@@ -8,9 +8,12 @@ use std::path::{Path, PathBuf};
 
 use elmur_base::{Spaces, files};
 
+use crate::dataset::Dataset;
 use crate::episode::{Episode, EpisodeRef};
 use crate::error::{Error, Result};
-use crate::format::{Aligned, HEAD, Head, Header, Layout, Shape, encode};
+use crate::format::{Aligned, HEAD, Head, Header, decode, encode};
+use crate::indexed::{Indexed, index};
+use crate::source::Layout;
 
 /// Reads a stream of the `.elmur` format: an iterator of checked episodes.
 #[derive(Debug)]
@@ -22,6 +25,7 @@ pub struct Reader<R> {
     /// Where the next record begins.
     offset: u64,
     episodes: usize,
+    checksums: Vec<u32>,
     torn_bytes: u64,
     finished: bool,
 }
@@ -32,10 +36,22 @@ impl<R: Read> Reader<R> {
         Self::named(source, Path::new("stream"))
     }
 
-    fn named(mut source: R, path: &Path) -> Result<Self> {
+    /// [`Reader::new`] with the name that errors call the stream by.
+    pub(crate) fn named(mut source: R, path: &Path) -> Result<Self> {
         let (header, offset) = Header::read(&mut source, path)?;
         let (path, layout) = (path.to_owned(), header.layout());
-        Ok(Self { source, path, header, layout, offset, episodes: 0, torn_bytes: 0, finished: false })
+        let checksums = Vec::new();
+        Ok(Self {
+            source,
+            path,
+            header,
+            layout,
+            offset,
+            episodes: 0,
+            checksums,
+            torn_bytes: 0,
+            finished: false,
+        })
     }
 
     /// Observation and action spaces of the episodes.
@@ -64,13 +80,22 @@ impl<R: Read> Reader<R> {
         if (payload.len() as u64) < head.payload_len {
             return Ok(None);
         }
-        let shape = Shape::decode(&payload, head, &self.layout).map_err(damaged)?;
-        let episode = shape.view(&payload, &self.layout);
-        self.header.check(&episode).map_err(|fault| Error::episode(path, number, fault))?;
+        let episode = decode(&payload, head, &self.layout).map_err(damaged)?;
+        self.header.check(&episode.view()).map_err(|fault| Error::episode(path, number, fault))?;
+        self.checksums.push(head.payload_crc);
         self.episodes += 1;
         self.offset += self.torn_bytes;
         self.torn_bytes = 0;
-        Ok(Some(episode.to_episode()))
+        Ok(Some(episode))
+    }
+
+    /// All episodes in memory.
+    pub(crate) fn into_dataset(mut self) -> Result<Dataset> {
+        let episodes = self.by_ref().collect::<Result<Vec<_>>>()?;
+        if episodes.is_empty() {
+            return Err(Error::Empty { path: self.path });
+        }
+        Ok(Dataset::checked(self.header, episodes, self.checksums, self.torn_bytes))
     }
 }
 
@@ -93,6 +118,8 @@ pub struct Writer {
     path: PathBuf,
     /// Where a new file is written until it is finished; none when an old one grows in place.
     aside: Option<PathBuf>,
+    /// Whether a file that is at `path` already may be replaced.
+    replace: bool,
     file: File,
     header: Header,
     /// Where the next record begins; 0 while there is no header either, since the first episode decides what
@@ -102,42 +129,113 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts a new file. Episodes are written to `<path>.tmp`, which [`Writer::finish`] renames to `path`;
-    /// until then a file that was there before stays as it is. The `.tmp` file of an interrupted writer can
-    /// be opened like any other, until a new writer for the same path starts.
+    /// Starts a new file. Episodes are written to `<path>.tmp`, which [`Writer::finish`] renames to `path`. A
+    /// file that is there already is an error: see [`Writer::replace`].
+    ///
+    /// The `.tmp` file of an interrupted writer can be opened like any other and be continued by
+    /// [`Writer::resume`], until a new writer for the same path starts.
     pub fn create(
         path: impl Into<PathBuf>,
         spaces: &Spaces,
         metadata: BTreeMap<String, String>,
     ) -> Result<Self> {
-        let path = path.into();
+        Self::aside(path.into(), spaces, metadata, false)?.emptied()
+    }
+
+    /// [`Writer::create`] for a path that may hold a file already; that stays as it is until
+    /// [`Writer::finish`] replaces it.
+    pub fn replace(
+        path: impl Into<PathBuf>,
+        spaces: &Spaces,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Self> {
+        Self::aside(path.into(), spaces, metadata, true)?.emptied()
+    }
+
+    /// [`Writer::create`] that continues the `<path>.tmp` file of an interrupted writer if it holds episodes of
+    /// the same spaces and metadata; [`Writer::episodes`] says how many. A torn record at its end is cut off.
+    /// Where there is no such file, or another or a damaged one, it starts anew.
+    pub fn resume(
+        path: impl Into<PathBuf>,
+        spaces: &Spaces,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Self> {
+        Self::aside(path.into(), spaces, metadata, false)?.continued()
+    }
+
+    /// [`Writer::resume`] for a path that may hold a file already, as [`Writer::replace`].
+    pub fn resume_replacing(
+        path: impl Into<PathBuf>,
+        spaces: &Spaces,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Self> {
+        Self::aside(path.into(), spaces, metadata, true)?.continued()
+    }
+
+    /// A writer on the locked file aside, whatever that holds.
+    fn aside(
+        path: PathBuf,
+        spaces: &Spaces,
+        metadata: BTreeMap<String, String>,
+        replace: bool,
+    ) -> Result<Self> {
         let header = Header::new(spaces.clone(), metadata).map_err(|problem| Error::file(&path, problem))?;
         if path.is_dir() {
             return Err(Error::file(&path, "a folder; give the name of a file"));
         }
+        refuse_existing(&path, replace)?;
         let mut aside = path.clone().into_os_string();
         aside.push(".tmp");
         let aside = PathBuf::from(aside);
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&aside);
+        // A pipe there would make this wait for its other end.
+        if fs::metadata(&aside).is_ok_and(|about| !about.is_file()) {
+            return Err(Error::file(&aside, "not a file; remove it, or choose another name"));
+        }
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&aside);
         let file = file.map_err(|e| Error::io(&aside, e))?;
         lock(&file, &aside)?;
-        file.set_len(0).map_err(|e| Error::io(&aside, e))?;
-        Ok(Self { path, aside: Some(aside), file, header, end: 0, episodes: 0 })
+        Ok(Self { path, aside: Some(aside), replace, file, header, end: 0, episodes: 0 })
     }
 
-    /// Appends to a file in place. All of the file is read and checked; a torn record at its end is cut off.
+    fn emptied(self) -> Result<Self> {
+        self.file.set_len(0).map_err(|e| Error::io(&self.path, e))?;
+        Ok(self)
+    }
+
+    fn continued(mut self) -> Result<Self> {
+        let Ok(found) = index(&mut BufReader::new(&self.file), &self.path) else { return self.emptied() };
+        let same = (&found.header.spaces, &found.header.metadata);
+        if found.records.is_empty() || same != (&self.header.spaces, &self.header.metadata) {
+            return self.emptied();
+        }
+        self.file.set_len(found.end).map_err(|e| Error::io(&self.path, e))?;
+        (self.header, self.end, self.episodes) = (found.header, found.end, found.records.len());
+        Ok(self)
+    }
+
+    /// Appends to a file in place. All of the file is read and checked, with bounded memory; a torn record at
+    /// its end is cut off.
     pub fn append_to(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|e| Error::io(&path, e))?;
         lock(&file, &path)?;
-        let mut reader = Reader::named(BufReader::new(&file), &path)?;
-        reader.by_ref().try_for_each(|episode| episode.map(drop))?;
-        let Reader { header, offset: end, episodes, .. } = reader;
+        let Indexed { header, records, end, .. } = index(&mut BufReader::new(&file), &path)?;
         file.set_len(end).map_err(|e| Error::io(&path, e))?;
-        Ok(Self { path, aside: None, file, header, end, episodes })
+        Ok(Self { path, aside: None, replace: false, file, header, end, episodes: records.len() })
     }
 
-    /// Number of episodes in the file, those from before [`Writer::append_to`] included.
+    /// Observation and action spaces that episodes must belong to.
+    pub fn spaces(&self) -> &Spaces {
+        &self.header.spaces
+    }
+
+    /// Notes on the dataset: environment, expert, seed, ...
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.header.metadata
+    }
+
+    /// Number of episodes in the file, those from before [`Writer::append_to`] or [`Writer::resume`]
+    /// included.
     pub fn episodes(&self) -> usize {
         self.episodes
     }
@@ -180,6 +278,9 @@ impl Writer {
             self.discard();
             return Err(Error::Empty { path });
         }
+        if self.aside.is_some() {
+            refuse_existing(&self.path, self.replace)?;
+        }
         let finish = || -> std::io::Result<()> {
             self.file.set_len(self.end)?;
             self.file.sync_all()?;
@@ -190,6 +291,13 @@ impl Writer {
         };
         finish().map_err(|cause| Error::io(&self.path, cause))
     }
+}
+
+fn refuse_existing(path: &Path, replace: bool) -> Result<()> {
+    if replace || !path.exists() {
+        return Ok(());
+    }
+    Err(Error::file(path, "exists already; choose another name, or replace it with --force"))
 }
 
 /// Locks a file against a second writer, where the file system supports locks.

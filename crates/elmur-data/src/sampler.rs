@@ -2,7 +2,7 @@
 
 use elmur_rng::{Rng, Stream};
 
-use crate::Dataset;
+use crate::source::Source;
 
 /// A stretch of an episode, of a length that all crops of a batch share. Steps beyond the episode's end are
 /// padded.
@@ -36,13 +36,13 @@ const ORDER: u32 = 0;
 const PLACES: u32 = 1;
 
 impl Sampler {
-    /// Crops of `length` steps from the dataset, starting with the first epoch.
-    pub fn new(dataset: &Dataset, length: usize, seed: u64) -> Self {
+    /// Crops of `length` steps from a source of episodes, starting with the first epoch.
+    pub fn new(source: &dyn Source, length: usize, seed: u64) -> Self {
         let crops = |i: usize| {
-            let steps = dataset.episode(i).steps();
+            let steps = source.steps(i);
             std::iter::repeat_n((i, steps), steps.div_ceil(length.max(1)))
         };
-        let items: Vec<_> = (0..dataset.len()).flat_map(crops).collect();
+        let items: Vec<_> = (0..source.episodes()).flat_map(crops).collect();
         let order = (0..items.len() as u32).collect();
         Self { seed, length, items, order, ordered: None, position: 0 }
     }

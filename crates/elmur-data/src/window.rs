@@ -1,24 +1,39 @@
 //! The numbers of a batch: fields of all steps of some crops, padded beyond the ends of episodes.
 
-use std::ops::Range;
-
 use elmur_base::{Field, FieldMut, Leaf};
 
-use crate::episode::{ColumnRef, ElementType, pixel};
+use crate::Crop;
+use crate::episode::{Column, ElementType, pixel};
 use crate::error::{Error, Result};
-use crate::{Crop, Dataset, EpisodeRef};
+use crate::source::{ColumnType, Outline, Part, Source, chunks};
 
 /// Steps `offset..offset + length` of every crop of a batch: [rows, length] steps.
 #[derive(Debug, Clone, Copy)]
 pub struct Window<'a> {
-    /// The dataset that the crops are taken from.
-    pub dataset: &'a Dataset,
+    /// The episodes that the crops are taken from.
+    pub source: &'a dyn Source,
     /// One crop per row of the batch.
     pub crops: &'a [Crop],
     /// First step, counted from each crop's start.
     pub offset: usize,
     /// Steps per row.
     pub length: usize,
+}
+
+/// One row of a window: which steps of which episode there are to fill it.
+struct Row {
+    episode: usize,
+    outline: Outline,
+    /// First step; may lie beyond the episode's end.
+    first: usize,
+    length: usize,
+}
+
+impl Row {
+    /// How many rows of a column there are from the first step on, at most the window's length.
+    fn there(&self, part: Part) -> usize {
+        self.outline.rows(part).saturating_sub(self.first).min(self.length)
+    }
 }
 
 impl Window<'_> {
@@ -32,33 +47,43 @@ impl Window<'_> {
     /// | [`Field::Imitate`] | bool |
     /// | [`Field::ReturnToGo`] | f32 |
     ///
-    /// Another type, room for more or fewer numbers, and a leaf that does not exist are errors.
+    /// Another type, room for more or fewer numbers, and a leaf or episode that does not exist are errors.
     pub fn fill(&self, field: Field, out: FieldMut<'_>) -> Result<()> {
-        let widths = self.dataset.spaces().action.widths();
+        let widths = self.source.spaces().action.widths();
         let (discrete, continuous) = (widths.ints, widths.floats + widths.bytes);
         match (field, out) {
-            (Field::Observation(leaf), out) => return self.observations(leaf, out),
+            (Field::Observation(leaf), out) => self.observations(leaf, out),
             (Field::Action, FieldMut::I32(out)) if discrete > 0 => {
                 self.check_room(field, discrete, out.len())?;
                 let choices = self.choices();
-                self.actions(discrete, out, exists, choice, |i| choices[i]);
+                out.chunks_exact_mut(discrete).for_each(|step| step.copy_from_slice(&choices));
+                self.choices_taken(discrete, out, |choice| choice)
             }
             (Field::Target, FieldMut::I64(out)) if discrete > 0 => {
                 self.check_room(field, discrete, out.len())?;
-                let choice = |column: ColumnRef<'_>, i: usize| choice(column, i).map(i64::from);
-                self.actions(discrete, out, imitated, choice, |_| Field::IGNORED);
+                out.fill(Field::IGNORED);
+                self.choices_taken(discrete, out, i64::from)?;
+                let mut marks = vec![true; self.length];
+                self.each(discrete, out, |row, out| {
+                    self.marks(row, &mut marks)?;
+                    let steps = out.chunks_exact_mut(discrete).zip(&marks).filter(|(_, mark)| !**mark);
+                    steps.for_each(|(step, _)| step.fill(Field::IGNORED));
+                    Ok(())
+                })
             }
             (Field::Action | Field::Target, FieldMut::F32(out)) if continuous > 0 => {
                 self.check_room(field, continuous, out.len())?;
-                self.actions(continuous, out, exists, number, |_| 0.0);
+                out.fill(0.0);
+                self.numbers_taken(continuous, out)
             }
             (Field::Imitate, FieldMut::Bool(out)) => {
                 self.check_room(field, 1, out.len())?;
-                self.each(|place, episode, step| out[place] = imitated(episode, step));
+                self.each(1, out, |row, out| self.marks(row, out))
             }
             (Field::ReturnToGo, FieldMut::F32(out)) => {
                 self.check_room(field, 1, out.len())?;
-                self.returns_to_go(out);
+                let mut rewards = Vec::new();
+                self.each(1, out, |row, out| self.returns_to_go(row, &mut rewards, out))
             }
             (field, out) => {
                 let of_actions = |integer: &str| match (discrete, continuous) {
@@ -72,10 +97,9 @@ impl Window<'_> {
                     Field::Imitate => "bool".to_owned(),
                     Field::Observation(_) | Field::ReturnToGo => "f32".to_owned(),
                 };
-                return Err(Error::field(field, expected, out.type_name()));
+                Err(Error::field(field, expected, out.type_name()))
             }
         }
-        Ok(())
     }
 
     fn check_room(&self, field: Field, width: usize, got: usize) -> Result<()> {
@@ -87,133 +111,183 @@ impl Window<'_> {
         Err(Error::field(field, format!("room for {expected} numbers, [{rows}, {length}, {width}]"), got))
     }
 
-    /// Calls `f(place, episode, step)` for each of the [rows, length] places; `step` may lie beyond the
-    /// episode's end.
-    fn each(&self, mut f: impl FnMut(usize, &EpisodeRef<'_>, usize)) {
-        for (row, crop) in self.crops.iter().enumerate() {
-            let episode = self.dataset.episode(crop.episode);
-            for i in 0..self.length {
-                f(row * self.length + i, &episode, crop.start + self.offset + i);
+    /// Calls `f` for each row of the window with its part of `out`, [length, width].
+    fn each<T>(
+        &self,
+        width: usize,
+        out: &mut [T],
+        mut f: impl FnMut(&Row, &mut [T]) -> Result<()>,
+    ) -> Result<()> {
+        let each = self.length * width;
+        for (i, crop) in self.crops.iter().enumerate() {
+            let (episode, have) = (crop.episode, self.source.episodes());
+            if episode >= have {
+                let (expected, got) = (format!("an episode below {have}"), episode.to_string());
+                return Err(Error::Part { part: Part::Reward, expected, got });
             }
+            let (outline, length) = (self.source.outline(episode), self.length);
+            let row = Row { episode, outline, first: crop.start.saturating_add(self.offset), length };
+            f(&row, &mut out[i * each..(i + 1) * each])?;
         }
+        Ok(())
     }
 
     fn observations(&self, leaf: usize, out: FieldMut<'_>) -> Result<()> {
-        let (field, leaves) = (Field::Observation(leaf), self.dataset.spaces().observation.leaves());
-        let Some(width) = leaves.get(leaf).map(Leaf::len) else {
-            return Err(Error::field(field, format!("a leaf below {}", leaves.len()), leaf));
+        let (field, columns) = (Field::Observation(leaf), &self.source.layout().observations);
+        let Some(ColumnType { element, width }) = columns.get(leaf).copied() else {
+            return Err(Error::field(field, format!("a leaf below {}", columns.len()), leaf));
         };
         self.check_room(field, width, out.len())?;
-        match (out, self.dataset.episode(0).observations[leaf].element_type()) {
-            (FieldMut::F32(out), _) => self.rows_of(leaf, width, out, |column, range, out| match column {
-                ColumnRef::F32(data) => out.copy_from_slice(&data[range]),
-                ColumnRef::U8(data) => out.iter_mut().zip(&data[range]).for_each(|(x, b)| *x = pixel(*b)),
-                ColumnRef::I32(data) => out.iter_mut().zip(&data[range]).for_each(|(x, i)| *x = *i as f32),
-            }),
-            (FieldMut::I32(out), ElementType::I32) => self.rows_of(leaf, width, out, |column, range, out| {
-                if let ColumnRef::I32(data) = column {
-                    out.copy_from_slice(&data[range]);
-                }
-            }),
-            (FieldMut::U8(out), ElementType::U8) => self.rows_of(leaf, width, out, |column, range, out| {
-                if let ColumnRef::U8(data) = column {
-                    out.copy_from_slice(&data[range]);
-                }
-            }),
+        match (out, element) {
+            (FieldMut::F32(out), ElementType::F32) => {
+                self.observed(leaf, width, out, |out| FieldMut::F32(out), |x| x)
+            }
+            (FieldMut::F32(out), ElementType::U8) => {
+                self.observed(leaf, width, out, |x: &mut [u8]| FieldMut::U8(x), pixel)
+            }
+            (FieldMut::F32(out), ElementType::I32) => {
+                self.observed(leaf, width, out, |x: &mut [i32]| FieldMut::I32(x), |x| x as f32)
+            }
+            (FieldMut::I32(out), ElementType::I32) => {
+                self.observed(leaf, width, out, |out| FieldMut::I32(out), |x| x)
+            }
+            (FieldMut::U8(out), ElementType::U8) => {
+                self.observed(leaf, width, out, |out| FieldMut::U8(out), |x| x)
+            }
             (out, recorded) => {
                 let expected = match recorded {
                     ElementType::F32 => "f32",
                     ElementType::I32 => "i32 or f32",
                     ElementType::U8 => "u8 or f32",
                 };
-                return Err(Error::field(field, expected, out.type_name()));
+                Err(Error::field(field, expected, out.type_name()))
             }
         }
-        Ok(())
     }
 
-    /// Calls `copy(column, range, out)` for every step with the numbers of its observation, or of the last
-    /// there is.
-    fn rows_of<T>(
+    /// Reads the observations of every row in the type that they are recorded in, `R`, and writes them
+    /// converted; beyond the end the last one is repeated.
+    fn observed<R: Copy + Default + 'static, T: Copy + 'static>(
         &self,
         leaf: usize,
         width: usize,
         out: &mut [T],
-        copy: impl Fn(ColumnRef<'_>, Range<usize>, &mut [T]),
-    ) {
-        self.each(|place, episode, step| {
-            let column = episode.observations[leaf];
-            // A leaf may have no numbers.
-            let rows = column.len().checked_div(width).unwrap_or(1);
-            let row = step.min(rows - 1);
-            copy(column, row * width..(row + 1) * width, &mut out[place * width..(place + 1) * width]);
-        });
+        field_of: impl Fn(&mut [R]) -> FieldMut<'_>,
+        convert: impl Fn(R) -> T,
+    ) -> Result<()> {
+        let part = Part::Observation(leaf);
+        let mut recorded = vec![R::default(); self.length.max(1) * width];
+        self.each(width, out, |row, out| {
+            let there = row.there(part);
+            // Beyond the end only the last observation is read.
+            let last = row.outline.rows(part) - 1;
+            let rows = if there > 0 { row.first..row.first + there } else { last..last + 1 };
+            let read = rows.len();
+            let recorded = &mut recorded[..read * width];
+            self.source.read(part, row.episode, rows, field_of(recorded))?;
+            out.iter_mut().zip(&*recorded).for_each(|(out, x)| *out = convert(*x));
+            if read < self.length && width > 0 {
+                let (filled, rest) = out.split_at_mut(read * width);
+                let last = &filled[(read - 1) * width..];
+                rest.chunks_exact_mut(width).for_each(|step| step.copy_from_slice(last));
+            }
+            Ok(())
+        })
     }
 
-    /// Components of the actions, as many as `width`: those that `component(column, index)` finds where an
-    /// action is `there`, and `missing(component)` elsewhere.
-    fn actions<T>(
+    /// Writes the discrete components of the actions that there are.
+    fn choices_taken<T>(&self, width: usize, out: &mut [T], convert: impl Fn(i32) -> T) -> Result<()> {
+        self.taken(
+            width,
+            out,
+            |column, i| if let Column::I32(x) = column { Some(convert(x[i])) } else { None },
+        )
+    }
+
+    /// Writes the continuous components of the actions that there are.
+    fn numbers_taken(&self, width: usize, out: &mut [f32]) -> Result<()> {
+        self.taken(width, out, |column, i| match column {
+            Column::F32(x) => Some(x[i]),
+            Column::U8(x) => Some(pixel(x[i])),
+            Column::I32(_) => None,
+        })
+    }
+
+    /// Writes the components of actions that `component(column, index)` finds, as many as `width` per step.
+    fn taken<T>(
         &self,
         width: usize,
         out: &mut [T],
-        there: impl Fn(&EpisodeRef<'_>, usize) -> bool,
-        component: impl Fn(ColumnRef<'_>, usize) -> Option<T>,
-        missing: impl Fn(usize) -> T,
-    ) {
-        let leaves: Vec<usize> = self.dataset.spaces().action.leaves().iter().map(Leaf::len).collect();
-        self.each(|place, episode, step| {
-            let out = &mut out[place * width..(place + 1) * width];
-            if !there(episode, step) {
-                out.iter_mut().enumerate().for_each(|(i, out)| *out = missing(i));
-                return;
+        component: impl Fn(&Column, usize) -> Option<T>,
+    ) -> Result<()> {
+        let columns = &self.source.layout().actions;
+        let room = |c: &ColumnType| Column::zeros(c.element, self.length * c.width);
+        let mut recorded: Vec<Column> = columns.iter().map(room).collect();
+        self.each(width, out, |row, out| {
+            let mut place = 0;
+            for (leaf, (column, recorded)) in columns.iter().zip(&mut recorded).enumerate() {
+                let (part, each) = (Part::Action(leaf), column.width);
+                let there = row.there(part);
+                if there == 0 || each == 0 || component(recorded, 0).is_none() {
+                    continue;
+                }
+                let rows = row.first..row.first + there;
+                self.source.read(part, row.episode, rows, recorded.first(there * each))?;
+                for step in 0..there {
+                    for i in 0..each {
+                        if let Some(x) = component(recorded, step * each + i) {
+                            out[step * width + place + i] = x;
+                        }
+                    }
+                }
+                place += each;
             }
-            let columns = episode.actions.iter().zip(&leaves);
-            let numbers =
-                columns.flat_map(|(column, each)| (step * each..(step + 1) * each).map(|i| (*column, i)));
-            let found = numbers.filter_map(|(column, i)| component(column, i));
-            out.iter_mut().zip(found).for_each(|(out, x)| *out = x);
-        });
+            Ok(())
+        })
     }
 
     /// Number of choices of each discrete component of an action.
     fn choices(&self) -> Vec<i32> {
-        let leaves = self.dataset.spaces().action.leaves();
+        let leaves = self.source.spaces().action.leaves();
         let sizes = leaves.iter().flat_map(|leaf| if let Leaf::Ints(sizes) = leaf { sizes } else { &[][..] });
         sizes.map(|n| *n as i32).collect()
     }
 
-    fn returns_to_go(&self, out: &mut [f32]) {
-        for (row, crop) in self.crops.iter().enumerate() {
-            let rewards = self.dataset.episode(crop.episode).rewards;
-            let first = crop.start + self.offset;
-            let mut total: f64 = rewards.iter().skip(first + self.length).map(|r| f64::from(*r)).sum();
-            for i in (0..self.length).rev() {
-                total += rewards.get(first + i).map_or(0.0, |r| f64::from(*r));
-                out[row * self.length + i] = total as f32;
-            }
+    /// Whether each step of a row exists and is to be imitated.
+    fn marks(&self, row: &Row, out: &mut [bool]) -> Result<()> {
+        let there = row.there(Part::Reward);
+        let (marks, beyond) = out.split_at_mut(there);
+        beyond.fill(false);
+        if !row.outline.marked {
+            marks.fill(true);
+        } else if there > 0 {
+            let rows = row.first..row.first + there;
+            self.source.read(Part::Imitate, row.episode, rows, FieldMut::Bool(marks))?;
         }
+        Ok(())
     }
-}
 
-fn exists(episode: &EpisodeRef<'_>, step: usize) -> bool {
-    step < episode.steps()
-}
-
-fn imitated(episode: &EpisodeRef<'_>, step: usize) -> bool {
-    exists(episode, step) && episode.imitate.is_none_or(|imitate| imitate[step])
-}
-
-/// A discrete component of an action.
-fn choice(column: ColumnRef<'_>, i: usize) -> Option<i32> {
-    if let ColumnRef::I32(data) = column { Some(data[i]) } else { None }
-}
-
-/// A continuous component of an action.
-fn number(column: ColumnRef<'_>, i: usize) -> Option<f32> {
-    match column {
-        ColumnRef::F32(data) => Some(data[i]),
-        ColumnRef::U8(data) => Some(pixel(data[i])),
-        ColumnRef::I32(_) => None,
+    fn returns_to_go(&self, row: &Row, rewards: &mut Vec<f32>, out: &mut [f32]) -> Result<()> {
+        let (steps, end) = (row.outline.steps, row.first.saturating_add(row.length));
+        let mut total = 0.0;
+        for rows in chunks(steps.saturating_sub(end), 1) {
+            rewards.resize(rows.len(), 0.0);
+            let rows = end + rows.start..end + rows.end;
+            self.source.read(Part::Reward, row.episode, rows, FieldMut::F32(rewards))?;
+            rewards.iter().for_each(|reward| total += f64::from(*reward));
+        }
+        let there = row.there(Part::Reward);
+        let (inside, beyond) = out.split_at_mut(there);
+        beyond.fill(0.0);
+        if there > 0 {
+            let rows = row.first..row.first + there;
+            self.source.read(Part::Reward, row.episode, rows, FieldMut::F32(inside))?;
+        }
+        for to_go in inside.iter_mut().rev() {
+            total += f64::from(*to_go);
+            *to_go = total as f32;
+        }
+        Ok(())
     }
 }
 
@@ -224,7 +298,7 @@ pub(crate) mod tests {
     use elmur_base::{Space, Spaces};
 
     use super::*;
-    use crate::{Column, Episode};
+    use crate::{Column, Dataset, Episode};
 
     /// Episode i has `steps[i]` steps; observation 100 i + t (and a final one), action t % 3, reward 1, even
     /// steps to be imitated.
@@ -246,7 +320,7 @@ pub(crate) mod tests {
     fn windows_pad_with_the_last_observation_and_missing_actions() {
         let data = dataset(&[4, 9]);
         let crops = [Crop { episode: 0, start: 0 }, Crop { episode: 1, start: 2 }];
-        let window = Window { dataset: &data, crops: &crops, offset: 2, length: 4 };
+        let window = Window { source: &data, crops: &crops, offset: 2, length: 4 };
         let mut seen = [9.0; 8];
         window.fill(Field::Observation(0), FieldMut::F32(&mut seen)).unwrap();
         assert_eq!(seen, [2.0, 3.0, 4.0, 4.0, 104.0, 105.0, 106.0, 107.0]);
@@ -302,7 +376,7 @@ pub(crate) mod tests {
     #[test]
     fn every_kind_of_leaf_and_component_has_its_types() {
         let data = mixed();
-        let window = Window { dataset: &data, crops: &CROP, offset: 0, length: 3 };
+        let window = Window { source: &data, crops: &CROP, offset: 0, length: 3 };
         let floats = |field, width: usize| {
             let mut out = vec![9.0; 3 * width];
             window.fill(field, FieldMut::F32(&mut out)).unwrap();
@@ -332,8 +406,8 @@ pub(crate) mod tests {
     #[test]
     fn impossible_types_and_sizes_are_refused_by_name() {
         let (mixed, discrete) = (mixed(), dataset(&[3]));
-        let error = |dataset, field, out: FieldMut<'_>| {
-            let window = Window { dataset, crops: &CROP, offset: 0, length: 3 };
+        let error = |source: &Dataset, field, out: FieldMut<'_>| {
+            let window = Window { source, crops: &CROP, offset: 0, length: 3 };
             window.fill(field, out).unwrap_err().to_string()
         };
         let (mut f32s, mut i32s, mut i64s, mut u8s, mut bools) =

@@ -1,87 +1,244 @@
-//! Wrappers applied to datasets.
+//! Wrappers applied to recorded data, while it is read.
 
-use elmur_base::{Leaf, Row, Space};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use elmur_base::{FieldMut, Leaf, Row, Space, Spaces};
 use elmur_envs::{Wrappers, Wrapping};
 
-use crate::collect::{append, columns};
-use crate::episode::{ColumnRef, Episode, pixel};
+use crate::episode::{Column, own_type, pixel};
 use crate::error::{Error, Result};
-use crate::{Dataset, EpisodeRef};
+use crate::source::{ColumnType, Layout, Outline, Part, Source, check_read, chunks};
 
-/// Applies wrappers to a recorded dataset: the episodes that the wrapped environment would have shown. Data
-/// is kept without wrappers, and each policy sees it in its own way.
-pub fn wrap(dataset: &Dataset, wrappers: Wrappers) -> Result<Dataset> {
-    let own = dataset.spaces();
-    let mut wrapping = Wrapping::new(own, wrappers).map_err(Error::Env)?;
-    let spaces = wrapping.spaces().clone();
-    let (mut seen, mut action) = (Row::of(&own.observation), Row::of(&own.action));
-    let (mut shown, mut taken) = (Row::of(&spaces.observation), Row::of(&spaces.action));
-    let mut wrapped = |episode: EpisodeRef<'_>| {
-        let steps = episode.steps() + usize::from(episode.has_final_observation(own));
-        let (mut observations, mut actions) = (columns(&spaces.observation), columns(&spaces.action));
-        for t in 0..steps {
-            row(&episode.observations, &own.observation, t, &mut seen);
-            // The action of the step before is still there.
-            wrapping.observe(seen.values(), (t > 0).then(|| action.values()), shown.as_mut());
-            append(&shown, &spaces.observation, &mut observations);
-            if t < episode.steps() {
-                row(&episode.actions, &own.action, t, &mut action);
-                wrapping.wrap_action(action.values(), taken.as_mut());
-                append(&taken, &spaces.action, &mut actions);
+/// A source as the wrapped environment would have shown it. Data is kept without wrappers, and each policy
+/// sees it in its own way; nothing is copied.
+#[derive(Debug)]
+pub struct WrappedSource {
+    source: Arc<dyn Source>,
+    wrapping: Wrapping,
+    layout: Layout,
+    metadata: BTreeMap<String, String>,
+    /// The wrappers' names as a number, for checksums.
+    mark: u32,
+}
+
+/// Applies wrappers to recorded data: see [`WrappedSource`]. Flat actions are an error where actions are not
+/// all integers.
+pub fn wrap(source: &Arc<dyn Source>, wrappers: Wrappers) -> Result<Arc<dyn Source>> {
+    let wrapping = Wrapping::new(source.spaces(), wrappers).map_err(Error::Env)?;
+    let types = |space: &Space| space.leaves().iter().map(own_type).collect::<Vec<_>>();
+    let spaces = wrapping.spaces();
+    let layout = Layout::new(spaces, &types(&spaces.observation), &types(&spaces.action));
+    let names = wrappers.names().join(", ");
+    let mark = crc32fast::hash(names.as_bytes());
+    let mut metadata = source.metadata().clone();
+    metadata.insert("wrappers".to_owned(), names);
+    Ok(Arc::new(WrappedSource { source: Arc::clone(source), wrapping, layout, metadata, mark }))
+}
+
+impl Source for WrappedSource {
+    fn spaces(&self) -> &Spaces {
+        self.wrapping.spaces()
+    }
+
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    fn episodes(&self) -> usize {
+        self.source.episodes()
+    }
+
+    fn outline(&self, episode: usize) -> Outline {
+        self.source.outline(episode)
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn read(&self, part: Part, episode: usize, rows: Range<usize>, out: FieldMut<'_>) -> Result<()> {
+        check_read(self, part, episode, &rows, &out)?;
+        match part {
+            Part::Reward | Part::Imitate => self.source.read(part, episode, rows, out),
+            Part::Observation(leaf) => self.observations(leaf, episode, rows, out),
+            Part::Action(leaf) => self.actions(leaf, episode, rows, out),
+        }
+    }
+
+    fn checksum(&self, episode: usize) -> u32 {
+        self.source.checksum(episode).rotate_left(7) ^ self.mark
+    }
+
+    fn reading_threads(&self) -> usize {
+        self.source.reading_threads()
+    }
+}
+
+impl WrappedSource {
+    fn observations(
+        &self,
+        leaf: usize,
+        episode: usize,
+        rows: Range<usize>,
+        mut out: FieldMut<'_>,
+    ) -> Result<()> {
+        let (own, own_layout) = (self.source.spaces(), self.source.layout());
+        let mut wrapping = self.wrapping.clone();
+        let (mut seen, mut action) = (Row::of(&own.observation), Row::of(&own.action));
+        let space = &self.wrapping.spaces().observation;
+        let mut shown = Row::of(space);
+        let width = own_layout.observations.iter().map(|c| c.width).sum();
+        let mut place = 0;
+        for part in chunks(rows.len(), width) {
+            let part = rows.start + part.start..rows.start + part.end;
+            let observed =
+                self.columns(Part::Observation, &own_layout.observations, episode, part.clone())?;
+            // The action before each observation; the first of an episode has none.
+            let from = part.start.saturating_sub(1);
+            let taken = self.columns(Part::Action, &own_layout.actions, episode, from..part.end - 1)?;
+            for t in part.clone() {
+                row(&observed, &own.observation, t - part.start, &mut seen);
+                if t > 0 {
+                    row(&taken, &own.action, t - 1 - from, &mut action);
+                }
+                wrapping.observe(seen.values(), (t > 0).then(|| action.values()), shown.as_mut());
+                place = put(&shown, space, leaf, &mut out, place);
             }
         }
-        Episode {
-            observations,
-            actions,
-            rewards: episode.rewards.to_vec(),
-            terminated: episode.terminated,
-            truncated: episode.truncated,
-            imitate: episode.imitate.map(<[bool]>::to_vec),
+        Ok(())
+    }
+
+    fn actions(&self, leaf: usize, episode: usize, rows: Range<usize>, mut out: FieldMut<'_>) -> Result<()> {
+        let (own, own_layout) = (self.source.spaces(), self.source.layout());
+        let space = &self.wrapping.spaces().action;
+        let (mut action, mut taken) = (Row::of(&own.action), Row::of(space));
+        let width = own_layout.actions.iter().map(|c| c.width).sum();
+        let mut place = 0;
+        for part in chunks(rows.len(), width) {
+            let part = rows.start + part.start..rows.start + part.end;
+            let columns = self.columns(Part::Action, &own_layout.actions, episode, part.clone())?;
+            for t in 0..part.len() {
+                row(&columns, &own.action, t, &mut action);
+                self.wrapping.wrap_action(action.values(), taken.as_mut());
+                place = put(&taken, space, leaf, &mut out, place);
+            }
         }
-    };
-    let episodes = dataset.episodes().map(&mut wrapped).collect();
-    let mut metadata = dataset.metadata().clone();
-    metadata.insert("wrappers".to_owned(), wrappers.names().join(", "));
-    Dataset::from_episodes(spaces, metadata, episodes)
+        Ok(())
+    }
+
+    /// Rows of all columns of an observation or an action.
+    fn columns(
+        &self,
+        part: fn(usize) -> Part,
+        types: &[ColumnType],
+        episode: usize,
+        rows: Range<usize>,
+    ) -> Result<Vec<Column>> {
+        let column = |(i, column): (usize, &ColumnType)| {
+            let mut data = Column::zeros(column.element, rows.len() * column.width);
+            self.source.read(part(i), episode, rows.clone(), data.as_mut())?;
+            Ok(data)
+        };
+        types.iter().enumerate().map(column).collect()
+    }
 }
 
 /// Reads row `t` of a space's columns.
-fn row(columns: &[ColumnRef<'_>], space: &Space, t: usize, value: &mut Row) {
+fn row(columns: &[Column], space: &Space, t: usize, value: &mut Row) {
     value.clear();
     for (leaf, column) in space.leaves().iter().zip(columns) {
         let range = t * leaf.len()..(t + 1) * leaf.len();
         match (leaf, column) {
-            (_, ColumnRef::F32(data)) => value.floats.extend_from_slice(&data[range]),
-            (_, ColumnRef::I32(data)) => value.ints.extend_from_slice(&data[range]),
-            (Leaf::Bytes { .. }, ColumnRef::U8(data)) => value.bytes.extend_from_slice(&data[range]),
-            (_, ColumnRef::U8(data)) => value.floats.extend(data[range].iter().map(|byte| pixel(*byte))),
+            (_, Column::F32(data)) => value.floats.extend_from_slice(&data[range]),
+            (_, Column::I32(data)) => value.ints.extend_from_slice(&data[range]),
+            (Leaf::Bytes { .. }, Column::U8(data)) => value.bytes.extend_from_slice(&data[range]),
+            (_, Column::U8(data)) => value.floats.extend(data[range].iter().map(|byte| pixel(*byte))),
         }
     }
 }
 
+/// Copies one leaf of a value to `out` from `place` on; the place after it.
+fn put(value: &Row, space: &Space, leaf: usize, out: &mut FieldMut<'_>, place: usize) -> usize {
+    let (mut floats, mut ints, mut bytes) = (0, 0, 0);
+    for (i, leaf_here) in space.leaves().iter().enumerate() {
+        let len = leaf_here.len();
+        let start = match leaf_here {
+            Leaf::Floats { .. } => &mut floats,
+            Leaf::Ints(_) => &mut ints,
+            Leaf::Bytes { .. } => &mut bytes,
+        };
+        if i == leaf {
+            let range = *start..*start + len;
+            match out {
+                FieldMut::F32(out) => out[place..place + len].copy_from_slice(&value.floats[range]),
+                FieldMut::I32(out) => out[place..place + len].copy_from_slice(&value.ints[range]),
+                FieldMut::U8(out) => out[place..place + len].copy_from_slice(&value.bytes[range]),
+                FieldMut::I64(_) | FieldMut::Bool(_) => {}
+            }
+            return place + len;
+        }
+        *start += len;
+    }
+    place
+}
+
 #[cfg(test)]
 mod tests {
-    use elmur_envs::EnvConfig;
     use elmur_envs::popgym::Task;
+    use elmur_envs::{Env, EnvConfig, Wrapped};
 
     use super::*;
+    use crate::Dataset;
     use crate::collect::{collect, spaces};
+    use crate::episode::{Episode, append, columns};
 
-    fn demonstrations(config: EnvConfig) -> Dataset {
-        let mut kept = Vec::new();
-        collect(&config, 3, 3, 0.0, 1, |episode| {
-            kept.push(episode);
-            Ok(())
-        })
-        .unwrap();
-        Dataset::from_episodes(spaces(&config).unwrap(), Default::default(), kept).unwrap()
+    /// Plays the recorded actions again in an environment behind wrappers.
+    fn replayed(env: &mut dyn Env, wrapped: &Spaces, actions: &[Column], seed: u64, steps: usize) -> Episode {
+        let mut shown = Row::of(&wrapped.observation);
+        let mut episode = Episode {
+            observations: columns(&wrapped.observation),
+            actions: actions.to_vec(),
+            rewards: Vec::new(),
+            terminated: false,
+            truncated: false,
+            imitate: None,
+        };
+        env.reset(seed, shown.as_mut()).unwrap();
+        append(&shown, &wrapped.observation, &mut episode.observations);
+        for t in 0..steps {
+            let mut action = Row::of(&wrapped.action);
+            row(actions, &wrapped.action, t, &mut action);
+            let step = env.step(action.values(), shown.as_mut()).unwrap();
+            append(&shown, &wrapped.observation, &mut episode.observations);
+            episode.rewards.push(step.reward as f32);
+            (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
+        }
+        episode
+    }
+
+    fn cut(column: &Column, range: Range<usize>) -> Column {
+        match column {
+            Column::F32(x) => Column::F32(x[range].to_vec()),
+            Column::I32(x) => Column::I32(x[range].to_vec()),
+            Column::U8(x) => Column::U8(x[range].to_vec()),
+        }
     }
 
     #[test]
-    fn wrapped_data_is_what_playing_behind_wrappers_gives() {
+    fn wrapped_data_is_what_a_wrapped_environment_shows() {
         for id in ["popgym-RepeatPreviousEasy", "popgym-BattleshipEasy", "popgym-PositionOnlyPendulumHard"] {
-            let config = EnvConfig::popgym(Task::find(id).unwrap());
-            let plain = demonstrations(config);
+            let task = Task::find(id).unwrap();
+            let config = EnvConfig::popgym(task);
+            let mut kept = Vec::new();
+            collect(&config, 3, 3, 0.0, 1, |episode| {
+                kept.push(episode);
+                Ok(())
+            })
+            .unwrap();
+            let data = Dataset::from_episodes(spaces(&config).unwrap(), Default::default(), kept).unwrap();
+            let plain: Arc<dyn Source> = Arc::new(data);
             for bits in 0..16 {
                 let on = |bit: u32| bits >> bit & 1 == 1;
                 let wrappers = Wrappers {
@@ -91,10 +248,22 @@ mod tests {
                     as_floats: on(2) && on(1),
                     flat_action: on(3) && plain.spaces().action.widths().floats == 0,
                 };
-                let played = demonstrations(EnvConfig { wrappers, ..config });
                 let wrapped = wrap(&plain, wrappers).unwrap();
-                assert_eq!(wrapped.spaces(), played.spaces());
-                assert!(wrapped.episodes().eq(played.episodes()), "{id} {wrappers:?}");
+                let mut env = Wrapped::new(task.make(config.version), wrappers).unwrap();
+                assert_eq!(wrapped.spaces(), env.spaces());
+                for i in 0..3 {
+                    let got = wrapped.episode(i).unwrap();
+                    let spaces = wrapped.spaces().clone();
+                    let seed = (3 << 32) + i as u64;
+                    let played = replayed(&mut env, &spaces, &got.actions, seed, got.steps());
+                    assert_eq!(Episode { imitate: None, ..got.clone() }, played, "{id} {wrappers:?}");
+                    // Parts of it are the same as parts of the whole.
+                    let width = wrapped.layout().observations[0].width;
+                    let mut part = Column::zeros(wrapped.layout().observations[0].element, 3 * width);
+                    wrapped.read(Part::Observation(0), i, 2..5, part.as_mut()).unwrap();
+                    let whole = cut(&got.observations[0], 2 * width..5 * width);
+                    assert_eq!(part, whole);
+                }
             }
         }
     }

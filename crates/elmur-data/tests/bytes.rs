@@ -4,11 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_data::collect::play;
-use elmur_data::{Column, Dataset, Episode, read_npz, wrap, write_npz};
+use elmur_data::{Column, Dataset, Episode, Source, wrap, write_npz};
 use elmur_envs::{Env, Player, Playing, Result, Step, Wrappers};
 
 /// Shows a picture that begins with its seed and the time, and a number; lasts four steps.
@@ -66,6 +67,10 @@ fn recorded() -> Dataset {
     Dataset::from_episodes(env.spaces, BTreeMap::new(), episodes).unwrap()
 }
 
+fn read_npz(path: impl AsRef<Path>, spaces: Option<Spaces>) -> elmur_data::Result<Dataset> {
+    Dataset::load(&*elmur_data::open(path, spaces.as_ref())?)
+}
+
 fn folder(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("elmur-data-bytes-{name}-{}", std::process::id()));
     let _ = fs::remove_dir_all(&path);
@@ -105,10 +110,10 @@ fn pictures_are_played_kept_and_read_as_bytes() {
 
 #[test]
 fn wrappers_leave_pictures_as_bytes() {
-    let dataset = recorded();
+    let dataset: Arc<dyn Source> = Arc::new(recorded());
     let wrappers = Wrappers::named(&["previous_action", "first_step", "one_hot"]).unwrap();
     let wrapped = wrap(&dataset, wrappers).unwrap();
-    let (plain, shown) = (dataset.episode(1).to_episode(), wrapped.episode(1).to_episode());
+    let (plain, shown) = (dataset.episode(1).unwrap(), wrapped.episode(1).unwrap());
     assert_eq!(shown.observations[0], plain.observations[0]);
     let Column::F32(rest) = &shown.observations[1] else { panic!("floats") };
     // Time, the last of three actions, the flag of the first step.

@@ -1,7 +1,9 @@
 //! From settings to what a run needs: devices opened, demonstrations played or read.
 
+use std::sync::Arc;
+
 use elmur_base::Stop;
-use elmur_data::{Dataset, collect};
+use elmur_data::{Dataset, Source, collect};
 use elmur_engine::Device;
 use elmur_envs::{EnvConfig, Wrappers};
 
@@ -41,12 +43,12 @@ impl Devices {
 
 impl RunConfig {
     /// The demonstrations: read from `data.file`, or played by the expert.
-    pub fn dataset(&self) -> Result<Dataset> {
+    pub fn dataset(&self) -> Result<Arc<dyn Source>> {
         self.watched_dataset(&Stop::default(), &mut |_| {})
     }
 
     /// [`Self::dataset`] for someone who waits: `progress` hears how many episodes the expert has played.
-    pub fn watched_dataset(&self, stop: &Stop, progress: &mut dyn FnMut(usize)) -> Result<Dataset> {
+    pub fn watched_dataset(&self, stop: &Stop, progress: &mut dyn FnMut(usize)) -> Result<Arc<dyn Source>> {
         if let Some(file) = &self.data.file {
             return self.read(file);
         }
@@ -60,20 +62,19 @@ impl RunConfig {
         };
         collect::collect(&env, data.episodes, data.seed, data.noise, self.train.threads, keep)?;
         let metadata = collect::metadata(&env, data.seed, data.noise);
-        Ok(Dataset::from_episodes(collect::spaces(&env)?, metadata, episodes)?)
+        Ok(Arc::new(Dataset::from_episodes(collect::spaces(&env)?, metadata, episodes)?))
     }
 
     /// A dataset file or folder. Plain data of the environment gets the environment's wrappers.
-    fn read(&self, file: &std::path::Path) -> Result<Dataset> {
-        let Some(env) = self.env else { return Ok(Dataset::open(file)?) };
+    fn read(&self, file: &std::path::Path) -> Result<Arc<dyn Source>> {
+        let Some(env) = self.env else { return Ok(elmur_data::open(file, None)?) };
         let plain = EnvConfig { wrappers: Wrappers::default(), ..env }.evaluation()?.spaces().clone();
         // Arrays do not tell their spaces: those of the environment are right unless the numbers say
         // otherwise.
-        let known = if file.is_dir() { elmur_data::read_npz(file, Some(plain.clone())).ok() } else { None };
-        let dataset = known.map_or_else(|| Dataset::open(file), Ok)?;
-        if env.wrappers.is_none() || *dataset.spaces() != plain {
-            return Ok(dataset);
+        let source = elmur_data::open(file, Some(&plain)).or_else(|_| elmur_data::open(file, None))?;
+        if env.wrappers.is_none() || *source.spaces() != plain {
+            return Ok(source);
         }
-        Ok(elmur_data::wrap(&dataset, env.wrappers)?)
+        Ok(elmur_data::wrap(&source, env.wrappers)?)
     }
 }

@@ -1,7 +1,7 @@
 //! A dataset in a device's memory: one row per step, so that a batch is only a list of rows.
 
 use elmur_base::{Field, FieldMut};
-use elmur_data::{Crop, Dataset, Window};
+use elmur_data::{Crop, Source, Window};
 use elmur_engine::{DType, Device, Element, Store};
 use elmur_model::Architecture;
 use elmur_model::ends::Token;
@@ -17,10 +17,13 @@ pub(crate) struct Resident {
     starts: Vec<usize>,
 }
 
+/// Most bytes of a table that are on the host at once.
+const HOST_BYTES: usize = 64 << 20;
+
 impl Resident {
     /// Rows of the tables, if the data is to lie on the device: on a GPU with room.
-    pub fn rows(architecture: &dyn Architecture, dataset: &Dataset, device: &Device) -> Option<usize> {
-        let rows: usize = (0..dataset.len()).map(|i| dataset.episode(i).steps() + 1).sum();
+    pub fn rows(architecture: &dyn Architecture, source: &dyn Source, device: &Device) -> Option<usize> {
+        let rows: usize = (0..source.episodes()).map(|i| source.steps(i) + 1).sum();
         let ends = architecture.ends();
         let size = |kind| if kind == elmur_base::Kind::Bytes { 1 } else { 4 };
         let observed: usize = ends.observation.iter().map(|e| size(e.kind()) * e.len()).sum();
@@ -33,46 +36,60 @@ impl Resident {
     }
 
     /// The tables that a graph declares, filled.
-    pub fn new(built: &Built, dataset: &Dataset, device: &Device) -> Result<Self> {
+    pub fn new(built: &Built, source: &dyn Source, device: &Device) -> Result<Self> {
         let store = Store::on(device);
-        let mut starts = Vec::with_capacity(dataset.len());
+        let mut starts = Vec::with_capacity(source.episodes());
         let mut rows = 0;
-        for i in 0..dataset.len() {
+        for i in 0..source.episodes() {
             starts.push(rows);
-            rows += dataset.episode(i).steps() + 1;
+            rows += source.steps(i) + 1;
         }
         let resident = Self { store, starts };
         built.declare(&resident.store, built.tables.iter().map(|(name, _)| name.as_str()))?;
         for (name, field) in &built.tables {
             match resident.store.ty(name)?.dtype {
-                DType::I32 => resident.fill_table(name, *field, dataset, |part| FieldMut::I32(part))?,
-                DType::I64 => resident.fill_table(name, *field, dataset, |part| FieldMut::I64(part))?,
-                DType::U8 => resident.fill_table(name, *field, dataset, |part| FieldMut::U8(part))?,
-                DType::Bool => resident.fill_table(name, *field, dataset, |part| FieldMut::Bool(part))?,
-                _ => resident.fill_table(name, *field, dataset, |part| FieldMut::F32(part))?,
+                DType::I32 => resident.fill_table(name, *field, source, |part| FieldMut::I32(part))?,
+                DType::I64 => resident.fill_table(name, *field, source, |part| FieldMut::I64(part))?,
+                DType::U8 => resident.fill_table(name, *field, source, |part| FieldMut::U8(part))?,
+                DType::Bool => resident.fill_table(name, *field, source, |part| FieldMut::Bool(part))?,
+                _ => resident.fill_table(name, *field, source, |part| FieldMut::F32(part))?,
             }
         }
         Ok(resident)
     }
 
-    /// Fills the table of a field, episode by episode.
+    /// Fills the table of a field: rows of some episodes at a time, collected on the host and copied to the
+    /// device when they are many.
     fn fill_table<T: Element>(
         &self,
         name: &str,
         field: Field,
-        dataset: &Dataset,
+        source: &dyn Source,
         part_of: impl Fn(&mut [T]) -> FieldMut<'_>,
     ) -> Result<()> {
         let ty = self.store.ty(name)?;
         let each = ty.len() / ty.shape[0];
-        let mut data = vec![T::default(); ty.len()];
-        for (episode, start) in self.starts.iter().enumerate() {
-            let length = dataset.episode(episode).steps() + 1;
-            let crops = [Crop { episode, start: 0 }];
-            let window = Window { dataset, crops: &crops, offset: 0, length };
-            window.fill(field, part_of(&mut data[start * each..(start + length) * each]))?;
+        let most = (HOST_BYTES / (each * size_of::<T>()).max(1)).max(1);
+        let (mut data, mut first, mut held) = (Vec::new(), 0, 0);
+        let flush = |first: usize, data: &[T]| {
+            let rows: Vec<usize> = (first..first + data.len() / each.max(1)).collect();
+            self.store.set_rows(name, &rows, data)
+        };
+        for episode in 0..self.starts.len() {
+            let (steps, crops) = (source.steps(episode) + 1, [Crop { episode, start: 0 }]);
+            for offset in (0..steps).step_by(most) {
+                let length = most.min(steps - offset);
+                if held + length > most {
+                    flush(first, &data)?;
+                    (first, held) = (first + held, 0);
+                }
+                data.resize((held + length) * each, T::default());
+                let window = Window { source, crops: &crops, offset, length };
+                window.fill(field, part_of(&mut data[held * each..]))?;
+                held += length;
+            }
         }
-        Ok(self.store.set(name, &data)?)
+        Ok(flush(first, &data)?)
     }
 
     pub fn store(&self) -> &Store {
@@ -87,7 +104,7 @@ impl Resident {
         let out = &mut steps[k * each..(k + 1) * each];
         for (crop, out) in window.crops.iter().zip(out.chunks_exact_mut(window.length)) {
             let start = self.starts[crop.episode];
-            let end = start + window.dataset.episode(crop.episode).steps();
+            let end = start + window.source.steps(crop.episode);
             for (i, row) in out.iter_mut().enumerate() {
                 *row = (start + crop.start + window.offset + i).min(end) as i32;
             }

@@ -16,11 +16,12 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use elmur_base::files::{read_small, write_atomic};
 use elmur_base::{Statistics, Stop};
-use elmur_data::Dataset;
+use elmur_data::{Source, earlier_fingerprint};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -76,13 +77,38 @@ pub struct RunFolder(PathBuf);
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct DataNote {
     episodes: usize,
-    /// [`Dataset::fingerprint`].
-    fingerprint: u32,
+    fingerprint: Fingerprint,
+}
+
+/// A checksum of a run's data.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Fingerprint {
+    /// Of earlier versions: [`earlier_fingerprint`].
+    Earlier(u32),
+    /// [`Source::fingerprint`] in hexadecimal digits.
+    Now(String),
+}
+
+impl DataNote {
+    /// The note of data, in the form of `like` or in today's.
+    fn of(source: &dyn Source, like: Option<&DataNote>) -> Result<Self> {
+        let fingerprint = match like.map(|note| &note.fingerprint) {
+            Some(Fingerprint::Earlier(_)) => Fingerprint::Earlier(earlier_fingerprint(source)?),
+            _ => Fingerprint::Now(format!("{:016x}", source.fingerprint())),
+        };
+        Ok(Self { episodes: source.episodes(), fingerprint })
+    }
 }
 
 impl std::fmt::Display for DataNote {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} episodes with checksum {:08x}", self.episodes, self.fingerprint)
+        match &self.fingerprint {
+            Fingerprint::Earlier(checksum) => {
+                write!(f, "{} episodes with checksum {checksum:08x}", self.episodes)
+            }
+            Fingerprint::Now(checksum) => write!(f, "{} episodes with checksum {checksum}", self.episodes),
+        }
     }
 }
 
@@ -207,15 +233,16 @@ impl RunFolder {
 
     /// Remembers the run's data, or checks that a resumed run has the same. Where nothing was noted, what it
     /// is given now is.
-    fn same_data(&self, dataset: &Dataset, resume: bool) -> Result<()> {
+    fn same_data(&self, source: &dyn Source, resume: bool) -> Result<()> {
         let path = self.0.join("data.json");
-        let now = DataNote { episodes: dataset.len(), fingerprint: dataset.fingerprint() };
         if !resume || !path.exists() {
+            let now = DataNote::of(source, None)?;
             let text = serde_json::to_vec_pretty(&now).map_err(|e| Error::file(&path, e))?;
             return Ok(write_atomic(&path, &text)?);
         }
         let then: DataNote =
             serde_json::from_str(&read_small(&path, MAX_SMALL)?).map_err(|e| Error::file(&path, e))?;
+        let now = DataNote::of(source, Some(&then))?;
         if then == now {
             return Ok(());
         }
@@ -228,7 +255,7 @@ impl RunFolder {
     }
 
     /// Saves a checkpoint and points `last` to it.
-    fn save(&self, trainer: &Trainer<'_>, progress: &Progress) -> Result<()> {
+    fn save(&self, trainer: &Trainer, progress: &Progress) -> Result<()> {
         let name = format!("{:08}", trainer.batches());
         let (aside, target) =
             (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(&name));
@@ -298,7 +325,7 @@ impl RunFolder {
 
     /// Where to resume: the trainer set to the last checkpoint, and what was known then. A run that died
     /// before its first checkpoint starts over.
-    fn resume(&self, trainer: &mut Trainer<'_>) -> Result<Progress> {
+    fn resume(&self, trainer: &mut Trainer) -> Result<Progress> {
         let folder = self.checkpoints();
         let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
         for entry in entries.filter_map(|e| e.ok()) {
@@ -405,12 +432,12 @@ fn now() -> f64 {
 pub fn train(
     folder: &RunFolder,
     config: &RunConfig,
-    dataset: &Dataset,
+    source: &Arc<dyn Source>,
     resume: bool,
     stop: &Stop,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ended> {
-    train_on(&Devices::open(config)?, folder, config, dataset, resume, stop, observe)
+    train_on(&Devices::open(config)?, folder, config, source, resume, stop, observe)
 }
 
 /// [`train`] on devices that are open already, whatever the config names.
@@ -418,18 +445,18 @@ pub fn train_on(
     devices: &Devices,
     folder: &RunFolder,
     config: &RunConfig,
-    dataset: &Dataset,
+    source: &Arc<dyn Source>,
     resume: bool,
     stop: &Stop,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ended> {
     let _lock = folder.lock()?;
-    let mut trainer = Trainer::new(config, dataset, &devices.train)?;
+    let mut trainer = Trainer::new(config, source, &devices.train)?;
     let mut progress = Progress::default();
     if resume {
         check_resumable(&folder.config()?, config)?;
     }
-    folder.same_data(dataset, resume)?;
+    folder.same_data(&**source, resume)?;
     if resume {
         progress = folder.resume(&mut trainer)?;
         folder.save_config(config)?;
@@ -501,7 +528,7 @@ impl Run<'_> {
     /// Collects and logs reports until at most `in_flight` batches are unreported.
     fn take_reports(
         &mut self,
-        trainer: &mut Trainer<'_>,
+        trainer: &mut Trainer,
         in_flight: usize,
         clock: &mut Instant,
         observe: &mut dyn FnMut(Event<'_>),
@@ -522,7 +549,7 @@ impl Run<'_> {
     }
 
     /// Saves a checkpoint.
-    fn save(&mut self, trainer: &Trainer<'_>) -> Result<()> {
+    fn save(&mut self, trainer: &Trainer) -> Result<()> {
         let now = (trainer.batches(), self.progress.clone());
         if self.saved.as_ref() != Some(&now) {
             self.folder.save(trainer, &self.progress)?;
@@ -540,7 +567,7 @@ impl Run<'_> {
     }
 
     /// Evaluates on validation episodes and saves; false if asked to stop meanwhile.
-    fn validate(&mut self, trainer: &Trainer<'_>, observe: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
+    fn validate(&mut self, trainer: &Trainer, observe: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let (config, batch) = (self.config, trainer.batches());
         if let Some(env) = config.validation_env() {
             let elsewhere = match &self.devices.eval {

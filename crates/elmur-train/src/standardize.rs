@@ -1,7 +1,8 @@
 //! Encoders that begin fitted to their data, so that positions that differ in the third decimal tell as much
 //! as numbers around one.
 
-use elmur_data::{ColumnRef, Dataset};
+use elmur_base::FieldMut;
+use elmur_data::{ElementType, Part, Source, chunks};
 use elmur_engine::Store;
 use elmur_model::ends::{Encoder, Ends};
 
@@ -12,11 +13,11 @@ const LEAST: f64 = 1e-6;
 
 /// Changes the fresh encoders W x + b of vector observations to W ((x - mean) / spread) + b, with the data's
 /// mean and spread of every number. They remain linear maps, so that nothing else need know.
-pub(crate) fn standardize(ends: Ends<'_>, dataset: &Dataset, params: &Store) -> Result<()> {
+pub(crate) fn standardize(ends: Ends<'_>, source: &dyn Source, params: &Store) -> Result<()> {
     for (leaf, encoder) in ends.observation.iter().enumerate() {
         let Encoder::Vector { dim, bytes: false } = encoder else { continue };
         let name = ends.encoder_name(leaf);
-        let spread = moments(dataset, leaf, *dim);
+        let spread = moments(source, leaf, *dim)?;
         let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
         let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
         for (row, b) in w.chunks_exact_mut(*dim).zip(&mut b) {
@@ -32,17 +33,25 @@ pub(crate) fn standardize(ends: Ends<'_>, dataset: &Dataset, params: &Store) -> 
     Ok(())
 }
 
-/// Mean and standard deviation of every number of a leaf; 0 and 1 where it never changes.
-fn moments(dataset: &Dataset, leaf: usize, dim: usize) -> Vec<(f64, f64)> {
+/// Mean and standard deviation of every number of a leaf; 0 and 1 where it never changes, or is not recorded
+/// as floats. Observations are read a few at a time.
+fn moments(source: &dyn Source, leaf: usize, dim: usize) -> Result<Vec<(f64, f64)>> {
     let mut sums = vec![(0.0, 0.0); dim];
     let mut count = 0.0f64;
-    for episode in dataset.episodes() {
-        let Some(ColumnRef::F32(numbers)) = episode.observations.get(leaf) else { continue };
-        for row in numbers.chunks_exact(dim) {
-            count += 1.0;
-            for ((sum, squares), x) in sums.iter_mut().zip(row) {
-                *sum += f64::from(*x);
-                *squares += f64::from(*x).powi(2);
+    let part = Part::Observation(leaf);
+    let floats = source.layout().observations.get(leaf).is_some_and(|c| c.element == ElementType::F32);
+    let episodes = if floats { source.episodes() } else { 0 };
+    let mut numbers = Vec::new();
+    for episode in 0..episodes {
+        for rows in chunks(source.outline(episode).rows(part), dim) {
+            numbers.resize(rows.len() * dim, 0.0);
+            source.read(part, episode, rows, FieldMut::F32(&mut numbers))?;
+            for row in numbers.chunks_exact(dim) {
+                count += 1.0;
+                for ((sum, squares), x) in sums.iter_mut().zip(row) {
+                    *sum += f64::from(*x);
+                    *squares += f64::from(*x).powi(2);
+                }
             }
         }
     }
@@ -51,12 +60,12 @@ fn moments(dataset: &Dataset, leaf: usize, dim: usize) -> Vec<(f64, f64)> {
         let deviation = (squares / count.max(1.0) - mean * mean).max(0.0).sqrt();
         if deviation > LEAST { (mean, deviation) } else { (0.0, 1.0) }
     };
-    sums.into_iter().map(moment).collect()
+    Ok(sums.into_iter().map(moment).collect())
 }
 
 #[cfg(test)]
 mod tests {
-    use elmur_data::{Column, Episode};
+    use elmur_data::{Column, Dataset, Episode};
     use elmur_envs::EnvConfig;
     use elmur_model::{init, presets};
 

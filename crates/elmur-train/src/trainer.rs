@@ -6,8 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use elmur_base::files::write_atomic;
-use elmur_base::{Field, FieldMut};
-use elmur_data::{Dataset, Sampler, Window};
+use elmur_data::{Buffer, Loader, Request, Sampler, Source, Window};
 use elmur_engine::{AdamW, DType, Device, Readback, Store};
 use elmur_model::checkpoint::FINGERPRINT;
 use elmur_model::tensors::{self, HostTensor, Notes, TensorData, Tensors};
@@ -16,7 +15,7 @@ use elmur_model::{Architecture, Checkpoint, Fingerprint, init};
 
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
-use crate::feed::fill_input;
+use crate::feed::{fill_inputs, request};
 use crate::resident::Resident;
 use crate::schedule::Unit;
 use crate::standardize::standardize;
@@ -42,12 +41,12 @@ pub struct BatchReport {
     pub tokens: u64,
 }
 
-/// Trains one policy on one dataset.
+/// Trains one policy on the episodes of one source.
 #[derive(Debug)]
-pub struct Trainer<'a> {
+pub struct Trainer {
     config: RunConfig,
     architecture: Arc<dyn Architecture>,
-    dataset: &'a Dataset,
+    source: Arc<dyn Source>,
     /// The data on the device, where it lies there.
     resident: Option<Resident>,
     params: Store,
@@ -55,7 +54,11 @@ pub struct Trainer<'a> {
     optimizer: Store,
     /// The first run of a crop and, where there are others, those.
     programs: Vec<WindowProgram>,
-    sampler: Sampler,
+    /// Reads the batches that come next.
+    loader: Loader,
+    request: Request,
+    /// Crops in one epoch.
+    epoch_len: u64,
     batches: u64,
     steps: u64,
     tokens: u64,
@@ -67,13 +70,13 @@ pub struct Trainer<'a> {
 /// Names of what a checkpoint's state holds besides the store's.
 const COUNTERS: &str = "trainer.counters";
 
-impl<'a> Trainer<'a> {
-    /// A policy with fresh weights.
-    pub fn new(config: &RunConfig, dataset: &'a Dataset, device: impl Into<Device>) -> Result<Self> {
+impl Trainer {
+    /// A policy with fresh weights that learns from `source`.
+    pub fn new(config: &RunConfig, source: &Arc<dyn Source>, device: impl Into<Device>) -> Result<Self> {
         let device = device.into();
         config.validate()?;
         let architecture: Arc<dyn Architecture> = (&config.model).into();
-        architecture.ends().check(dataset.spaces(), "dataset")?;
+        architecture.ends().check(source.spaces(), "dataset")?;
         let t = &config.train;
         let settings = TrainSettings {
             batch: t.batch,
@@ -83,7 +86,7 @@ impl<'a> Trainer<'a> {
             dtype: DType::F32,
             export_gradients: false,
             dropout: true,
-            table: Resident::rows(&*architecture, dataset, &device),
+            table: Resident::rows(&*architecture, &**source, &device),
         };
         let graph = |begin: Begin| training_graph(&*architecture, &settings, begin);
         let mut graphs = vec![graph(Begin::Fresh)?];
@@ -91,12 +94,12 @@ impl<'a> Trainer<'a> {
             graphs.push(graph(Begin::Continue)?);
         }
         let resident = match settings.table {
-            Some(_) => Some(Resident::new(&graphs[0], dataset, &device)?),
+            Some(_) => Some(Resident::new(&graphs[0], &**source, &device)?),
             None => None,
         };
         let params = init::parameters(&*architecture, t.seed)?;
         if t.standardize {
-            standardize(architecture.ends(), dataset, &params)?;
+            standardize(architecture.ends(), &**source, &params)?;
         }
         let params = params.to(&device)?;
         let (optimizer, carried) = (Store::on(&device), Store::on(&device));
@@ -110,17 +113,22 @@ impl<'a> Trainer<'a> {
         let compile = |built| WindowProgram::new(built, &*architecture, &device, &stores);
         let programs = graphs.iter().map(compile).collect::<elmur_model::Result<Vec<_>>>()?;
         optimizer.set(RNG, &[t.seed as i64, 0])?;
-        let sampler = Sampler::new(dataset, config.crop(), t.seed);
+        let sampler = Sampler::new(&**source, config.crop(), t.seed);
+        let epoch_len = sampler.epoch_len() as u64;
+        let request = request(&programs, t.batch, t.segments, architecture.window().steps)?;
+        let loader = Loader::new(source, sampler, request.clone());
         let sums = carried.readback(REPORT)?;
         Ok(Self {
             config: config.clone(),
             architecture: Arc::clone(&architecture),
-            dataset,
+            source: Arc::clone(source),
             resident,
             params,
             optimizer,
             programs,
-            sampler,
+            loader,
+            request,
+            epoch_len,
             batches: 0,
             steps: 0,
             tokens: 0,
@@ -142,7 +150,7 @@ impl<'a> Trainer<'a> {
     /// Batches of the whole training.
     pub fn planned_batches(&self) -> u64 {
         let t = &self.config.train;
-        let whole = t.epochs.saturating_mul(self.sampler.epoch_len() as u64).div_ceil(t.batch as u64);
+        let whole = t.epochs.saturating_mul(self.epoch_len).div_ceil(t.batch as u64);
         match (t.epochs, t.batches) {
             (0, limit) => limit,
             (_, 0) => whole,
@@ -180,26 +188,25 @@ impl<'a> Trainer<'a> {
     pub fn queue(&mut self) -> Result<()> {
         let t = &self.config.train;
         let window = self.architecture.window();
-        let crops = self.sampler.next_crops(t.batch);
+        let batch = self.loader.next_batch()?;
         let runs = t.segments / window.unroll;
         let mut report = BatchReport::default();
-        let mut imitated = vec![false; t.batch * window.steps];
         for run in 0..runs {
             let program = &mut self.programs[usize::from(run > 0)];
-            for k in 0..window.unroll {
-                let offset = (run * window.unroll + k) * window.steps;
-                let part = Window { dataset: self.dataset, crops: &crops, offset, length: window.steps };
-                part.fill(Field::Imitate, FieldMut::Bool(&mut imitated))?;
-                report.tokens += imitated.iter().filter(|c| **c).count() as u64;
-                match &self.resident {
-                    Some(resident) => resident.fill(program, k, part)?,
-                    None => {
-                        for i in 0..program.fields().len() {
-                            let (name, field) = program.fields()[i].clone();
-                            fill_input(&mut program.program, &name, field, (k, window.unroll), part)?;
-                        }
+            if let Some(Buffer::Bool(imitated)) = batch.fields.first() {
+                let each = imitated.len() / runs;
+                let imitated = &imitated[run * each..(run + 1) * each];
+                report.tokens += imitated.iter().filter(|imitate| **imitate).count() as u64;
+            }
+            match &self.resident {
+                Some(resident) => {
+                    for k in 0..window.unroll {
+                        let offset = (run * window.unroll + k) * window.steps;
+                        let (source, crops) = (&*self.source, &batch.crops[..]);
+                        resident.fill(program, k, Window { source, crops, offset, length: window.steps })?;
                     }
                 }
+                None => fill_inputs(program, &self.request, &batch.fields, run)?,
             }
             self.steps += 1;
             let seen = self.tokens + report.tokens;
@@ -208,11 +215,12 @@ impl<'a> Trainer<'a> {
             program.program.set("lr", &[report.lr as f32])?;
             program.run((run * window.unroll) as u64)?;
         }
+        self.loader.recycle(batch);
         self.sums.ask()?;
         self.tokens += report.tokens;
         self.batches += 1;
         report.batch = self.batches;
-        report.epoch = self.sampler.position() as f64 / self.sampler.epoch_len() as f64;
+        report.epoch = self.loader.position() as f64 / self.epoch_len as f64;
         self.waiting.push_back(report);
         Ok(())
     }
@@ -265,7 +273,7 @@ impl<'a> Trainer<'a> {
         let checkpoint = self.checkpoint();
         checkpoint.save(folder)?;
         let notes = Notes::from([(FINGERPRINT.to_owned(), checkpoint.fingerprint()?.to_string())]);
-        let counters = [self.batches, self.steps, self.tokens, self.sampler.position()];
+        let counters = [self.batches, self.steps, self.tokens, self.loader.position()];
         let mut tensors = Tensors::new();
         let counters = TensorData::I64(counters.iter().map(|n| *n as i64).collect());
         tensors.insert(COUNTERS.to_owned(), HostTensor { shape: vec![4], data: counters });
@@ -340,7 +348,7 @@ impl<'a> Trainer<'a> {
             }
         }
         [self.batches, self.steps, self.tokens] = [0, 1, 2].map(|i| counters[i] as u64);
-        self.sampler.seek(counters[3] as u64);
+        self.loader.seek(counters[3] as u64);
         Ok(())
     }
 }

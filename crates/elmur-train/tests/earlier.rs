@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use elmur_base::Stop;
-use elmur_data::Dataset;
+use elmur_data::{earlier_fingerprint, open};
 use elmur_model::Checkpoint;
 use elmur_train::{Ended, Evaluation, RunFolder, Seeds, Trainer, evaluate, train};
 use serde_json::Value;
@@ -36,10 +36,14 @@ fn same(got: &Value, want: &Value, what: &str) {
 
 #[test]
 fn earlier_datasets_are_read() {
-    let maze = Dataset::open(earlier("maze.elmur")).unwrap();
-    assert_eq!((maze.len(), maze.summary().steps, maze.fingerprint()), (12, 62, 801_102_474));
-    let mines = Dataset::open(earlier("mines.elmur")).unwrap();
-    assert_eq!((mines.len(), mines.summary().steps, mines.fingerprint()), (6, 84, 20_830_053));
+    for (file, episodes, steps, checksum) in
+        [("maze.elmur", 12, 62, 801_102_474), ("mines.elmur", 6, 84, 20_830_053)]
+    {
+        let data = open(earlier(file), None).unwrap();
+        assert_eq!((data.episodes(), data.summary().unwrap().steps), (episodes, steps));
+        assert_eq!(earlier_fingerprint(&*data).unwrap(), checksum);
+    }
+    let mines = open(earlier("mines.elmur"), None).unwrap();
     assert_eq!(mines.metadata()["wrappers"], "previous_action, flat_action");
 }
 

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use elmur_base::{Space, Spaces, Stop};
-use elmur_data::{Column, Dataset, Episode};
+use elmur_data::{Column, Dataset, Episode, Source};
 use elmur_engine::Pool;
 use elmur_envs::EnvConfig;
 use elmur_model::elmur::config::MemoryGradient;
@@ -441,6 +442,7 @@ fn every_kind_of_data_can_be_learnt() {
     for (name, observation, action, change) in cases {
         let spaces = Spaces { observation, action };
         let dataset = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), episodes(&spaces)).unwrap();
+        let dataset: Arc<dyn Source> = Arc::new(dataset);
         let mut config = tiny(&[
             "model.dropout=0",
             "model.attention_dropout=0",

@@ -1,0 +1,204 @@
+//! Writing folders of `.npz` files.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use elmur_base::{Leaf, Space, Spaces, files};
+use flate2::Compression;
+use flate2::write::DeflateEncoder;
+use rawzip::{CompressionMethod, ZipArchiveWriter};
+
+use crate::episode::{ColumnRef, ElementType, EpisodeRef};
+use crate::error::{Error, Result};
+use crate::npz::list;
+use crate::source::Source;
+
+/// Writes a folder of `.npz` files, one episode at a time: the layout of the published datasets. It has no
+/// place for final observations, metadata and the cause of an episode's end.
+///
+/// Files are written to the folder `<name>.tmp`, which [`NpzWriter::finish`] renames. What an interrupted
+/// writer left there is removed by the next.
+#[derive(Debug)]
+pub struct NpzWriter {
+    folder: PathBuf,
+    aside: PathBuf,
+    spaces: Spaces,
+    episodes: usize,
+}
+
+impl NpzWriter {
+    /// Starts a folder of episodes of these spaces. A folder that is there already must be empty.
+    pub fn create(folder: impl Into<PathBuf>, spaces: &Spaces) -> Result<Self> {
+        let folder = folder.into();
+        spaces.validate()?;
+        refuse_existing(&folder)?;
+        let mut aside = folder.clone().into_os_string();
+        aside.push(".tmp");
+        let aside = PathBuf::from(aside);
+        fs::create_dir_all(&aside).map_err(|e| Error::io(&aside, e))?;
+        for path in list(&aside)? {
+            fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+        }
+        if fs::read_dir(&aside).map_err(|e| Error::io(&aside, e))?.next().is_some() {
+            let problem = "holds files that are not episodes; remove it, or choose another folder";
+            return Err(Error::file(&aside, problem));
+        }
+        Ok(Self { folder, aside, spaces: spaces.clone(), episodes: 0 })
+    }
+
+    /// Number of episodes written so far.
+    pub fn episodes(&self) -> usize {
+        self.episodes
+    }
+
+    /// Checks and writes an episode. A key holds numbers of one type, so that spaces that mix integers and
+    /// floats are an error.
+    pub fn push<'a>(&mut self, episode: impl Into<EpisodeRef<'a>>) -> Result<()> {
+        let (episode, number) = (episode.into(), self.episodes);
+        let path = self.aside.join(format!("train_data_{number}.npz"));
+        episode.check(&self.spaces).map_err(|fault| Error::episode(&path, number, fault))?;
+        let bytes = archive(&episode, &self.spaces).map_err(|problem| Error::file(&path, problem))?;
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&path)?;
+            file.write_all(&bytes)?;
+            file.sync_all()
+        };
+        write().map_err(|e| Error::io(&path, e))?;
+        self.episodes += 1;
+        Ok(())
+    }
+
+    /// Stops writing and removes what was written.
+    pub fn discard(self) {
+        let _ = fs::remove_dir_all(self.aside);
+    }
+
+    /// Gives the folder its name. A folder without episodes is an error.
+    pub fn finish(self) -> Result<()> {
+        if self.episodes == 0 {
+            let path = self.folder.clone();
+            self.discard();
+            return Err(Error::Empty { path });
+        }
+        refuse_existing(&self.folder)?;
+        let finish = || -> std::io::Result<()> {
+            // An empty folder is in the way on some systems.
+            if self.folder.is_dir() {
+                fs::remove_dir(&self.folder)?;
+            }
+            files::rename(&self.aside, &self.folder)
+        };
+        finish().map_err(|e| Error::io(&self.folder, e))
+    }
+}
+
+fn refuse_existing(folder: &Path) -> Result<()> {
+    let mut entries = match fs::read_dir(folder) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|e| Error::io(folder, e))?,
+    };
+    if entries.next().is_none() {
+        return Ok(());
+    }
+    let what = if list(folder)?.is_empty() { "other files" } else { ".npz files already" };
+    Err(Error::file(folder, format!("holds {what}; choose an empty folder")))
+}
+
+/// Writes all episodes of a source as a folder of `.npz` files: see [`NpzWriter`].
+pub fn write_npz(folder: impl Into<PathBuf>, source: &dyn Source) -> Result<()> {
+    let mut writer = NpzWriter::create(folder, source.spaces())?;
+    let mut write = || (0..source.episodes()).try_for_each(|i| writer.push(&source.episode(i)?));
+    match write() {
+        Ok(()) => writer.finish(),
+        Err(error) => {
+            writer.discard();
+            Err(error)
+        }
+    }
+}
+
+/// The archive of an episode that fits the spaces.
+fn archive(episode: &EpisodeRef<'_>, spaces: &Spaces) -> Result<Vec<u8>, String> {
+    let steps = episode.steps();
+    let mut done = vec![0; steps];
+    if let Some(last) = done.last_mut() {
+        *last = 1;
+    }
+    let imitate = episode.imitate.map(|imitate| imitate.iter().map(|x| u8::from(*x)).collect::<Vec<_>>());
+    let reward = ColumnRef::F32(episode.rewards);
+    let mut arrays = vec![
+        ("obs.npy", npy(&episode.observations, &spaces.observation, steps, false)?),
+        ("action.npy", npy(&episode.actions, &spaces.action, steps, true)?),
+        ("reward.npy", npy(&[reward], &Space::unbounded([]), steps, true)?),
+        ("done.npy", npy_bytes("|b1", &[steps], &done)),
+    ];
+    arrays.extend(imitate.map(|imitate| ("counts.npy", npy_bytes("|b1", &[steps], &imitate))));
+    zip(&arrays).map_err(|e| format!("cannot be written: {e}"))
+}
+
+/// An `.npy` file of the first `steps` rows of all columns, side by side.
+fn npy(columns: &[ColumnRef<'_>], space: &Space, steps: usize, action: bool) -> Result<Vec<u8>, String> {
+    let leaves = space.leaves();
+    let first = columns[0].element_type();
+    if columns.iter().any(|column| column.element_type() != first) {
+        return Err(
+            "a space of numbers of several types has no place in an .npz; keep the .elmur file".to_owned()
+        );
+    }
+    let mut shape = vec![steps];
+    match space {
+        Space::Discrete { .. } if action => {}
+        Space::Box { shape: axes, .. } | Space::Bytes { shape: axes } => shape.extend(axes),
+        _ => shape.push(leaves.iter().map(Leaf::len).sum()),
+    }
+    let mut data = Vec::new();
+    for step in 0..steps {
+        for (column, leaf) in columns.iter().zip(&leaves) {
+            let row = step * leaf.len()..(step + 1) * leaf.len();
+            match column {
+                ColumnRef::F32(x) => data.extend(x[row].iter().flat_map(|x| x.to_le_bytes())),
+                ColumnRef::I32(x) => data.extend(x[row].iter().flat_map(|x| i64::from(*x).to_le_bytes())),
+                ColumnRef::U8(x) => data.extend_from_slice(&x[row]),
+            }
+        }
+    }
+    let descr = match first {
+        ElementType::F32 => "<f4",
+        ElementType::I32 => "<i8",
+        ElementType::U8 => "|u1",
+    };
+    Ok(npy_bytes(descr, &shape, &data))
+}
+
+/// An `.npy` file, version 1.0: magic, version, length of the header, header up to a multiple of 64 bytes,
+/// data.
+fn npy_bytes(descr: &str, shape: &[usize], data: &[u8]) -> Vec<u8> {
+    let axes: String = shape.iter().map(|n| format!("{n}, ")).collect();
+    let mut header =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", axes.trim_end());
+    let total = (10 + header.len() + 1).next_multiple_of(64);
+    header.extend(std::iter::repeat_n(' ', total - 11 - header.len()));
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend_from_slice(data);
+    bytes
+}
+
+fn zip(members: &[(&str, Vec<u8>)]) -> Result<Vec<u8>, rawzip::Error> {
+    let mut bytes = Vec::new();
+    let mut archive = ZipArchiveWriter::new(&mut bytes);
+    for (name, member) in members {
+        let file = archive.new_file(*name).compression_method(CompressionMethod::DEFLATE);
+        let (mut entry, config) = file.start()?;
+        let mut writer = config.wrap(DeflateEncoder::new(&mut entry, Compression::default()));
+        writer.write_all(member)?;
+        let (encoder, descriptor) = writer.finish()?;
+        encoder.finish()?;
+        entry.finish(descriptor)?;
+    }
+    archive.finish()?;
+    Ok(bytes)
+}
