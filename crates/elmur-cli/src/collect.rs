@@ -1,119 +1,241 @@
-//! `elmur collect`: an expert plays, and what happened goes to disk.
+//! `elmur collect`: an environment's player plays, and what happened goes to disk.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use elmur_base::Stop;
-use elmur_data::{Dataset, Episode, Source, Writer, collect as demonstrations, write_npz};
-use elmur_envs::popgym::Version;
-use elmur_envs::{EnvConfig, Wrappers};
+use elmur_data::collect::Demonstrations;
+use elmur_data::{Dataset, Episode, NpzWriter, Summary, Writer, is_data, open, wrap};
+use elmur_envs::{EnvSpec, Environment, Wrappers};
 use elmur_train::{Error, Result};
+use serde_json::json;
 
 use crate::progress::Bar;
-use crate::say;
+use crate::{Context, note, say};
 
 /// Options of `elmur collect`.
 #[derive(clap::Args)]
 pub struct Args {
     /// Environment: tmaze, cartpole, or a POPGym task such as popgym-RepeatFirstEasy.
     env: String,
-    /// Episodes.
-    #[arg(long, default_value_t = 4800)]
+    /// Record this many episodes.
+    #[arg(long, default_value_t = 4800, value_parser = crate::count(1 << 32))]
     episodes: usize,
-    /// T-Maze: corridors are drawn so that an optimal episode takes at most this many steps, minus one.
-    #[arg(long, default_value_t = 30)]
-    length: u64,
-    /// POPGym: rules of this version of the Python package, 1.0.6 or 1.0.7.
-    #[arg(long, default_value = "1.0.7", value_name = "VERSION")]
-    rules: String,
-    /// What to add to observations or change about actions: previous_action, first_step, one_hot or
-    /// as_floats, flat_action.
+    /// Change settings of the environment, separated by commas: KEY=VALUE.
+    #[arg(long, value_delimiter = ',', value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// T-Maze: draw corridors of every length up to this one (as --set length=N).
+    #[arg(long)]
+    length: Option<u64>,
+    /// POPGym: follow the rules of this version of the Python package, 1.0.6 or 1.0.7 (as --set version=V).
+    #[arg(long, value_name = "VERSION")]
+    rules: Option<String>,
+    /// Apply these wrappers, separated by commas: previous_action, first_step, one_hot or as_floats,
+    /// flat_action.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     wrappers: Vec<String>,
-    /// Seed, below 2^30; other seeds give other episodes.
-    #[arg(long, default_value_t = 0)]
+    /// Use this seed, below 2^30; other seeds give other episodes.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..1 << 30))]
     seed: u32,
-    /// Probability of a random action in place of the expert's: marked as not to be imitated, and followed by
-    /// how to recover.
+    /// Replace the player's action by a random one with this probability. Random actions are marked as not to
+    /// be imitated; the player's next actions show how to recover.
     #[arg(long, default_value_t = 0.0)]
     noise: f64,
-    /// Threads; 0: one per core. Episodes do not depend on it.
-    #[arg(long, default_value_t = 0)]
+    /// Play on this many threads; 0: as many as are granted. Episodes do not depend on it.
+    #[arg(long, default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
-    /// The file to write (native format), or with --npz the folder.
+    /// Write this file (native format), or with --npz this folder.
     #[arg(long)]
     out: PathBuf,
     /// Write the published layout, a folder of train_data_N.npz, instead of one native file.
     #[arg(long)]
     npz: bool,
+    /// Add the episodes to the dataset that is there; they continue its own.
+    #[arg(long, conflicts_with_all = ["npz", "force"])]
+    append: bool,
+    /// Replace a dataset that is there.
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Args {
-    fn env(&self) -> Result<EnvConfig> {
-        let version = Version::find(&self.rules)?;
-        let wrappers = Wrappers::named(&self.wrappers)?;
-        Ok(EnvConfig { length: self.length, version, wrappers, ..EnvConfig::new(self.env.parse()?) })
+    fn environment(&self, context: &Context) -> Result<Environment> {
+        let mut spec = EnvSpec::new(&self.env).with_wrappers(Wrappers::named(&self.wrappers)?);
+        for text in &self.set {
+            let (key, values) = crate::keys::setting(text)?;
+            let [value] = &values[..] else {
+                return Err(crate::keys::config("set", "one value per setting", text));
+            };
+            spec = spec.with(key, value.clone());
+        }
+        if let Some(length) = self.length {
+            spec = spec.with("length", length);
+        }
+        if let Some(version) = &self.rules {
+            spec = spec.with("version", version.as_str());
+        }
+        Ok(context.registry.find(&spec)?)
     }
 }
 
 /// Runs `elmur collect`.
-pub fn run(args: &Args, stop: &Stop) -> Result<()> {
-    if args.episodes == 0 || args.seed >= 1 << 30 {
-        let (key, expected) =
-            if args.episodes == 0 { ("episodes", "at least 1") } else { ("seed", "below 2^30") };
-        let got = if args.episodes == 0 { "0".to_owned() } else { args.seed.to_string() };
-        return Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), got });
-    }
+pub fn run(args: &Args, context: &Context) -> Result<()> {
     if !(0.0..1.0).contains(&args.noise) {
-        let got = args.noise.to_string();
-        return Err(Error::Config { key: "noise".to_owned(), expected: "in 0..1".to_owned(), got });
+        return Err(crate::keys::config("noise", "in 0..1", args.noise));
     }
-    let env = args.env()?;
-    if !args.npz && args.out.exists() && !elmur_data::is_data(&args.out) {
+    let environment = args.environment(context)?;
+    if args.out.exists() && !is_data(&args.out) {
         return Err(Error::file(&args.out, "exists and is not a dataset; choose another --out"));
     }
-    let spaces = demonstrations::spaces(&env)?;
-    let metadata = demonstrations::metadata(&env, args.seed, args.noise);
-    let mut bar = Bar::new("collecting", 0, args.episodes as u64);
-    let mut done = 0;
-    let mut tick = || {
+    let mut target = Target::open(args, &environment)?;
+    let first = target.episodes();
+    let demonstrations = Demonstrations {
+        environment: &environment,
+        episodes: first..target.last(args.episodes),
+        seed: args.seed,
+        noise: args.noise,
+        threads: args.threads,
+    };
+    let mut bar = Bar::new("collecting", first as u64, demonstrations.episodes.end as u64);
+    let mut done = first as u64;
+    let collected = demonstrations.collect(|episode| {
+        target.push(&episode, &environment)?;
         done += 1;
         bar.update(done, "episodes", "");
-        if stop.requested() { Err(elmur_data::Error::Stopped) } else { Ok(()) }
-    };
-    let mut collect = |keep: &mut dyn FnMut(Episode) -> elmur_data::Result<()>| {
-        demonstrations::collect(&env, args.episodes, args.seed, args.noise, args.threads, |episode| {
-            keep(episode)?;
-            tick()
-        })
-    };
-    let collected = if args.npz {
-        let mut episodes = Vec::new();
-        collect(&mut |episode| {
-            episodes.push(episode);
-            Ok(())
-        })
-        .and_then(|()| Dataset::from_episodes(spaces, metadata, episodes))
-        .and_then(|dataset| write_npz(&args.out, &dataset).and_then(|()| dataset.summary()))
-    } else {
-        let mut writer = Writer::replace(&args.out, &spaces, metadata)?;
-        match collect(&mut |episode| writer.push(&episode)) {
-            Ok(()) => writer.finish().and_then(|()| elmur_data::open(&args.out, None)?.summary()),
-            // What was written aside is of no use; the file that was there before is untouched.
-            Err(error) => {
-                writer.discard();
-                Err(error)
-            }
-        }
-    };
-    let summary = collected?;
+        if context.stop.requested() { Err(elmur_data::Error::Stopped) } else { Ok(()) }
+    });
     bar.finish();
-    say(&format!(
-        "{}: {} episodes, {} steps, mean return {:.3} ± {:.3}",
-        args.out.display(),
-        summary.episodes,
-        summary.steps,
-        summary.returns.mean,
-        summary.returns.sem
-    ));
+    if let Err(error) = collected {
+        target.give_up(matches!(error, elmur_data::Error::Stopped));
+        return Err(error.into());
+    }
+    target.finish()?;
+    tell(&args.out, &open(&args.out, None)?.summary()?, args.json);
     Ok(())
+}
+
+fn tell(path: &Path, summary: &Summary, as_json: bool) {
+    let Summary { episodes, steps, returns, .. } = summary;
+    if as_json {
+        let row = json!({
+            "dataset": path.display().to_string(), "episodes": episodes, "steps": steps, "return": returns,
+            "length": summary.lengths, "terminated": summary.terminated, "truncated": summary.truncated,
+        });
+        return say(&row.to_string());
+    }
+    say(&format!(
+        "{}: {episodes} episodes, {steps} steps, mean return {:.3} ± {:.3}",
+        path.display(),
+        returns.mean,
+        returns.sem
+    ));
+}
+
+/// Where episodes go.
+enum Target {
+    Native { writer: Writer, appended: bool },
+    Npz(NpzWriter),
+}
+
+impl Target {
+    fn open(args: &Args, environment: &Environment) -> Result<Self> {
+        let spaces = environment.spaces();
+        let notes =
+            Demonstrations { environment, episodes: 0..0, seed: args.seed, noise: args.noise, threads: 0 };
+        let mut metadata = notes.metadata();
+        let wrappers = environment.spec().wrappers;
+        if !wrappers.is_none() {
+            metadata.insert("wrappers".to_owned(), wrappers.names().join(", "));
+        }
+        if args.npz {
+            if args.force && args.out.is_dir() {
+                remove_npz(&args.out)?;
+            }
+            return Ok(Self::Npz(NpzWriter::create(&args.out, spaces)?));
+        }
+        if args.append && args.out.exists() {
+            let writer = Writer::append_to(&args.out)?;
+            if writer.spaces() != spaces || *writer.metadata() != metadata {
+                let expected = "a dataset of the same environment, settings, wrappers, seed and noise";
+                return Err(Error::file(&args.out, format!("{expected} to append to; use another --out")));
+            }
+            return Ok(Self::Native { writer, appended: true });
+        }
+        let resume = if args.force { Writer::resume_replacing } else { Writer::resume };
+        let writer = resume(args.out.clone(), spaces, metadata)?;
+        if writer.episodes() > 0 {
+            note(&format!("going on after {} episodes of an interrupted collection", writer.episodes()));
+        }
+        Ok(Self::Native { writer, appended: false })
+    }
+
+    fn episodes(&self) -> usize {
+        match self {
+            Self::Native { writer, .. } => writer.episodes(),
+            Self::Npz(writer) => writer.episodes(),
+        }
+    }
+
+    /// Number of the episode after the last.
+    fn last(&self, wanted: usize) -> usize {
+        match self {
+            Self::Native { writer, appended: true } => writer.episodes() + wanted,
+            _ => wanted.max(self.episodes()),
+        }
+    }
+
+    fn push(&mut self, episode: &Episode, environment: &Environment) -> elmur_data::Result<()> {
+        let wrappers = environment.spec().wrappers;
+        let wrapped;
+        let mut episode = episode;
+        if !wrappers.is_none() {
+            let spaces = environment.plain().spaces().clone();
+            let plain = Dataset::from_episodes(spaces, Default::default(), vec![episode.clone()])?;
+            let source: Arc<dyn elmur_data::Source> = Arc::new(plain);
+            wrapped = wrap(&source, wrappers)?.episode(0)?;
+            episode = &wrapped;
+        }
+        match self {
+            Self::Native { writer, .. } => writer.push(episode),
+            Self::Npz(writer) => writer.push(episode),
+        }
+    }
+
+    /// Ends a collection that was stopped or failed. What was recorded is kept for the next try.
+    fn give_up(self, stopped: bool) {
+        match self {
+            Self::Native { writer, appended: false } if writer.episodes() > 0 => {
+                if stopped {
+                    note(&format!(
+                        "{} episodes are kept beside the file; the same command goes on from there",
+                        writer.episodes()
+                    ));
+                }
+            }
+            Self::Native { writer, .. } => writer.discard(),
+            Self::Npz(writer) => writer.discard(),
+        }
+    }
+
+    fn finish(self) -> Result<()> {
+        match self {
+            Self::Native { writer, .. } => Ok(writer.finish()?),
+            Self::Npz(writer) => Ok(writer.finish()?),
+        }
+    }
+}
+
+/// Removes a folder that holds nothing but .npz files.
+fn remove_npz(folder: &Path) -> Result<()> {
+    let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
+    for entry in entries.filter_map(|entry| entry.ok()) {
+        if entry.path().extension().is_none_or(|extension| extension != "npz") {
+            let problem =
+                format!("holds {}, not only .npz files; choose another --out", entry.path().display());
+            return Err(Error::file(folder, problem));
+        }
+    }
+    std::fs::remove_dir_all(folder).map_err(|e| Error::io(folder, e))
 }

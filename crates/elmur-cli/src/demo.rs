@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use elmur_base::Stop;
-use elmur_envs::EnvConfig;
+use elmur_data::Writer;
+use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::elmur::theory;
 use elmur_model::{Checkpoint, Elmur};
 use elmur_plot::{Curve, Marker};
@@ -15,21 +15,23 @@ use elmur_train::{
     timeline,
 };
 
-use crate::eval::{plot_error, with_bar};
+use crate::eval::with_bar;
+use crate::plot::plot_error;
 use crate::progress::clock;
-use crate::{say, train};
+use crate::{Context, say, signals, train};
 
 /// Options of `elmur demo`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where things go: demonstrations, checkpoints, metrics, pictures. An earlier demo there is replaced.
+    /// Write demonstrations, checkpoints, metrics and pictures into this folder. An earlier demo in it is
+    /// replaced.
     #[arg(long, default_value = "out/demo")]
     out: PathBuf,
-    /// Seed.
+    /// Use this seed for weights, data order and dropout.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Longest episodes to try.
-    #[arg(long, default_value_t = 1_000_000)]
+    /// Evaluate on episodes of up to this many steps.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(9..))]
     longest: u64,
 }
 
@@ -38,7 +40,10 @@ const LENGTHS: [(u64, usize); 8] =
     [(9, 100), (30, 100), (90, 100), (300, 100), (900, 100), (9_600, 100), (100_000, 20), (1_000_000, 20)];
 
 /// Runs `elmur demo`.
-pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
+pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
+    let stop = &context.stop;
+    // Its environment is ours, whatever else is known by the name.
+    let registry = Registry::builtin();
     let begin = Instant::now();
     let mut config = RunConfig::preset("tmaze-quick")?;
     config.train.seed = args.seed;
@@ -46,26 +51,30 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
     say(
         "T-Maze: a corridor with a fork at its end. The first observation tells which way to turn, none after it does.",
     );
-    let folder = RunFolder::create(&args.out, &config)?;
+    let prepared = config.prepare(&registry, true)?;
+    let folder = RunFolder::create(&args.out, &prepared.config)?;
+    signals::acknowledge(stop);
 
-    let dataset = config.dataset()?;
-    let file = args.out.join("demonstrations.elmur");
-    let _ = std::fs::remove_file(&file);
-    elmur_data::save(&*dataset, &file)?;
-    let longest = dataset.summary()?.lengths.max as u64;
+    let file = args.out.join(DEMONSTRATIONS);
+    let mut writer = Writer::replace(&file, prepared.data.spaces(), prepared.data.metadata().clone())?;
+    for episode in 0..prepared.data.episodes() {
+        writer.push(&prepared.data.episode(episode)?)?;
+    }
+    writer.finish()?;
+    let longest = prepared.data.summary()?.lengths.max as u64;
     say(&format!(
-        "1. An expert plays {} episodes of at most {longest} steps: {}",
-        dataset.episodes(),
+        "1. A player plays {} episodes of at most {longest} steps: {}",
+        prepared.data.episodes(),
         file.display()
     ));
 
     say(&format!(
         "2. A model of {} parameters imitates it until it holds the cue for {} steps on validation episodes.",
         Checkpoint::parameter_count(&config.model)?,
-        grouped(config.eval.length)
+        grouped(config.eval.settings["length"].as_u64().unwrap_or(0))
     ));
     if let Ended::Stopped(signal) =
-        train::watch(&Devices::open(&config)?, &folder, &config, &dataset, false, stop)?
+        train::watch(&Devices::open(&config)?, &folder, &prepared, false, stop, false)?
     {
         say(&format!("stopped and saved; go on with: elmur train --resume {}", args.out.display()));
         return Ok(ExitCode::from(128 + signal as u8));
@@ -83,14 +92,14 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
         let what = Evaluation {
             policy: &policy.config,
             params: &policy.params,
-            env: EnvConfig::tmaze(length),
+            env: &maze(&registry, length)?,
             episodes,
             seeds: Seeds::Test(0),
             sample: false,
-            threads: 0,
+            threads: None,
             device: policy.params.device(),
         };
-        let score = with_bar(&format!("T = {length}"), &what, stop)?.score();
+        let score = with_bar(&format!("T = {length}"), &what, stop)?.score(Metric::Success);
         say(&format!(
             "  {:>9}   {episodes:>8}   {:>5.1}% ± {:<4.1}  100%",
             grouped(length),
@@ -117,7 +126,7 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
         .map_err(|e| plot_error(&success, e))?;
     let slots = args.out.join("slots");
     let seed = Seeds::Test(0).episode(0);
-    let history = timeline(&policy.config, &policy.params, &EnvConfig::tmaze(300), seed, 300)?;
+    let history = timeline(&policy.config, &policy.params, &maze(&registry, 300)?, seed, 300)?;
     draw_slots(&slots, &history, model)?;
     say(&format!(
         "4. Pictures: {0}.svg, {0}.png (success), {1}.svg, {1}.png (what the memory did)",
@@ -137,25 +146,38 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes what an earlier demo left, and only that.
+/// The demo's dataset in its folder.
+const DEMONSTRATIONS: &str = "demonstrations.elmur";
+
+fn maze(registry: &Registry, length: u64) -> Result<Environment> {
+    Ok(registry.find(&EnvSpec::new("tmaze").with("length", length))?)
+}
+
+/// Removes what an earlier demo left, and only that. A demo that is running is left alone.
 fn clear(out: &Path) -> Result<()> {
-    if !RunFolder::is_run(out) {
+    if out.join("config.json").exists() {
+        let config = RunFolder::open(out)?.config()?;
+        let mut quick = RunConfig::preset("tmaze-quick")?;
+        quick.train.seed = config.train.seed;
+        // A demo differs from another run of its preset only in what lies beside it.
+        let same = RunConfig { eval: quick.eval.clone(), ..config } == quick;
+        let begun = out.join("metrics.jsonl").exists();
+        if !same || (begun && !out.join(DEMONSTRATIONS).exists()) {
+            return Err(Error::file(out, "holds a run that is not a demo; choose another --out"));
+        }
+    } else if !out.join(DEMONSTRATIONS).exists() && !is_remnant(out) {
         return Ok(());
     }
-    let config = RunFolder::open(out)?.config()?;
-    let mut quick = RunConfig::preset("tmaze-quick")?;
-    quick.train.seed = config.train.seed;
-    // Only a demo keeps its demonstrations beside its run.
-    if config != quick || !out.join("demonstrations.elmur").exists() {
-        return Err(Error::file(out, "holds a run that is not a demo; choose another --out"));
-    }
-    for name in ["config.json", "metrics.jsonl"] {
-        let _ = std::fs::remove_file(out.join(name));
-    }
-    for name in ["checkpoints", "tensorboard"] {
-        let _ = std::fs::remove_dir_all(out.join(name));
-    }
-    Ok(())
+    RunFolder::remove(out)
+}
+
+/// Whether a folder holds nothing but an empty `checkpoints`, as a demo that was killed at once leaves it.
+fn is_remnant(out: &Path) -> bool {
+    let empty = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut all| all.next().is_none());
+    let ours = |name: &str| name == "checkpoints" || name == ".lock" || name.ends_with(".tmp");
+    let all = std::fs::read_dir(out);
+    empty(&out.join("checkpoints"))
+        && all.is_ok_and(|mut all| all.all(|e| e.is_ok_and(|e| ours(&e.file_name().to_string_lossy()))))
 }
 
 fn draw_slots(path: &Path, history: &SlotTimeline, config: &Elmur) -> Result<()> {

@@ -5,16 +5,16 @@ use elmur_engine::{Device, Precision};
 /// Where to compute.
 #[derive(clap::Args, Clone)]
 pub struct DeviceArgs {
-    /// Where to compute: cpu, cuda or cuda:N.
+    /// Compute on this device: cpu, cuda or cuda:N.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// How products are computed on a GPU: f32, tf32 or bf16.
+    /// Compute matrix products on a GPU in this precision: f32, tf32 or bf16.
     #[arg(long, default_value = "tf32")]
     precision: String,
 }
 
 impl DeviceArgs {
-    /// Opens the device; on the CPU with this many threads (0: one per core).
+    /// Opens the device; on the CPU with this many threads (0: as many as are granted).
     pub fn open(&self, threads: usize) -> elmur_model::Result<Device> {
         Ok(Device::open(&self.device, threads, self.precision()?)?)
     }

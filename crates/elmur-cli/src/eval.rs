@@ -1,18 +1,23 @@
-//! `elmur eval`: how well checkpoints act, on episodes that no choice has seen.
+//! `elmur eval`: how well checkpoints act on episodes that no choice has seen, or predict recorded actions.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use elmur_base::{Statistics, Stop};
-use elmur_envs::EnvConfig;
+use elmur_data::Source;
+use elmur_engine::Device;
+use elmur_envs::{EnvSpec, Environment, Metric};
 use elmur_model::Checkpoint;
-use elmur_train::{Error, Evaluation, Outcome, Result, Seeds, evaluate};
-use serde_json::json;
+use elmur_train::{
+    Error, Evaluation, Measure, OfflineEvaluation, Outcome, Result, RunConfig, Score, Seeds, evaluate,
+    evaluate_offline,
+};
+use serde_json::{Value, json};
 
 use crate::device::DeviceArgs;
 use crate::progress::Bar;
-use crate::say;
 use crate::train::checkpoint_of;
+use crate::{Context, say};
 
 /// Options of `elmur eval`.
 #[derive(clap::Args)]
@@ -21,160 +26,310 @@ pub struct Args {
     /// them.
     #[arg(required = true)]
     checkpoints: Vec<PathBuf>,
-    /// Environment; default: that of the run.
+    /// Evaluate in this environment; default: the environment the run was trained in.
     #[arg(long)]
     env: Option<String>,
-    /// T-Maze: episode lengths, such as 9,30,900; default: that of the run's evaluation.
+    /// Evaluate on the recorded episodes of this dataset instead: accuracy of discrete actions, mean squared
+    /// error of continuous ones.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["env", "set", "lengths", "sample", "plot"])]
+    data: Option<PathBuf>,
+    /// Evaluate at these values of a setting of the environment: KEY=V1,V2.
+    #[arg(long, value_name = "KEY=VALUES", conflicts_with = "lengths")]
+    set: Option<String>,
+    /// T-Maze: evaluate at these episode lengths, such as 9,30,900 (as --set length=9,30,900); default: that of
+    /// the run's validation.
     #[arg(long, value_delimiter = ',')]
     lengths: Vec<u64>,
-    /// Episodes per run.
-    #[arg(long, default_value_t = 100)]
+    /// Act out this many episodes per run.
+    #[arg(long, default_value_t = 100, value_parser = crate::count(1 << 24))]
     episodes: usize,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     #[arg(long)]
     sample: bool,
-    /// Threads; 0: one per core. Results do not depend on it.
-    #[arg(long, default_value_t = 0)]
+    /// Use this many threads; 0: as many as are granted. Results do not depend on it.
+    #[arg(long, default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Print one JSON object per checkpoint and length, and one per length for all.
+    /// Print JSON lines: one object per checkpoint and value, then one per value with the mean over all
+    /// checkpoints.
     #[arg(long)]
     json: bool,
-    /// Draw success by length: writes PATH.svg and PATH.png.
+    /// Draw the score by episode length: write PATH.svg and PATH.png.
     #[arg(long, value_name = "PATH")]
     plot: Option<PathBuf>,
 }
 
+/// A checkpoint, and the config of its run if it lies in one.
+struct Policy {
+    path: PathBuf,
+    checkpoint: Checkpoint,
+    run: Option<RunConfig>,
+}
+
 /// Runs `elmur eval`.
-pub fn run(args: &Args, stop: &Stop) -> Result<()> {
-    let device = args.device.open(1)?;
-    let mut policies = Vec::new();
-    for path in &args.checkpoints {
-        if !path.exists() {
-            let problem = "no such run or checkpoint; train one with `elmur train`, or see `elmur demo`";
-            return Err(Error::file(path, problem));
-        }
-        let (path, run) = checkpoint_of(path);
-        let mut checkpoint = Checkpoint::load(&path)?;
-        if !device.is_cpu() {
-            checkpoint.params = checkpoint.params.to(&device).map_err(elmur_model::Error::from)?;
-        }
-        let config = run.and_then(|run| run.config().ok());
-        let env = match (&args.env, config.as_ref().and_then(|c| c.validation_env())) {
-            (Some(name), Some(of_run)) => EnvConfig { name: name.parse()?, ..of_run },
-            (Some(name), None) => EnvConfig { length: 30, ..EnvConfig::new(name.parse()?) },
-            (None, Some(env)) => env,
-            (None, None) => {
-                let expected = "--env: this checkpoint does not lie in a run with an environment".to_owned();
-                return Err(Error::Config { key: "env".to_owned(), expected, got: "none".to_owned() });
-            }
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let device = args.device.open(args.threads)?;
+    let policies: Vec<Policy> =
+        args.checkpoints.iter().map(|path| load(path, &device)).collect::<Result<_>>()?;
+    match &args.data {
+        Some(data) => on_data(args, &policies, data, &device, &context.stop),
+        None => in_environment(args, &policies, &device, context),
+    }
+}
+
+fn load(path: &Path, device: &Device) -> Result<Policy> {
+    if !path.exists() {
+        let problem = "no such run or checkpoint; train one with `elmur train`, or see `elmur demo`";
+        return Err(Error::file(path, problem));
+    }
+    let (path, run) = checkpoint_of(path);
+    let mut checkpoint = Checkpoint::load(&path)?;
+    if !device.is_cpu() {
+        checkpoint.params = checkpoint.params.to(device).map_err(elmur_model::Error::from)?;
+    }
+    Ok(Policy { path, checkpoint, run: run.and_then(|run| run.config().ok()) })
+}
+
+/// One line per dataset: how well recorded actions are predicted.
+fn on_data(args: &Args, policies: &[Policy], path: &Path, device: &Device, stop: &Stop) -> Result<()> {
+    let data = elmur_data::open(path, None)?;
+    let mut scores = Vec::new();
+    for policy in policies {
+        let bar = Mutex::new(Bar::new("evaluating", 0, 1000));
+        let what = OfflineEvaluation {
+            policy: &policy.checkpoint.config,
+            params: &policy.checkpoint.params,
+            data: &*for_policy(&data, policy)?,
+            device,
         };
-        let trained = config.and_then(|c| c.env).map(|env| env.length);
-        policies.push((path, checkpoint, env, trained));
-    }
-    let first = policies[0].2;
-    let config =
-        |key: &str, expected: String, got: String| Err(Error::Config { key: key.to_owned(), expected, got });
-    if let Some((path, _, env, _)) = policies.iter().find(|(_, _, env, _)| env.name != first.name) {
-        let got = format!("{} of {}", env.name.name(), path.display());
-        return config(
-            "env",
-            format!("one environment for all, here {}; evaluate others apart", first.name.name()),
-            got,
-        );
-    }
-    if !first.has_length() && (!args.lengths.is_empty() || args.plot.is_some()) {
-        let got = first.name.name().to_owned();
-        return config("lengths", "T-Maze for --lengths and --plot".to_owned(), got);
-    }
-    let lengths = if args.lengths.is_empty() { vec![first.length] } else { args.lengths.clone() };
-    for length in &lengths {
-        EnvConfig { length: *length, ..first }.evaluation()?;
-    }
-    let mut points = Vec::new();
-    for length in lengths {
-        let mut scores = Vec::new();
-        let mut single = None;
-        let mut successful = true;
-        for (run, (path, checkpoint, env, trained)) in policies.iter().enumerate() {
-            let what = Evaluation {
-                policy: &checkpoint.config,
-                params: &checkpoint.params,
-                env: EnvConfig { length, ..*env },
-                episodes: args.episodes,
-                seeds: Seeds::Test(run as u32),
-                sample: args.sample,
-                threads: args.threads,
-                device: &device,
-            };
-            let outcome = with_bar(&label(&what.env), &what, stop)?;
-            let (score, returns) = (outcome.score(), outcome.returns());
-            successful = outcome.episodes[0].success.is_some();
-            if args.json {
-                let row = json!({
-                    "checkpoint": path.display().to_string(), "env": env.name.name(), "train_length": trained,
-                    "length": length, "episodes": score.count, "score": score.mean, "sem": score.sem, "return": returns.mean,
-                });
-                say(&row.to_string());
+        let outcome = evaluate_offline(&what, stop, &mut |share| {
+            if let Ok(mut bar) = bar.lock() {
+                bar.update((1000.0 * share) as u64, "parts", "");
             }
-            scores.push(score.mean);
-            single = Some(score);
+        });
+        if let Ok(bar) = bar.lock() {
+            bar.finish();
         }
-        let score = match single {
-            // Of a single run the spread between episodes is all there is.
-            Some(score) if scores.len() == 1 => score,
-            _ => Statistics::of(scores.iter().copied()),
-        };
-        let over = if scores.len() > 1 { "runs" } else { "episodes" };
+        let outcome = outcome?;
+        let Score { measure, value } = outcome.score;
         if args.json {
             let row = json!({
-                "env": policies[0].2.name.name(), "length": length, "runs": scores.len(), "episodes": args.episodes,
-                "score": score.mean, "sem": score.sem, "sem_over": over, "good_return": first.best_return(),
+                "checkpoint": policy.path.display().to_string(), "data": path.display().to_string(),
+                "measure": measure.key(), "score": value.mean, "sem": value.sem, "episodes": outcome.episodes,
+                "actions": outcome.actions,
             });
             say(&row.to_string());
-        } else {
-            say(&format!(
-                "{}: {:.3} ± {:.3} ({} run{} x {} episodes, ± over {over}{})",
-                label(&EnvConfig { length, ..first }),
-                score.mean,
-                score.sem,
-                scores.len(),
-                if scores.len() == 1 { "" } else { "s" },
-                args.episodes,
-                // Where the score is a return, what it could be.
-                if successful { String::new() } else { format!("; good play: {:.3}", first.best_return()) }
-            ));
         }
-        points.push((length, score.mean, score.sem));
+        scores.push((outcome.score, outcome.episodes));
     }
-    if let Some(path) = &args.plot {
-        let curve = elmur_plot::Curve { name: "elmur".to_owned(), points };
-        elmur_plot::success_by_length(path, "Success by episode length", &[curve], &[])
-            .map_err(|e| plot_error(path, e))?;
+    let (all, over) = over_runs(&scores.iter().map(|(score, _)| *score).collect::<Vec<_>>());
+    let (runs, episodes) = (scores.len(), scores[0].1);
+    if args.json {
+        let row = json!({
+            "data": path.display().to_string(), "runs": runs, "episodes": episodes, "measure": all.measure.key(),
+            "score": all.value.mean, "sem": all.value.sem, "sem_over": over,
+        });
+        say(&row.to_string());
+    } else {
+        let plural = if runs == 1 { "" } else { "s" };
+        say(&format!("{}: {all} ({runs} run{plural} x {episodes} episodes, ± over {over})", path.display()));
     }
     Ok(())
 }
 
-/// An environment in a few words.
-fn label(env: &EnvConfig) -> String {
-    let name = env.name.name();
-    if env.has_length() { format!("{name} T = {}", env.length) } else { name.to_owned() }
+/// The data as a policy sees them: with the wrappers of its run, if they were recorded without.
+fn for_policy(data: &std::sync::Arc<dyn Source>, policy: &Policy) -> Result<std::sync::Arc<dyn Source>> {
+    let ends = policy.checkpoint.config.architecture().ends();
+    let wrappers = policy.run.as_ref().and_then(|run| run.env.as_ref()).map(|env| env.wrappers);
+    match wrappers {
+        Some(wrappers) if ends.check(data.spaces(), "dataset").is_err() => {
+            Ok(elmur_data::wrap(data, wrappers)?)
+        }
+        _ => Ok(data.clone()),
+    }
 }
 
-/// A drawing's error as one of ours.
-pub fn plot_error(path: &std::path::Path, error: impl ToString) -> Error {
-    Error::file(path, error)
+/// The score over all runs, and what its spread is over: of a single run the spread between episodes is all
+/// there is.
+fn over_runs(scores: &[Score]) -> (Score, &'static str) {
+    match scores {
+        [one] => (*one, "episodes"),
+        _ => {
+            let value = Statistics::of(scores.iter().map(|score| score.value.mean));
+            (Score { measure: scores[0].measure, value }, "runs")
+        }
+    }
+}
+
+fn environment_of(args: &Args, policy: &Policy, context: &Context) -> Result<Environment> {
+    let registry = &context.registry;
+    let of_run = match &policy.run {
+        Some(run) => run.validation_environment(registry)?,
+        None => None,
+    };
+    match (&args.env, of_run) {
+        (Some(name), of_run) => {
+            let wrappers = of_run.map(|env| env.spec().wrappers).unwrap_or_default();
+            Ok(registry.find(&EnvSpec::new(name).with_wrappers(wrappers))?)
+        }
+        (None, Some(environment)) => Ok(environment),
+        (None, None) => {
+            let expected = "--env NAME or --data PATH: this policy was not trained in an environment";
+            Err(crate::keys::config("env", expected, "none"))
+        }
+    }
+}
+
+/// The setting that varies and its values; none where only the environment as it is counts.
+fn varied(args: &Args, first: &Environment) -> Result<Option<(String, Vec<Value>)>> {
+    if let Some(text) = &args.set {
+        let (key, values) = crate::keys::setting(text)?;
+        return Ok(Some((key.to_owned(), values)));
+    }
+    let own = first.spec().settings.get("length");
+    if own.is_none() && (!args.lengths.is_empty() || args.plot.is_some()) {
+        let expected = "an environment with a setting `length` for --lengths and --plot";
+        return Err(crate::keys::config("lengths", expected, first.name()));
+    }
+    let lengths: Vec<Value> = args.lengths.iter().map(|length| (*length).into()).collect();
+    Ok(match own {
+        Some(own) => {
+            Some(("length".to_owned(), if lengths.is_empty() { vec![own.clone()] } else { lengths }))
+        }
+        None => None,
+    })
+}
+
+fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &Context) -> Result<()> {
+    let environments: Vec<Environment> =
+        policies.iter().map(|policy| environment_of(args, policy, context)).collect::<Result<_>>()?;
+    let first = &environments[0];
+    if let Some(other) = environments.iter().position(|env| env.name() != first.name()) {
+        let got = format!("{} of {}", environments[other].name(), policies[other].path.display());
+        let expected = format!("one environment for all, here {}; evaluate others apart", first.name());
+        return Err(crate::keys::config("env", expected, got));
+    }
+    let varied = varied(args, first)?;
+    let cases: Vec<Option<(&str, Value)>> = match &varied {
+        Some((key, values)) => values.iter().map(|value| Some((key.as_str(), value.clone()))).collect(),
+        None => vec![None],
+    };
+    let at = |env: &Environment, case: &Option<(&str, Value)>| match case {
+        Some((key, value)) => env.with(key, value.clone()),
+        None => Ok(env.clone()),
+    };
+    // All values are checked before the first is tried.
+    cases.iter().try_for_each(|case| at(first, case).map(drop))?;
+    let mut points = Vec::new();
+    for case in &cases {
+        let mut scores = Vec::new();
+        let mut returns = Vec::new();
+        for (run, (policy, env)) in policies.iter().zip(&environments).enumerate() {
+            let env = at(env, case)?;
+            let what = Evaluation {
+                policy: &policy.checkpoint.config,
+                params: &policy.checkpoint.params,
+                env: &env,
+                episodes: args.episodes,
+                seeds: Seeds::Test(run as u32),
+                sample: args.sample,
+                threads: (args.threads > 0).then_some(args.threads),
+                device,
+            };
+            let outcome = with_bar(&label(&env, case), &what, &context.stop)?;
+            let score = score_of(&outcome, policy, &env);
+            if args.json {
+                say(&row(policy, &env, case, &outcome, &score).to_string());
+            }
+            scores.push(score);
+            returns.push(outcome.returns().mean);
+        }
+        let (score, over) = over_runs(&scores);
+        let good = first.facts().good_return;
+        if args.json {
+            let mut row = json!({
+                "env": first.name(), "runs": scores.len(), "episodes": args.episodes, "measure": score.measure.key(),
+                "score": score.value.mean, "sem": score.value.sem, "sem_over": over, "good_return": good,
+            });
+            put(&mut row, case);
+            say(&row.to_string());
+        } else {
+            let mut more = String::new();
+            if score.measure != Measure::Return {
+                more = format!("; return {:.3}", Statistics::of(returns.iter().copied()).mean);
+            } else if let Some(good) = good {
+                more = format!("; good play: {good:.3}");
+            }
+            let (name, runs) = (label(first, case), scores.len());
+            let plural = if runs == 1 { "" } else { "s" };
+            let episodes = args.episodes;
+            say(&format!("{name}: {score} ({runs} run{plural} x {episodes} episodes, ± over {over}{more})"));
+        }
+        if let Some(length) = case.as_ref().and_then(|(_, value)| value.as_u64()) {
+            points.push((length, score.value.mean, score.value.sem));
+        }
+    }
+    if let Some(path) = &args.plot {
+        let curve = elmur_plot::Curve { name: "elmur".to_owned(), points };
+        crate::plot::make_folder(path)?;
+        elmur_plot::success_by_length(path, "Score by episode length", &[curve], &[])
+            .map_err(|e| crate::plot::plot_error(path, e))?;
+    }
+    Ok(())
+}
+
+/// The score by the metric of the run, or of the environment.
+fn score_of(outcome: &Outcome, policy: &Policy, env: &Environment) -> Score {
+    let of_run: Option<Metric> = policy.run.as_ref().and_then(|run| run.eval.metric);
+    let metric = outcome.metric(of_run.unwrap_or(env.facts().metric));
+    Score { measure: metric.into(), value: outcome.score(metric) }
+}
+
+fn row(
+    policy: &Policy,
+    env: &Environment,
+    case: &Option<(&str, Value)>,
+    outcome: &Outcome,
+    score: &Score,
+) -> Value {
+    let steps = Statistics::of(outcome.episodes.iter().map(|episode| episode.steps as f64));
+    let mut row = json!({
+        "checkpoint": policy.path.display().to_string(), "env": env.name(), "episodes": score.value.count,
+        "measure": score.measure.key(), "score": score.value.mean, "sem": score.value.sem,
+        "return": outcome.returns().mean, "success_rate": outcome.success_rate().map(|rate| rate.mean),
+        "steps": steps.mean,
+    });
+    let trained = policy.run.as_ref().and_then(|run| run.env.as_ref());
+    if let Some((key, _)) = case {
+        row[format!("train_{key}")] = trained.and_then(|env| env.settings.get(*key)).cloned().into();
+    }
+    put(&mut row, case);
+    row
+}
+
+fn put(row: &mut Value, case: &Option<(&str, Value)>) {
+    if let Some((key, value)) = case {
+        row[*key] = value.clone();
+    }
+}
+
+/// An environment in a few words.
+fn label(env: &Environment, case: &Option<(&str, Value)>) -> String {
+    match case {
+        Some(("length", length)) => format!("{} T = {length}", env.name()),
+        Some((key, value)) => format!("{} {key} = {value}", env.name()),
+        None => env.name().to_owned(),
+    }
 }
 
 /// Evaluates with a progress bar.
 pub fn with_bar(label: &str, what: &Evaluation<'_>, stop: &Stop) -> Result<Outcome> {
-    const PARTS: f64 = 1e4;
-    let steps = what.env.max_steps() as f64 * what.episodes as f64;
-    let bar = Mutex::new(Bar::new(label, 0, steps as u64));
+    let total = what.episodes as u64;
+    let bar = Mutex::new(Bar::new(label, 0, total));
     let outcome = evaluate(what, stop, &|part| {
         if let Ok(mut bar) = bar.lock() {
-            bar.update(((part * PARTS).round() / PARTS * steps) as u64, "steps", "");
+            bar.update((part * total as f64) as u64, "episodes", "");
         }
     });
     if let Ok(bar) = bar.lock() {

@@ -11,21 +11,22 @@ use elmur_model::elmur::config::MemoryInit;
 use elmur_model::elmur::{Elmur, published, theory};
 use elmur_model::window::{Built, parameter_graph};
 use elmur_model::{Checkpoint, Error, PolicyConfig, checkpoint, presets};
-use elmur_train::{Result, RunConfig, RunFolder, overrides};
+use elmur_train::{Result, RunConfig, RunFolder};
 use serde_json::{Value, json};
 
-use crate::say;
+use crate::{Context, say};
 
 /// Options of `elmur inspect`.
 #[derive(clap::Args)]
 pub struct InspectArgs {
-    /// A preset's name, a checkpoint's folder, a config.json, a run's folder, or a dataset (file or folder of
-    /// .npz).
+    /// Preset, run folder, checkpoint folder, config.json, or dataset (file or folder of .npz).
+    #[arg(value_name = "PATH_OR_PRESET")]
     what: String,
-    /// List every key that `elmur train PRESET KEY=VALUE` can change, with its value.
+    /// List every key that `elmur train PRESET KEY=VALUE` can change, with its value and what it does; for
+    /// presets, runs and configs of runs.
     #[arg(long)]
     keys: bool,
-    /// Print one JSON object.
+    /// Print JSON: one object, or one per key.
     #[arg(long)]
     json: bool,
 }
@@ -35,12 +36,15 @@ pub struct InspectArgs {
 pub struct ImportArgs {
     /// State dict of the published code, saved as safetensors.
     weights: PathBuf,
-    /// A preset's name or a config.json that describes the model.
+    /// Preset or config.json that describes the model.
     #[arg(long)]
     config: String,
-    /// Folder for the checkpoint.
+    /// Write the checkpoint to this folder.
     #[arg(long)]
     out: PathBuf,
+    /// Replace a checkpoint that is in the folder already.
+    #[arg(long)]
+    force: bool,
 }
 
 /// A policy by preset, checkpoint or config file.
@@ -53,7 +57,8 @@ fn config_of(what: &str) -> Result<PolicyConfig> {
         return Ok(checkpoint::read_config(&path.join("config.json"))?);
     }
     if path.is_file() {
-        return Ok(checkpoint::read_config(path)?);
+        // The config of a run has its model's inside.
+        return Ok(RunConfig::read(path).map(|run| run.model).or_else(|_| checkpoint::read_config(path))?);
     }
     let presets = RunConfig::expected_preset(what);
     let expected = format!("a checkpoint, a config.json, a run, a dataset or a preset: {presets}");
@@ -69,7 +74,7 @@ fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
             "dataset": path.display().to_string(), "spaces": dataset.spaces(), "metadata": dataset.metadata(),
             "episodes": s.episodes, "steps": s.steps, "torn_bytes": dataset.torn_bytes(),
             "return": s.returns, "length": s.lengths, "terminated": s.terminated, "truncated": s.truncated,
-            "counted": s.imitated_share,
+            "imitated": s.imitated_share,
         });
         say(&row.to_string());
         return Ok(());
@@ -97,13 +102,17 @@ fn inspect_run(folder: &RunFolder, as_json: bool) -> Result<()> {
     let text = std::fs::read_to_string(folder.metrics()).unwrap_or_default();
     let rows: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let last = rows.iter().rev().find(|row| row["loss"].is_number());
+    let measure = rows.iter().rev().find_map(|row| row["measure"].as_str()).unwrap_or("score");
+    let lower = ["mean_squared_error", "training_loss"].contains(&measure);
     let scores = || rows.iter().filter_map(|row| Some((row["batch"].as_u64()?, row["score"].as_f64()?)));
-    let best = scores().max_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
-    let number = |name: &str| last.and_then(|row| row[name].as_f64()).unwrap_or(f64::NAN);
+    let worth = |score: f64| if lower { -score } else { score };
+    let best = scores().max_by(|a, b| worth(a.1).total_cmp(&worth(b.1)).then(a.0.cmp(&b.0)));
+    let number = |name: &str| last.and_then(|row| row[name].as_f64());
     if as_json {
         let row = json!({
-            "run": folder.path().display().to_string(), "batches": last.map(|row| row["batch"].clone()), "loss": number("loss"),
-            "accuracy": number("accuracy"), "best_validation": best.map(|(_, score)| score),
+            "run": folder.path().display().to_string(), "batches": last.map(|row| row["batch"].clone()),
+            "loss": number("loss"), "action_loss": number("action_loss"), "accuracy": number("accuracy"),
+            "measure": best.map(|_| measure), "best_validation": best.map(|(_, score)| score),
             "best_batch": best.map(|(batch, _)| batch), "config": config,
         });
         say(&row.to_string());
@@ -111,11 +120,16 @@ fn inspect_run(folder: &RunFolder, as_json: bool) -> Result<()> {
     }
     let batches = last.and_then(|row| row["batch"].as_u64()).unwrap_or(0);
     say(&format!("{}: a run of {batches} batches", folder.path().display()));
-    if last.is_some() {
-        say(&format!("  loss         {:.4}, accuracy {:.1}%", number("loss"), 100.0 * number("accuracy")));
+    if let Some(loss) = number("loss") {
+        let more = match (number("accuracy"), number("action_loss")) {
+            (Some(accuracy), _) => format!(", accuracy {:.1}%", 100.0 * accuracy),
+            (None, Some(error)) => format!(", mean squared error {error:.5}"),
+            _ => String::new(),
+        };
+        say(&format!("  loss         {loss:.4}{more}"));
     }
     if let Some((batch, score)) = best {
-        say(&format!("  validation   best {score:.3} at batch {batch}"));
+        say(&format!("  validation   best {} {score:.3} at batch {batch}", measure.replace('_', " ")));
     }
     let count = Checkpoint::parameter_count(&config.model)?;
     let steps = config.model.architecture().window().steps;
@@ -131,29 +145,20 @@ fn inspect_run(folder: &RunFolder, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Every key of a preset's run and its value.
-fn list_keys(preset: &str) -> Result<()> {
-    let config = RunConfig::preset(preset)?;
-    let tree = json!(config);
-    for key in overrides::keys(&config) {
-        let value = key.split('.').fold(&tree, |at, part| match at {
-            Value::Array(items) => {
-                part.parse().ok().and_then(|i: usize| items.get(i)).unwrap_or(&Value::Null)
-            }
-            other => &other[part],
-        });
-        if !value.is_object() && !value.is_array() {
-            say(&format!("{key}={value}"));
-        }
+/// The config of a preset, a run or a run's config.json.
+fn run_config(what: &str) -> Result<RunConfig> {
+    let path = Path::new(what);
+    if RunFolder::is_run(path) {
+        return RunFolder::open(path)?.config();
     }
-    Ok(())
+    if path.is_file() { RunConfig::read(path) } else { RunConfig::preset(what) }
 }
 
 /// Shows a preset, checkpoint, config, run or dataset.
-pub fn inspect(args: &InspectArgs) -> Result<()> {
+pub fn inspect(args: &InspectArgs, context: &Context) -> Result<()> {
     let path = Path::new(&args.what);
     if args.keys {
-        return list_keys(&args.what);
+        return crate::keys::list(&run_config(&args.what)?, &context.registry, args.json);
     }
     if RunFolder::is_run(path) {
         return inspect_run(&RunFolder::open(path)?, args.json);
@@ -245,7 +250,17 @@ fn describe_memory(config: &Elmur, total: usize) {
 }
 
 /// Lists the presets.
-pub fn list_presets() {
+pub fn list_presets(as_json: bool) {
+    if as_json {
+        for name in RunConfig::preset_names() {
+            let summary = presets::find(&name).map(|preset| preset.summary.to_owned()).unwrap_or_else(|| {
+                let family = Family::ALL.iter().find(|family| name.contains(family.name()));
+                family.map(|family| family.summary().to_owned()).unwrap_or_default()
+            });
+            say(&json!({"name": name, "summary": summary}).to_string());
+        }
+        return;
+    }
     for preset in presets::all() {
         say(&format!("{:<24} {}", preset.name, preset.summary));
     }
@@ -266,6 +281,16 @@ pub fn list_presets() {
 /// Turns published weights into a checkpoint.
 pub fn import(args: &ImportArgs) -> Result<()> {
     let config = config_of(&args.config)?;
+    let problem = if RunFolder::is_run(&args.out) {
+        Some("holds a run; choose another --out")
+    } else if !args.force && (checkpoint::is_checkpoint(&args.out) || args.out.join("config.json").exists()) {
+        Some("holds a checkpoint already; replace it with --force, or choose another --out")
+    } else {
+        None
+    };
+    if let Some(problem) = problem {
+        return Err(elmur_train::Error::file(&args.out, problem));
+    }
     let imported = Checkpoint::import(&config, &args.weights)?;
     imported.save(&args.out)?;
     let count = Checkpoint::parameter_count(&config)?;

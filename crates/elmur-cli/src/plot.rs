@@ -8,51 +8,86 @@ use elmur_plot::{self as draw, Curve};
 use elmur_train::{Error, Result, RunFolder};
 use serde_json::Value;
 
-use crate::eval::plot_error;
 use crate::say;
 
 /// What `elmur plot` draws.
 #[derive(clap::Subcommand)]
 pub enum Plot {
-    /// Success by episode length, one curve per file of `elmur eval --json` rows; rows of several runs become
-    /// mean ± SEM.
+    /// Draw the score by episode length, one curve per file of `elmur eval --json` rows; rows of several runs
+    /// become mean ± SEM.
     ///
     /// Example: elmur plot success paper.jsonl no-dropout.jsonl --out docs/success
     Success(Rows),
-    /// Training length by evaluation length, from `elmur eval --json` rows.
+    /// Draw the score as a grid of training length by evaluation length, from `elmur eval --json` rows.
     ///
     /// Example: elmur plot heat-map rows.jsonl --out docs/generalization
     HeatMap(Rows),
-    /// Accuracy and validation score of runs.
+    /// Draw loss, accuracy and validation score of runs, batch by batch: OUT, and OUT-loss beside it.
     ///
     /// Example: elmur plot run out/tmaze-0 out/tmaze-1 --out docs/learning
-    Run(Rows),
+    Run(Runs),
 }
 
-/// Where numbers come from and where the picture goes.
+/// Rows to draw, and where the picture goes.
 #[derive(clap::Args)]
 pub struct Rows {
-    /// Files with rows, or runs.
+    /// Files of `elmur eval --json` rows.
     #[arg(required = true)]
     from: Vec<PathBuf>,
-    /// Writes OUT.svg and OUT.png.
+    #[command(flatten)]
+    picture: Picture,
+}
+
+/// Runs to draw, and where the picture goes.
+#[derive(clap::Args)]
+pub struct Runs {
+    /// Folders of runs.
+    #[arg(required = true)]
+    from: Vec<PathBuf>,
+    #[command(flatten)]
+    picture: Picture,
+}
+
+/// Where a picture goes.
+#[derive(clap::Args)]
+pub struct Picture {
+    /// Write OUT.svg and OUT.png.
     #[arg(long)]
     out: PathBuf,
-    /// Title.
+    /// Print this title above the picture.
     #[arg(long)]
     title: Option<String>,
 }
 
 /// Runs `elmur plot`.
 pub fn run(what: &Plot) -> Result<()> {
-    let (rows, drawn) = match what {
-        Plot::Success(rows) => (rows, success(rows)),
-        Plot::HeatMap(rows) => (rows, heat_map(rows)),
-        Plot::Run(rows) => (rows, runs(rows)),
+    let out = match what {
+        Plot::Success(rows) | Plot::HeatMap(rows) => &rows.picture.out,
+        Plot::Run(runs) => &runs.picture.out,
     };
-    drawn?;
-    say(&format!("{0}.svg {0}.png", rows.out.display()));
+    make_folder(out)?;
+    let drawn = match what {
+        Plot::Success(rows) => success(&rows.from, &rows.picture)?,
+        Plot::HeatMap(rows) => heat_map(&rows.from, &rows.picture)?,
+        Plot::Run(of) => runs(&of.from, &of.picture)?,
+    };
+    for path in drawn {
+        say(&format!("{0}.svg {0}.png", path.display()));
+    }
     Ok(())
+}
+
+/// Makes the folder that a picture goes to.
+pub fn make_folder(picture: &Path) -> Result<()> {
+    match picture.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        Some(folder) => std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e)),
+        None => Ok(()),
+    }
+}
+
+/// A drawing's error as one of ours.
+pub fn plot_error(path: &Path, error: impl ToString) -> Error {
+    Error::file(path, error)
 }
 
 /// Scores of single checkpoints by (training length, length).
@@ -77,22 +112,23 @@ fn scores(path: &Path) -> Result<BTreeMap<(u64, u64), Vec<f64>>> {
     if all.is_empty() { Err(problem("no rows of elmur eval --json".to_owned())) } else { Ok(all) }
 }
 
-fn success(rows: &Rows) -> Result<()> {
+fn success(from: &[PathBuf], picture: &Picture) -> Result<Vec<PathBuf>> {
     let mut curves = Vec::new();
-    for path in &rows.from {
+    for path in from {
         let point = |((_, length), scores): (&(u64, u64), &Vec<f64>)| {
             let Statistics { mean, sem, .. } = Statistics::of(scores.iter().copied());
             (*length, mean, sem)
         };
         curves.push(Curve { name: stem(path), points: scores(path)?.iter().map(point).collect() });
     }
-    let title = rows.title.as_deref().unwrap_or("Success by episode length");
-    draw::success_by_length(&rows.out, title, &curves, &[]).map_err(|e| plot_error(&rows.out, e))
+    let title = picture.title.as_deref().unwrap_or("Success by episode length");
+    draw::success_by_length(&picture.out, title, &curves, &[]).map_err(|e| plot_error(&picture.out, e))?;
+    Ok(vec![picture.out.clone()])
 }
 
-fn heat_map(rows: &Rows) -> Result<()> {
+fn heat_map(from: &[PathBuf], picture: &Picture) -> Result<Vec<PathBuf>> {
     let mut all: BTreeMap<(u64, u64), Vec<f64>> = BTreeMap::new();
-    for path in &rows.from {
+    for path in from {
         for (key, mut found) in scores(path)? {
             all.entry(key).or_default().append(&mut found);
         }
@@ -106,9 +142,9 @@ fn heat_map(rows: &Rows) -> Result<()> {
     let values: Vec<Vec<Option<f64>>> =
         trained.iter().map(|t| lengths.iter().map(|l| cell(t, l)).collect()).collect();
     let names = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>();
-    let title = rows.title.as_deref().unwrap_or("Success by training and evaluation length");
+    let title = picture.title.as_deref().unwrap_or("Success by training and evaluation length");
     draw::heat_map(
-        &rows.out,
+        &picture.out,
         title,
         "evaluation length",
         &names(&lengths),
@@ -116,27 +152,53 @@ fn heat_map(rows: &Rows) -> Result<()> {
         &names(&trained),
         &values,
     )
-    .map_err(|e| plot_error(&rows.out, e))
+    .map_err(|e| plot_error(&picture.out, e))?;
+    Ok(vec![picture.out.clone()])
 }
 
-fn runs(rows: &Rows) -> Result<()> {
-    let mut curves = Vec::new();
-    for path in &rows.from {
+/// Two pictures: shares and scores, and losses.
+fn runs(from: &[PathBuf], picture: &Picture) -> Result<Vec<PathBuf>> {
+    let (mut scores, mut losses) = (Vec::new(), Vec::new());
+    for path in from {
         let folder = RunFolder::open(path)?;
         let metrics = folder.metrics();
-        let text = std::fs::read_to_string(&metrics).map_err(|e| Error::file(&metrics, e))?;
+        let text = std::fs::read_to_string(&metrics).map_err(|e| Error::io(&metrics, e))?;
         let found: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        for (key, name) in [("accuracy", "accuracy"), ("score", "validation")] {
-            let point = |row: &Value| Some((row["batch"].as_f64()?, row[key].as_f64()?));
+        let measure = found.iter().find_map(|row| row["measure"].as_str()).unwrap_or("score");
+        let validation = format!("validation {}", measure.replace('_', " "));
+        for (key, name) in
+            [("accuracy", "training accuracy"), ("score", validation.as_str()), ("loss", "training loss")]
+        {
+            let curves = if key == "loss" { &mut losses } else { &mut scores };
+            // Rows of validations repeat the score under its name; accuracy is that of batches.
+            let of_batch = key != "accuracy";
+            let point = |row: &Value| {
+                let row = Some(row).filter(|row| of_batch || row["loss"].is_number())?;
+                Some((row["batch"].as_f64()?, row[key].as_f64()?))
+            };
             let points: Vec<_> = found.iter().filter_map(point).collect();
             if !points.is_empty() {
                 curves.push((format!("{} {name}", stem(path)), points));
             }
         }
     }
-    let title = rows.title.as_deref().unwrap_or("Learning");
-    draw::learning_curves(&rows.out, title, "batch", "share", &curves, false)
-        .map_err(|e| plot_error(&rows.out, e))
+    let title = picture.title.as_deref().unwrap_or("Learning");
+    let mut drawn = Vec::new();
+    let mut loss_path = picture.out.clone().into_os_string();
+    loss_path.push("-loss");
+    for (path, curves, label, log) in
+        [(picture.out.clone(), &scores, "score", false), (PathBuf::from(loss_path), &losses, "loss", true)]
+    {
+        if !curves.is_empty() {
+            draw::learning_curves(&path, title, "batch", label, curves, log)
+                .map_err(|e| plot_error(&path, e))?;
+            drawn.push(path);
+        }
+    }
+    if drawn.is_empty() {
+        return Err(Error::file(&from[0], "no batches yet; train the run first"));
+    }
+    Ok(drawn)
 }
 
 /// A path's last name without its extension.

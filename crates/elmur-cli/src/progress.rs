@@ -1,13 +1,27 @@
 //! Progress of long work: a bar that redraws itself on a terminal, a plain line now and then elsewhere.
 
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// Whether `--quiet` was given.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Shows no progress from now on, if `quiet`.
+pub fn set_quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+/// Whether no progress is shown.
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
 
 /// Progress of one piece of work.
 pub struct Bar {
     label: String,
     total: u64,
-    /// Done when the bar began; rates count from there.
+    /// How much was done when the bar began; rates count from there.
     first: u64,
     start: Instant,
     shown: Option<Instant>,
@@ -17,7 +31,7 @@ pub struct Bar {
 const WIDTH: usize = 24;
 
 impl Bar {
-    /// `done` of `total` behind us.
+    /// A bar that begins when `done` of `total` are done.
     pub fn new(label: &str, done: u64, total: u64) -> Self {
         let terminal = std::io::stderr().is_terminal();
         Self { label: label.to_owned(), total, first: done, start: Instant::now(), shown: None, terminal }
@@ -28,7 +42,7 @@ impl Bar {
         let pause = if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(10) };
         let due =
             self.shown.map_or(!self.terminal || self.start.elapsed() > pause, |at| at.elapsed() > pause);
-        if !due && done < self.total {
+        if is_quiet() || (!due && done < self.total) {
             return;
         }
         self.shown = Some(Instant::now());

@@ -2,47 +2,96 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use elmur_base::Stop;
-use elmur_data::Source;
-use elmur_engine::Pool;
-use elmur_train::{Devices, Ended, Error, Event, Result, RunConfig, RunFolder, Trainer, overrides};
+use elmur_envs::Registry;
+use elmur_train::{
+    BatchReport, Devices, Ended, Error, Event, Prepared, Result, RunConfig, RunFolder, Score, overrides,
+};
+use serde_json::json;
 
 use crate::progress::Bar;
-use crate::{report, say};
+use crate::{Context, note, report, say, signals};
 
 /// Options of `elmur train`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Preset (see `elmur presets`); not with --resume.
+    /// Preset (see `elmur presets`) or the config.json of a run; not with --resume.
     preset: Option<String>,
-    /// Changes to the preset's config: KEY=VALUE, such as train.lr=1e-3 (see `elmur inspect PRESET --keys`).
+    /// Changes to the config: KEY=VALUE, such as train.lr=1e-3 (see `elmur inspect PRESET --keys`).
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Folder of the run; default: out/PRESET-SEED.
+    /// Write the run to this folder; default: out/PRESET-SEED.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Go on with the run in this folder, from its last checkpoint.
+    /// Replace a run that is in the folder already.
+    #[arg(long, conflicts_with = "resume")]
+    force: bool,
+    /// Resume the run in this folder from its newest whole checkpoint.
     #[arg(long, value_name = "RUN", conflicts_with = "out")]
     resume: Option<PathBuf>,
-    /// Dataset to learn from (as data.file=FILE).
-    #[arg(long)]
+    /// Learn from this dataset (as data.file=PATH): a native file, a folder of .npz files. With --resume: where
+    /// the run's data lie now.
+    #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// Seed (as train.seed=N).
+    /// Use this seed for weights, data order and dropout (as train.seed=N).
     #[arg(long)]
     seed: Option<u64>,
-    /// Train this many runs at once, with this seed and the ones after it, each in a folder of its own.
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "resume")]
+    /// Train N runs at once, with seeds SEED to SEED + N - 1, each in its own folder.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "resume",
+          value_parser = clap::value_parser!(u64).range(1..=256))]
     seeds: u64,
-    /// Where to compute: cpu, cuda or cuda:N (as train.device=D).
+    /// Compute on this device: cpu, cuda or cuda:N (as train.device=D).
     #[arg(long)]
     device: Option<String>,
+    /// Print JSON lines: one object per validation, then one per run.
+    #[arg(long)]
+    json: bool,
 }
 
-/// Runs `elmur train`; 130 or 143 after a signal.
-pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
+/// Runs `elmur train`; 128 + n after signal n.
+pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
+    let registry = &context.registry;
+    let (config, folder, changes) = match (&args.resume, &args.preset) {
+        (Some(path), preset) => {
+            // With --resume there is no preset: a word there is one more override.
+            let changes: Vec<String> = preset.iter().cloned().chain(changes(args)).collect();
+            let folder = RunFolder::open(path)?;
+            (folder.config()?, Some(folder), changes)
+        }
+        (None, Some(preset)) => (config_of(preset)?, None, changes(args)),
+        (None, None) => {
+            let expected = "a preset (see `elmur presets`), a config.json, or --resume RUN".to_owned();
+            return Err(Error::Config { key: "train".to_owned(), expected, got: "none".to_owned() });
+        }
+    };
+    let config = overrides::apply(&config, &changes, registry)?;
+    // A resumed run has the encoders and the head that it began with.
+    let keep_ends = folder.is_some() || overrides::names_ends(&changes);
+    // Everything that can be wrong is found before anything is written.
+    let prepared = prepare(&config, registry, keep_ends, &context.stop)?;
+    prepared.notes.iter().for_each(|line| note(line));
+    let devices = Devices::open(&prepared.config)?;
+    signals::acknowledge(&context.stop);
+    if let Some(folder) = folder {
+        let ended = watch(&devices, &folder, &prepared, true, &context.stop, args.json)?;
+        return conclude(&folder, &prepared, ended, args.json);
+    }
+    let name = name_of(args.preset.as_deref().unwrap_or_default());
+    let seed = prepared.config.train.seed;
+    if args.seeds > 1 {
+        return several(args, &name, &devices, &prepared, &context.stop);
+    }
+    let path = args.out.clone().unwrap_or_else(|| default_folder(&name, seed));
+    let folder = create(&path, &prepared.config, args.force)?;
+    let ended = watch(&devices, &folder, &prepared, false, &context.stop, args.json)?;
+    conclude(&folder, &prepared, ended, args.json)
+}
+
+/// What the options change in the config.
+fn changes(args: &Args) -> Vec<String> {
     let mut changes = args.overrides.clone();
     changes.extend(args.seed.map(|seed| format!("train.seed={seed}")));
     changes.extend(args.device.as_ref().map(|device| format!("train.device={device}")));
@@ -51,98 +100,104 @@ pub fn run(args: &Args, stop: &Stop) -> Result<ExitCode> {
         let data = std::path::absolute(data).unwrap_or_else(|_| data.clone());
         changes.push(format!("data.file={}", serde_json::Value::from(data.to_string_lossy().into_owned())));
     }
-    if args.seeds != 1 {
-        return several(args, &changes, stop);
-    }
-    let (folder, config, dataset, devices) = match (&args.resume, &args.preset) {
-        (Some(path), preset) => {
-            // With --resume there is no preset: a word there is one more override.
-            let changes: Vec<String> = preset.iter().cloned().chain(changes).collect();
-            let folder = RunFolder::open(path)?;
-            let config = overrides::apply(&folder.config()?, &changes)?;
-            let dataset = dataset(&config, stop)?;
-            let devices = Devices::open(&config)?;
-            (folder, config, dataset, devices)
-        }
-        (None, Some(preset)) => {
-            let mut config = overrides::apply(&RunConfig::preset(preset)?, &changes)?;
-            // Everything that can be wrong is found before anything is written.
-            let dataset = dataset(&config, stop)?;
-            fit(&mut config, &dataset, &changes)?;
-            drop(Trainer::new(&config, &dataset, &Pool::new(1))?);
-            let devices = Devices::open(&config)?;
-            let path = args.out.clone().unwrap_or_else(|| default_folder(preset, config.train.seed));
-            (RunFolder::create(&path, &config)?, config, dataset, devices)
-        }
-        (None, None) => {
-            let expected = "a preset (see `elmur presets`), or --resume RUN".to_owned();
-            return Err(Error::Config { key: "train".to_owned(), expected, got: "neither".to_owned() });
-        }
-    };
-    let ended = watch(&devices, &folder, &config, &dataset, args.resume.is_some(), stop)?;
-    conclude(&folder, ended)
+    changes
 }
 
-/// Without an environment, encoders and head follow from the dataset, unless an override names them.
-fn fit(config: &mut RunConfig, dataset: &Arc<dyn Source>, changes: &[String]) -> Result<()> {
-    if config.env.is_none() && !overrides::names_ends(changes) {
-        config.model.fit_to(dataset.spaces())?;
+/// The config that a user means by a name: a preset, or a file.
+fn config_of(name: &str) -> Result<RunConfig> {
+    let path = Path::new(name);
+    if RunFolder::is_run(path) {
+        let problem = "a run; repeat it with its config.json, or go on with --resume";
+        return Err(Error::file(path, problem));
     }
-    Ok(())
+    if path.is_file() { RunConfig::read(path) } else { RunConfig::preset(name) }
 }
 
-fn default_folder(preset: &str, seed: u64) -> PathBuf {
-    PathBuf::from("out").join(format!("{preset}-{seed}"))
+/// A name for the folder of a run: the preset's, or that of the folder that the config lies in.
+fn name_of(preset: &str) -> String {
+    let path = Path::new(preset);
+    if !path.is_file() {
+        return preset.to_owned();
+    }
+    let stem = path.file_stem().filter(|stem| *stem != "config");
+    let folder = path.parent().and_then(Path::file_name);
+    stem.or(folder).map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn default_folder(name: &str, seed: u64) -> PathBuf {
+    PathBuf::from("out").join(format!("{name}-{seed}"))
+}
+
+fn create(path: &Path, config: &RunConfig, force: bool) -> Result<RunFolder> {
+    if force {
+        RunFolder::remove(path)?;
+    }
+    RunFolder::create(path, config)
 }
 
 /// Several runs at once on one device, which differ in their seeds alone.
-fn several(args: &Args, changes: &[String], stop: &Stop) -> Result<ExitCode> {
-    let refuse = |expected: &str, got: String| {
-        Err(Error::Config { key: "seeds".to_owned(), expected: expected.to_owned(), got })
-    };
-    let Some(preset) = &args.preset else { return refuse("a preset", "none".to_owned()) };
-    if !(1..=256).contains(&args.seeds) {
-        return refuse("1 to 256", args.seeds.to_string());
-    }
-    let mut first = overrides::apply(&RunConfig::preset(preset)?, changes)?;
-    let dataset = dataset(&first, stop)?;
-    fit(&mut first, &dataset, changes)?;
-    drop(Trainer::new(&first, &dataset, &Pool::new(1))?);
-    let devices = Devices::open(&first)?;
+fn several(args: &Args, name: &str, devices: &Devices, first: &Prepared, stop: &Stop) -> Result<ExitCode> {
     let mut runs = Vec::new();
     for i in 0..args.seeds {
-        let mut config = first.clone();
-        config.train.seed = first.train.seed.wrapping_add(i);
+        let mut prepared = first.clone();
+        let seed = first.config.train.seed.wrapping_add(i);
+        prepared.config.train.seed = seed;
         let path = match &args.out {
-            Some(out) => out.join(format!("seed-{}", config.train.seed)),
-            None => default_folder(preset, config.train.seed),
+            Some(out) => out.join(format!("seed-{seed}")),
+            None => default_folder(name, seed),
         };
-        runs.push((RunFolder::create(&path, &config)?, config));
+        runs.push((create(&path, &prepared.config, args.force)?, prepared));
     }
+    // One bar for the batches of all runs.
+    let bar = Mutex::new((Bar::new("training", 0, 0), 0, 0));
+    let watch = |seed: u64, event: Event<'_>| {
+        let Ok(mut all) = bar.lock() else { return };
+        let (bar, done, planned) = &mut *all;
+        match event {
+            Event::Started { planned: of_run, .. } => {
+                *planned += of_run;
+                *bar = Bar::new("training", 0, *planned);
+            }
+            Event::Batch(batch) => {
+                *done += 1;
+                bar.update(*done, "batches", &format!("seed {seed}: {}", brief(batch)));
+            }
+            Event::Evaluated { batch, score } => {
+                bar.finish();
+                tell_validation(args.json, Some(seed), batch, &score);
+            }
+            Event::Note(text) => note(&format!("seed {seed}: {text}")),
+            _ => {}
+        }
+    };
     let ended: Vec<Result<Ended>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = runs
-            .iter()
-            .map(|(folder, config)| {
-                let (devices, dataset) = (&devices, &dataset);
-                scope.spawn(move || {
-                    let devices = devices.another()?;
-                    let seed = config.train.seed;
-                    elmur_train::train_on(&devices, folder, config, dataset, false, stop, &mut |event| {
-                        if let Event::Evaluated { batch, score } = event {
-                            let (mean, sem) = (score.mean, score.sem);
-                            report(&format!(
-                                "seed {seed}, batch {batch}: validation score {mean:.3} ± {sem:.3}"
-                            ));
-                        }
-                    })
-                })
+        let start = |(folder, prepared): &'_ (RunFolder, Prepared)| {
+            let (folder, prepared) = (folder.clone(), prepared.clone());
+            let (devices, watch) = (devices.clone(), &watch);
+            std::thread::Builder::new().spawn_scoped(scope, move || {
+                let devices = devices.another()?;
+                let seed = prepared.config.train.seed;
+                let mut observe = |event: Event<'_>| watch(seed, event);
+                elmur_train::train_on(&devices, &folder, &prepared, false, stop, &mut observe)
             })
-            .collect();
-        threads.into_iter().map(|t| t.join().unwrap_or(Err(Error::Stopped))).collect()
+        };
+        let threads: Vec<_> = runs.iter().map(start).collect();
+        let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<Ended>>>| match thread {
+            Ok(thread) => thread.join().unwrap_or(Err(Error::Stopped)),
+            Err(cause) => Err(Error::Config {
+                key: "seeds".to_owned(),
+                expected: "as many threads as the system grants".to_owned(),
+                got: cause.to_string(),
+            }),
+        };
+        threads.into_iter().map(join).collect()
     });
+    if let Ok(all) = bar.lock() {
+        all.0.finish();
+    }
     let mut code = ExitCode::SUCCESS;
-    for ((folder, _), ended) in runs.iter().zip(ended) {
-        let this = conclude(folder, ended?)?;
+    for ((folder, prepared), ended) in runs.iter().zip(ended) {
+        let this = conclude(folder, prepared, ended?, args.json)?;
         if this != ExitCode::SUCCESS {
             code = this;
         }
@@ -150,63 +205,111 @@ fn several(args: &Args, changes: &[String], stop: &Stop) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// The demonstrations, with a progress bar where the expert takes its time.
-fn dataset(config: &RunConfig, stop: &Stop) -> Result<Arc<dyn Source>> {
+/// Data and environment of a run, with a progress bar where the player takes its time.
+fn prepare(config: &RunConfig, registry: &Registry, keep_ends: bool, stop: &Stop) -> Result<Prepared> {
     let start = Instant::now();
     let mut bar = Bar::new("collecting", 0, config.data.episodes as u64);
-    let dataset = config.watched_dataset(stop, &mut |done| {
+    let prepared = config.prepare_watched(registry, keep_ends, stop, &mut |done| {
         if start.elapsed() > Duration::from_secs(2) {
             bar.update(done as u64, "episodes", "");
         }
     });
     bar.finish();
-    dataset
+    prepared
+}
+
+/// A batch in a few words.
+fn brief(batch: &BatchReport) -> String {
+    match batch.accuracy {
+        Some(accuracy) => format!("loss {:.4}  accuracy {:.1}%", batch.loss, 100.0 * accuracy),
+        None => format!("loss {:.4}  mean squared error {:.5}", batch.loss, batch.action_loss),
+    }
+}
+
+fn tell_validation(as_json: bool, seed: Option<u64>, batch: u64, score: &Score) {
+    if as_json {
+        let mut row = json!({
+            "event": "validation", "batch": batch, "measure": score.measure.key(), "score": score.value.mean,
+            "sem": score.value.sem,
+        });
+        if let Some(seed) = seed {
+            row["seed"] = seed.into();
+        }
+        return say(&row.to_string());
+    }
+    let run = seed.map(|seed| format!("seed {seed}, ")).unwrap_or_default();
+    note(&format!("{run}batch {batch}: validation {score}"));
 }
 
 /// Trains with a progress bar.
 pub fn watch(
     devices: &Devices,
     folder: &RunFolder,
-    config: &RunConfig,
-    dataset: &Arc<dyn Source>,
+    prepared: &Prepared,
     resume: bool,
     stop: &Stop,
+    as_json: bool,
 ) -> Result<Ended> {
     let mut bar = Bar::new("training", 0, 0);
     let mut smooth: Option<f64> = None;
-    let mut score = String::new();
-    let ended =
-        elmur_train::train_on(devices, folder, config, dataset, resume, stop, &mut |event| match event {
-            Event::Started { done, planned } => bar = Bar::new("training", done, planned),
-            Event::Batch(batch) => {
-                let loss = smooth.map_or(batch.loss, |old| 0.9 * old + 0.1 * batch.loss);
-                smooth = Some(loss);
-                let note = format!("loss {loss:.4}  accuracy {:.1}%{score}", 100.0 * batch.accuracy);
-                bar.update(batch.batch, "batches", &note);
-            }
-            Event::Evaluating { .. } => {}
-            Event::Evaluated { batch, score: found } => {
-                bar.finish();
-                score = format!("  validation {:.3}", found.mean);
-                report(&format!("batch {batch}: validation score {:.3} ± {:.3}", found.mean, found.sem));
-            }
-        });
+    let (mut done, mut text, mut validation) = (0, String::new(), String::new());
+    let mut observe = |event: Event<'_>| match event {
+        Event::Note(text) => report(&format!("note: {text}")),
+        Event::Started { done: before, planned } => {
+            done = before;
+            bar = Bar::new("training", before, planned);
+        }
+        Event::Batch(batch) => {
+            let loss = smooth.map_or(batch.loss, |old| 0.9 * old + 0.1 * batch.loss);
+            smooth = Some(loss);
+            done = batch.batch;
+            text = brief(&BatchReport { loss, ..*batch });
+            bar.update(batch.batch, "batches", &format!("{text}{validation}"));
+        }
+        Event::Evaluating { share, .. } => {
+            bar.update(done, "batches", &format!("{text}  validating {:.0}%", 100.0 * share));
+        }
+        Event::Evaluated { batch, score } => {
+            bar.finish();
+            validation = format!("  validation {:.3}", score.value.mean);
+            tell_validation(as_json, None, batch, &score);
+        }
+        _ => {}
+    };
+    let ended = elmur_train::train_on(devices, folder, prepared, resume, stop, &mut observe);
     bar.finish();
     ended
 }
 
-fn conclude(folder: &RunFolder, ended: Ended) -> Result<ExitCode> {
+fn conclude(folder: &RunFolder, prepared: &Prepared, ended: Ended, as_json: bool) -> Result<ExitCode> {
     let path = folder.path().display();
+    let (word, code) = match ended {
+        Ended::Finished => ("finished", ExitCode::SUCCESS),
+        Ended::Target => ("target", ExitCode::SUCCESS),
+        Ended::Stopped(signal) => ("stopped", ExitCode::from(128 + signal as u8)),
+    };
+    if as_json {
+        let row = json!({
+            "event": "end", "run": path.to_string(), "ended": word, "seed": prepared.config.train.seed,
+            "best": folder.best().display().to_string(), "last": folder.last().display().to_string(),
+        });
+        say(&row.to_string());
+        return Ok(code);
+    }
     match ended {
         Ended::Finished => say(&format!("done: {path}")),
         Ended::Target => say(&format!("target reached: {path}")),
-        Ended::Stopped(signal) => {
+        Ended::Stopped(_) => {
             say(&format!("stopped and saved: {path}; go on with: elmur train --resume {path}"));
-            return Ok(ExitCode::from(128 + signal as u8));
+            return Ok(code);
         }
     }
-    say(&format!("try it: elmur eval {path}"));
-    Ok(ExitCode::SUCCESS)
+    match (&prepared.config.env, &prepared.config.data.file) {
+        (Some(_), _) => say(&format!("try it: elmur eval {path}")),
+        (None, Some(data)) => say(&format!("try it: elmur eval {path} --data {}", data.display())),
+        (None, None) => {}
+    }
+    Ok(code)
 }
 
 /// The checkpoint that a user means by a path, and the run it belongs to: a run's best, or the checkpoint

@@ -1,23 +1,22 @@
-//! Demonstrations: episodes that a scripted expert plays.
+//! Demonstrations: episodes that a player has played.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use elmur_base::{Row, Spaces};
-use elmur_envs::{
-    Behind, CartPole, CartPoleExpert, Env, EnvConfig, EnvKind, Expert, Playing, TMazeExpert, Wrapped,
-    Wrappers,
-};
+use elmur_base::Row;
+use elmur_envs::{Env, Environment, Player, Purpose};
+use elmur_pool::{MAX_THREADS, granted_threads};
 use elmur_rng::Rng;
 
 use crate::episode::{append, columns};
 use crate::{Episode, Result};
 
 /// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
-/// expert's, so that the expert's next actions show how to recover. Random actions, and actions that the
+/// player's, so that the player's next actions show how to recover. Random actions, and actions that the
 /// environment does not use, are marked as not worth imitating.
-pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) -> Result<Episode> {
+pub fn play(env: &mut dyn Env, player: &mut dyn Player, seed: u64, noise: f64) -> Result<Episode> {
     let spaces = env.spaces().clone();
     let mut observation = Row::of(&spaces.observation);
     let mut action = Row::of(&spaces.action);
@@ -32,25 +31,21 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) 
     let mut imitate = Vec::new();
     let mut rng = Rng::new(seed, NOISE);
     env.reset(seed, observation.as_mut())?;
-    expert.reset();
+    player.reset();
     loop {
         append(&observation, &spaces.observation, &mut episode.observations);
         if episode.terminated || episode.truncated {
             episode.imitate = imitate.contains(&false).then_some(imitate);
             return Ok(episode);
         }
-        expert.act(env, observation.values(), action.as_mut());
+        player.act(observation.values(), action.as_mut());
         let slip = noise > 0.0 && rng.uniform(0.0, 1.0) < noise;
         if slip {
             action = Row::default();
             spaces.action.sample(&mut rng, &mut action);
-            if !expert.overruled(action.values()) {
-                return Err(elmur_envs::Error::Config {
-                    key: "noise",
-                    expected: "0: this environment's expert cannot go on from another's action".to_owned(),
-                    got: noise.to_string(),
-                }
-                .into());
+            if !player.overruled(action.values()) {
+                let expected = "0: this environment's player cannot go on from another's action";
+                return Err(elmur_envs::Error::config("noise", expected, noise).into());
             }
         }
         append(&action, &spaces.action, &mut episode.actions);
@@ -64,121 +59,134 @@ pub fn play<X: Expert>(env: &mut X::Env, expert: &mut X, seed: u64, noise: f64) 
 /// Number of the stream that noise is drawn from.
 const NOISE: u32 = 1 << 30;
 
-/// Plays the episode of a seed.
-type Play = Box<dyn FnMut(u64) -> Result<Episode>>;
-
-/// Makes a function that plays episodes of the environment with its own expert.
-fn demonstrator(config: &EnvConfig, noise: f64) -> Result<Play> {
-    fn playing<X: Expert + 'static>(env: X::Env, expert: X, wrappers: Wrappers, noise: f64) -> Result<Play>
-    where
-        X::Env: 'static,
-    {
-        let mut env = Wrapped::new(env, wrappers)?;
-        let mut expert = Behind::new(expert, &env);
-        Ok(Box::new(move |seed| play(&mut env, &mut expert, seed, noise)))
-    }
-    let wrappers = config.wrappers;
-    match config.name {
-        EnvKind::TMaze => playing(config.training_maze()?, TMazeExpert::default(), wrappers, noise),
-        EnvKind::CartPole => playing(CartPole::new(), CartPoleExpert, wrappers, noise),
-        EnvKind::Popgym(task) => {
-            playing(task.make(config.version), Playing::new(task.player(config.version)), wrappers, noise)
-        }
-    }
+/// Which demonstrations to play.
+#[derive(Debug, Clone)]
+pub struct Demonstrations<'a> {
+    /// The environment, played without its wrappers: [`wrap`](crate::wrap) adds them afterwards.
+    pub environment: &'a Environment,
+    /// Numbers of the episodes. Episode i has the seed `seed * 2^32 + i`, so that a collection can be
+    /// continued.
+    pub episodes: Range<usize>,
+    /// Seed of the collection.
+    pub seed: u32,
+    /// Probability of a random action in place of the player's: see [`play`].
+    pub noise: f64,
+    /// Threads that play at once; 0: as many as are granted. The episodes do not depend on their number.
+    pub threads: usize,
 }
 
-/// Plays `episodes` episodes with the environment's own expert (see [`play`] for `noise`) and hands each to
-/// `keep`, in order. Episode i has the seed `seed * 2^32 + i`. An error of `keep` ends the collection.
-/// `threads` threads play at once (0: one per core); the episodes do not depend on their number.
-pub fn collect(
-    config: &EnvConfig,
-    episodes: usize,
-    seed: u32,
-    noise: f64,
-    threads: usize,
-    mut keep: impl FnMut(Episode) -> Result<()>,
-) -> Result<()> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if threads == 0 { cores } else { threads }.min(episodes);
-    drop(demonstrator(config, noise)?);
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        let (sender, receiver) = mpsc::sync_channel(2 * threads);
-        for _ in 0..threads {
-            let (sender, next) = (sender.clone(), &next);
-            scope.spawn(move || {
-                // Checked above.
-                let Ok(mut play) = demonstrator(config, noise) else { return };
-                loop {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    // Where nobody listens any more, `keep` has failed.
-                    if i >= episodes || sender.send((i, play((u64::from(seed) << 32) + i as u64))).is_err() {
-                        return;
+impl Demonstrations<'_> {
+    fn players(&self) -> Result<(Box<dyn Env>, Box<dyn Player>)> {
+        let plain = self.environment.plain();
+        Ok((plain.make(Purpose::Collect)?, plain.player()?))
+    }
+
+    /// Plays all episodes with the environment's own player and hands each to `keep`, in order. An error of
+    /// `keep` ends the collection.
+    pub fn collect(&self, mut keep: impl FnMut(Episode) -> Result<()>) -> Result<()> {
+        // What is wrong with the settings is found before threads are started.
+        drop(self.players()?);
+        let wanted = if self.threads == 0 { granted_threads() } else { self.threads };
+        let wanted = wanted.min(self.episodes.len()).min(MAX_THREADS);
+        let next = AtomicUsize::new(self.episodes.start);
+        std::thread::scope(|scope| {
+            let (sender, receiver) = mpsc::sync_channel(2 * wanted);
+            for thread in 0..wanted {
+                let (sender, next) = (sender.clone(), &next);
+                let work = move || {
+                    let (mut env, mut player) = match self.players() {
+                        Ok(players) => players,
+                        Err(error) => return drop(sender.send((usize::MAX, Err(error)))),
+                    };
+                    loop {
+                        let i = next.fetch_add(1, Ordering::Relaxed);
+                        let seed = (u64::from(self.seed) << 32) + i as u64;
+                        // Where nobody listens any more, `keep` has failed.
+                        let mut played = || play(&mut *env, &mut *player, seed, self.noise);
+                        if i >= self.episodes.end || sender.send((i, played())).is_err() {
+                            return;
+                        }
                     }
+                };
+                // A system that refuses another thread has granted the ones before it.
+                if let Err(cause) = std::thread::Builder::new().spawn_scoped(scope, work)
+                    && thread == 0
+                {
+                    return Err(elmur_envs::Error::foreign(cause).into());
                 }
-            });
-        }
-        drop(sender);
-        let mut waiting = BTreeMap::new();
-        let mut kept = 0;
-        for (i, episode) in receiver {
-            waiting.insert(i, episode);
-            while let Some(episode) = waiting.remove(&kept) {
-                keep(episode?)?;
-                kept += 1;
             }
+            drop(sender);
+            let mut waiting = BTreeMap::new();
+            let mut kept = self.episodes.start;
+            for (i, episode) in receiver {
+                if i == usize::MAX {
+                    return episode.map(drop);
+                }
+                waiting.insert(i, episode);
+                while let Some(episode) = waiting.remove(&kept) {
+                    keep(episode?)?;
+                    kept += 1;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Notes on where the episodes come from, as metadata of a dataset: environment, settings, seed, noise.
+    pub fn metadata(&self) -> BTreeMap<String, String> {
+        let spec = self.environment.spec();
+        let mut notes = vec![
+            ("env", spec.name.clone()),
+            ("expert", "scripted".to_owned()),
+            ("seed", self.seed.to_string()),
+        ];
+        for (key, value) in &spec.settings {
+            notes.push((key, value.as_str().map_or_else(|| value.to_string(), str::to_owned)));
         }
-        Ok(())
-    })
-}
-
-/// The spaces of the environment that [`collect`] plays.
-pub fn spaces(config: &EnvConfig) -> Result<Spaces> {
-    if config.name == EnvKind::TMaze {
-        config.training_maze()?;
+        if self.noise > 0.0 {
+            notes.push(("noise", self.noise.to_string()));
+        }
+        notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
     }
-    Ok(config.evaluation()?.spaces().clone())
-}
-
-/// The metadata of a dataset that [`collect`] has played.
-pub fn metadata(config: &EnvConfig, seed: u32, noise: f64) -> BTreeMap<String, String> {
-    let mut notes = vec![
-        ("env", config.name.name().to_owned()),
-        ("expert", "scripted".to_owned()),
-        ("seed", seed.to_string()),
-    ];
-    match config.name {
-        EnvKind::TMaze => notes.push(("length", config.length.to_string())),
-        EnvKind::CartPole => {}
-        EnvKind::Popgym(_) => notes.push(("version", config.version.name().to_owned())),
-    }
-    if noise > 0.0 {
-        notes.push(("noise", noise.to_string()));
-    }
-    if !config.wrappers.is_none() {
-        notes.push(("wrappers", config.wrappers.names().join(", ")));
-    }
-    notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{Column, Dataset};
+    use elmur_base::{Space, Values};
+    use elmur_envs::{EnvSpec, Registry, Wrappers};
 
-    fn demonstrations(config: EnvConfig, episodes: usize) -> Dataset {
+    use super::*;
+    use crate::Dataset;
+
+    fn environment(spec: EnvSpec) -> Environment {
+        Registry::builtin().find(&spec).unwrap()
+    }
+
+    fn task(name: &str) -> Environment {
+        environment(EnvSpec::new(name))
+    }
+
+    fn of(environment: &Environment, episodes: Range<usize>) -> Demonstrations<'_> {
+        Demonstrations { environment, episodes, seed: 3, noise: 0.0, threads: 0 }
+    }
+
+    fn played(demonstrations: &Demonstrations<'_>) -> Result<Vec<Episode>> {
         let mut kept = Vec::new();
-        collect(&config, episodes, 3, 0.0, 0, |episode| {
+        let keep = |episode| {
             kept.push(episode);
             Ok(())
-        })
-        .unwrap();
-        Dataset::from_episodes(spaces(&config).unwrap(), Default::default(), kept).unwrap()
+        };
+        demonstrations.collect(keep).map(|()| kept)
+    }
+
+    fn demonstrations(environment: &Environment, episodes: usize) -> Dataset {
+        let kept = played(&of(environment, 0..episodes)).unwrap();
+        Dataset::from_episodes(environment.plain().spaces().clone(), Default::default(), kept).unwrap()
     }
 
     #[test]
     fn maze_demonstrations_all_succeed_in_the_shortest_time() {
-        let data = demonstrations(EnvConfig::tmaze(30), 500);
+        let data = demonstrations(&environment(EnvSpec::new("tmaze").with("length", 30)), 500);
         let mut lengths = std::collections::BTreeSet::new();
         for i in 0..data.len() {
             let episode = data.episode(i);
@@ -192,42 +200,33 @@ mod tests {
 
     #[test]
     fn pole_demonstrations_last_500_steps() {
-        let data = demonstrations(EnvConfig::cartpole(), 3);
+        let data = demonstrations(&task("cartpole"), 3);
         assert!((0..3).all(|i| data.episode(i).steps() == 500 && data.episode(i).truncated));
     }
 
-    fn task(id: &str) -> EnvConfig {
-        EnvConfig::popgym(elmur_envs::popgym::Task::find(id).unwrap())
-    }
-
     #[test]
-    fn episodes_do_not_depend_on_the_number_of_threads() {
-        let config = task("popgym-RepeatPreviousEasy");
-        let of = |threads| {
-            let mut kept = Vec::new();
-            collect(&config, 57, 1, 0.0, threads, |episode| {
-                kept.push(episode);
-                Ok(())
-            })
-            .unwrap();
-            kept
-        };
-        let one = of(1);
+    fn episodes_do_not_depend_on_the_number_of_threads_or_on_where_a_collection_was_continued() {
+        let env = task("popgym-RepeatPreviousEasy");
+        let with = |threads| played(&Demonstrations { threads, ..of(&env, 0..57) }).unwrap();
+        let one = with(1);
         assert_eq!(one.len(), 57);
-        assert!(one == of(2) && one == of(5));
+        assert!(one == with(2) && one == with(5) && one == with(100_000));
         assert_ne!(one[0], one[1]);
+        let parts = [played(&of(&env, 0..20)).unwrap(), played(&of(&env, 20..57)).unwrap()];
+        assert!(parts.concat() == one);
+        assert!(played(&of(&env, 5..5)).unwrap().is_empty());
     }
 
     #[test]
     fn ignored_actions_are_marked() {
-        let data = demonstrations(task("popgym-RepeatPreviousEasy"), 4);
+        let data = demonstrations(&task("popgym-RepeatPreviousEasy"), 4);
         for i in 0..data.len() {
             let imitate = data.episode(i).imitate.unwrap();
             assert_eq!(imitate.len(), 51);
             assert!(imitate.iter().enumerate().all(|(t, imitate)| *imitate == (t >= 3)));
             assert!((data.episode(i).episode_return() - 1.0).abs() < 1e-5);
         }
-        let data = demonstrations(task("popgym-RepeatFirstEasy"), 2);
+        let data = demonstrations(&task("popgym-RepeatFirstEasy"), 2);
         assert_eq!(data.episode(0).imitate, None);
     }
 
@@ -242,43 +241,83 @@ mod tests {
             "NoisyPositionOnlyPendulum",
         ];
         for (family, least) in easy.into_iter().zip([0.99, 0.99, 0.7, 0.8, 0.8]) {
-            let (config, mut returns, mut slips, mut steps) =
-                (task(&format!("popgym-{family}Easy")), 0.0, 0, 0);
-            collect(&config, 40, 3, 0.1, 0, |episode| {
+            let (env, mut returns, mut slips, mut steps) = (task(&format!("popgym-{family}Easy")), 0.0, 0, 0);
+            for episode in played(&Demonstrations { noise: 0.1, ..of(&env, 0..40) }).unwrap() {
                 returns += episode.episode_return() / 40.0;
                 slips += episode.imitate.iter().flatten().filter(|imitate| !**imitate).count();
                 steps += episode.steps();
-                Ok(())
-            })
-            .unwrap();
+            }
             let rate = slips as f64 / steps as f64;
             assert!(returns > least && (rate - 0.1).abs() < 0.02, "{family}: {returns}, {rate}");
         }
-        let error = collect(&task("popgym-BattleshipEasy"), 2, 0, 0.5, 1, |_| Ok(())).unwrap_err();
+        let env = task("popgym-BattleshipEasy");
+        let error = played(&Demonstrations { noise: 0.5, ..of(&env, 0..2) }).unwrap_err();
         assert!(error.to_string().contains("cannot go on"), "{error}");
     }
 
     #[test]
-    fn wrappers_are_part_of_what_is_collected() {
+    fn episodes_are_collected_without_wrappers() {
         let wrappers = Wrappers { previous_action: true, first_step: true, ..Wrappers::default() };
-        let config = EnvConfig { wrappers, ..task("popgym-RepeatFirstEasy") };
-        let data = demonstrations(config, 3);
-        let episode = data.episode(1).to_episode();
-        let column = |i: usize| match &episode.observations[i] {
-            Column::I32(x) => x.clone(),
-            _ => panic!("integers"),
-        };
-        let Column::I32(actions) = &episode.actions[0] else { panic!("integers") };
-        assert_eq!(column(1)[0], 0);
-        assert_eq!(column(1)[1..], actions[..]);
-        assert_eq!(column(2)[..3], [1, 0, 0]);
-        assert_eq!(metadata(&config, 0, 0.0)["wrappers"], "previous_action, first_step");
+        let env = environment(EnvSpec::new("popgym-RepeatFirstEasy").with_wrappers(wrappers));
+        let plain = played(&of(&task("popgym-RepeatFirstEasy"), 0..3)).unwrap();
+        assert!(played(&of(&env, 0..3)).unwrap() == plain);
+        let notes = of(&env, 0..3).metadata();
+        assert_eq!(
+            (notes["env"].as_str(), notes["version"].as_str()),
+            ("popgym-RepeatFirstEasy-v0", "1.0.7")
+        );
     }
 
     #[test]
-    fn a_keeper_who_refuses_ends_the_collection() {
+    fn a_keeper_who_refuses_and_a_foreign_error_end_the_collection() {
         let refuse = |_| Err(crate::Error::Empty { path: "x".into() });
-        assert!(collect(&task("popgym-RepeatFirstEasy"), 1000, 0, 0.0, 3, refuse).is_err());
-        assert!(collect(&EnvConfig::tmaze(1), 10, 0, 0.0, 2, |_| Ok(())).is_err());
+        let env = task("popgym-RepeatFirstEasy");
+        assert!(Demonstrations { threads: 3, ..of(&env, 0..1000) }.collect(refuse).is_err());
+
+        struct Fails(elmur_base::Spaces);
+        impl Env for Fails {
+            fn spaces(&self) -> &elmur_base::Spaces {
+                &self.0
+            }
+            fn reset(&mut self, seed: u64, _: elmur_base::ValuesMut<'_>) -> elmur_envs::Result<()> {
+                if seed % 8 == 5 { Err(elmur_envs::Error::foreign("the arm is jammed")) } else { Ok(()) }
+            }
+            fn step(
+                &mut self,
+                _: Values<'_>,
+                _: elmur_base::ValuesMut<'_>,
+            ) -> elmur_envs::Result<elmur_envs::Step> {
+                Ok(elmur_envs::Step { truncated: true, ..Default::default() })
+            }
+        }
+        struct Idle;
+        impl Player for Idle {
+            fn reset(&mut self) {}
+            fn act(&mut self, _: Values<'_>, _: elmur_base::ValuesMut<'_>) {}
+        }
+        struct Arms;
+        impl elmur_envs::Family for Arms {
+            fn names(&self) -> Vec<String> {
+                vec!["arm".to_owned()]
+            }
+            fn make(&self, _: &EnvSpec, _: Purpose) -> elmur_envs::Result<Box<dyn Env>> {
+                let spaces = elmur_base::Spaces {
+                    observation: Space::unbounded([1]),
+                    action: Space::Discrete { n: 2 },
+                };
+                Ok(Box::new(Fails(spaces)))
+            }
+            fn player(&self, _: &EnvSpec) -> elmur_envs::Result<Option<Box<dyn Player>>> {
+                Ok(Some(Box::new(Idle)))
+            }
+        }
+        let arm = Registry::builtin().with(Arms).find(&EnvSpec::new("arm")).unwrap();
+        let mut kept = 0;
+        let keep = |_| {
+            kept += 1;
+            Ok(())
+        };
+        let error = of(&arm, 0..100).collect(keep).unwrap_err().to_string();
+        assert_eq!((error.as_str(), kept), ("the arm is jammed", 5));
     }
 }

@@ -186,12 +186,11 @@ fn put(value: &Row, space: &Space, leaf: usize, out: &mut FieldMut<'_>, place: u
 
 #[cfg(test)]
 mod tests {
-    use elmur_envs::popgym::Task;
-    use elmur_envs::{Env, EnvConfig, Wrapped};
+    use elmur_envs::{Encoding, Env, EnvSpec, Purpose, Registry};
 
     use super::*;
     use crate::Dataset;
-    use crate::collect::{collect, spaces};
+    use crate::collect::Demonstrations;
     use crate::episode::{Episode, append, columns};
 
     /// Plays the recorded actions again in an environment behind wrappers.
@@ -228,34 +227,38 @@ mod tests {
 
     #[test]
     fn wrapped_data_is_what_a_wrapped_environment_shows() {
+        let registry = Registry::builtin();
         for id in ["popgym-RepeatPreviousEasy", "popgym-BattleshipEasy", "popgym-PositionOnlyPendulumHard"] {
-            let task = Task::find(id).unwrap();
-            let config = EnvConfig::popgym(task);
-            let mut kept = Vec::new();
-            collect(&config, 3, 3, 0.0, 1, |episode| {
+            let environment = registry.find(&EnvSpec::new(id)).unwrap();
+            let (environment, mut kept) = (&environment, Vec::new());
+            let demonstrations =
+                Demonstrations { environment, episodes: 0..3, seed: 3, noise: 0.0, threads: 1 };
+            let keep = |episode| {
                 kept.push(episode);
                 Ok(())
-            })
-            .unwrap();
-            let data = Dataset::from_episodes(spaces(&config).unwrap(), Default::default(), kept).unwrap();
+            };
+            demonstrations.collect(keep).unwrap();
+            let data =
+                Dataset::from_episodes(environment.spaces().clone(), Default::default(), kept).unwrap();
             let plain: Arc<dyn Source> = Arc::new(data);
-            for bits in 0..16 {
+            let encodings = [Encoding::AsIs, Encoding::OneHot, Encoding::Floats];
+            for (bits, encoding) in (0..8).flat_map(|bits| encodings.map(|encoding| (bits, encoding))) {
                 let on = |bit: u32| bits >> bit & 1 == 1;
                 let wrappers = Wrappers {
                     previous_action: on(0),
                     first_step: on(1),
-                    one_hot: on(2) && !on(1),
-                    as_floats: on(2) && on(1),
-                    flat_action: on(3) && plain.spaces().action.widths().floats == 0,
+                    encoding,
+                    flat_action: on(2) && plain.spaces().action.widths().floats == 0,
                 };
                 let wrapped = wrap(&plain, wrappers).unwrap();
-                let mut env = Wrapped::new(task.make(config.version), wrappers).unwrap();
+                let wrapped_env = registry.find(&EnvSpec::new(id).with_wrappers(wrappers)).unwrap();
+                let mut env = wrapped_env.make(Purpose::Evaluate).unwrap();
                 assert_eq!(wrapped.spaces(), env.spaces());
                 for i in 0..3 {
                     let got = wrapped.episode(i).unwrap();
                     let spaces = wrapped.spaces().clone();
                     let seed = (3 << 32) + i as u64;
-                    let played = replayed(&mut env, &spaces, &got.actions, seed, got.steps());
+                    let played = replayed(&mut *env, &spaces, &got.actions, seed, got.steps());
                     assert_eq!(Episode { imitate: None, ..got.clone() }, played, "{id} {wrappers:?}");
                     // Parts of it are the same as parts of the whole.
                     let width = wrapped.layout().observations[0].width;

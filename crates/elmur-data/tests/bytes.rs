@@ -10,7 +10,7 @@ use std::sync::Arc;
 use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_data::collect::play;
 use elmur_data::{Column, Dataset, Episode, Source, wrap, write_npz};
-use elmur_envs::{Env, Player, Playing, Result, Step, Wrappers};
+use elmur_envs::{Env, Player, Result, Step, Wrappers};
 
 /// Shows a picture that begins with its seed and the time, and a number; lasts four steps.
 struct Camera {
@@ -62,8 +62,8 @@ impl Player for Watch {
 }
 
 fn recorded() -> Dataset {
-    let (mut env, mut expert) = (Camera::new(), Playing::new(Watch));
-    let episodes: Vec<Episode> = (0..3).map(|seed| play(&mut env, &mut expert, seed, 0.0).unwrap()).collect();
+    let (mut env, mut player) = (Camera::new(), Watch);
+    let episodes: Vec<Episode> = (0..3).map(|seed| play(&mut env, &mut player, seed, 0.0).unwrap()).collect();
     Dataset::from_episodes(env.spaces, BTreeMap::new(), episodes).unwrap()
 }
 

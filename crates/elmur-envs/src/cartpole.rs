@@ -6,8 +6,9 @@
 use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
-use crate::env::{Env, Expert, Step};
+use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
+use crate::registry::{EnvSpec, Facts, Family, Metric, Purpose};
 
 const GRAVITY: f64 = 9.8;
 const POLE_MASS: f64 = 0.1;
@@ -104,20 +105,43 @@ impl Env for CartPole {
 
 /// A linear controller: pushes to the side given by the sign of a weighted sum of the state.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct CartPoleExpert;
+pub struct CartPolePlayer;
 
-impl Expert for CartPoleExpert {
-    type Env = CartPole;
-
+impl Player for CartPolePlayer {
     fn reset(&mut self) {}
 
-    fn act(&mut self, _: &CartPole, observation: Values<'_>, action: ValuesMut<'_>) {
+    fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
         let [x, v, angle, spin] = [0, 1, 2, 3].map(|i| f64::from(observation.floats[i]));
         action.ints[0] = i32::from(0.2 * x + 0.5 * v + 10.0 * angle + 1.5 * spin > 0.0);
     }
 
     fn overruled(&mut self, _: Values<'_>) -> bool {
         true
+    }
+}
+
+/// CartPole-v1 in the [`Registry`](crate::Registry): `cartpole`.
+pub(crate) struct CartPoleFamily;
+
+impl Family for CartPoleFamily {
+    fn names(&self) -> Vec<String> {
+        vec!["cartpole".to_owned()]
+    }
+
+    fn make(&self, _: &EnvSpec, _: Purpose) -> Result<Box<dyn Env>> {
+        Ok(Box::new(CartPole::new()))
+    }
+
+    fn player(&self, _: &EnvSpec) -> Result<Option<Box<dyn Player>>> {
+        Ok(Some(Box::new(CartPolePlayer)))
+    }
+
+    fn facts(&self, _: &EnvSpec) -> Facts {
+        Facts {
+            max_steps: Some(u64::from(LIMIT)),
+            good_return: Some(f64::from(LIMIT)),
+            metric: Metric::Return,
+        }
     }
 }
 
@@ -137,16 +161,16 @@ mod tests {
     }
 
     #[test]
-    fn the_expert_stays_up_for_all_500_steps() {
-        let (mut env, mut expert) = (CartPole::new(), CartPoleExpert);
+    fn the_player_stays_up_for_all_500_steps() {
+        let (mut env, mut player) = (CartPole::new(), CartPolePlayer);
         for seed in 0..200 {
             let mut seen = [0f32; 4];
             env.reset(seed, ValuesMut::floats(&mut seen)).unwrap();
-            expert.reset();
+            player.reset();
             let mut total = 0.0;
             loop {
                 let mut action = [0];
-                expert.act(&env, Values::floats(&seen), ValuesMut::ints(&mut action));
+                player.act(Values::floats(&seen), ValuesMut::ints(&mut action));
                 let room = ValuesMut::floats(&mut seen);
                 let step = env.step(Values::ints(&action), room).unwrap();
                 total += step.reward;

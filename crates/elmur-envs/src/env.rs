@@ -1,4 +1,4 @@
-//! The traits of environments and of experts that play them.
+//! The traits of environments and of players.
 
 use elmur_base::{Spaces, Values, ValuesMut};
 
@@ -60,27 +60,8 @@ impl<E: Env + ?Sized> Env for Box<E> {
     }
 }
 
-/// A scripted expert, to collect demonstrations from.
-pub trait Expert: Send {
-    /// The environment that the expert plays.
-    type Env: Env;
-
-    /// Prepares for a new episode; called before its first observation.
-    fn reset(&mut self);
-
-    /// Writes the action for the newest observation. The expert may use all observations since `reset` and
-    /// the hidden state of the environment.
-    fn act(&mut self, env: &Self::Env, observation: Values<'_>, action: ValuesMut<'_>);
-
-    /// Tells that `action` is taken instead of the last action that was chosen. Returns false if the expert
-    /// cannot go on from there.
-    fn overruled(&mut self, _action: Values<'_>) -> bool {
-        false
-    }
-}
-
-/// An expert that knows only what a policy knows: the observations of the episode and its own actions.
-/// Deterministic, so that a policy can learn what it does.
+/// A scripted expert, to collect demonstrations from. A player knows what a policy knows, the observations of
+/// the episode and its own actions, and is deterministic, so that a policy can learn what it does.
 pub trait Player: Send {
     /// Prepares for a new episode; called before its first observation.
     fn reset(&mut self);
@@ -89,7 +70,7 @@ pub trait Player: Send {
     /// ([`Player::overruled`]).
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>);
 
-    /// Tells that `action` is taken instead of the last action that was chosen. Returns false if the expert
+    /// Tells that `action` is taken instead of the last action that was chosen. Returns false if the player
     /// cannot go on from there.
     fn overruled(&mut self, _action: Values<'_>) -> bool {
         false
@@ -105,32 +86,5 @@ impl<P: Player + ?Sized> Player for Box<P> {
     }
     fn overruled(&mut self, action: Values<'_>) -> bool {
         (**self).overruled(action)
-    }
-}
-
-/// A [`Player`] as the [`Expert`] of an environment of type `E`.
-#[derive(Debug, Clone)]
-pub struct Playing<E, P>(P, std::marker::PhantomData<fn(E)>);
-
-impl<E, P> Playing<E, P> {
-    /// Makes an expert of a player.
-    pub fn new(player: P) -> Self {
-        Self(player, std::marker::PhantomData)
-    }
-}
-
-impl<E: Env, P: Player> Expert for Playing<E, P> {
-    type Env = E;
-
-    fn reset(&mut self) {
-        self.0.reset();
-    }
-
-    fn act(&mut self, _: &E, observation: Values<'_>, action: ValuesMut<'_>) {
-        self.0.act(observation, action);
-    }
-
-    fn overruled(&mut self, action: Values<'_>) -> bool {
-        self.0.overruled(action)
     }
 }

@@ -11,7 +11,7 @@ pub enum Error {
     #[error("environment `{key}`: expected {expected}, got {got}")]
     Config {
         /// Name of the setting.
-        key: &'static str,
+        key: String,
         /// What was expected.
         expected: String,
         /// What was found.
@@ -37,4 +37,19 @@ pub enum Error {
     /// A step without a running episode.
     #[error("step after the end of an episode: call reset first")]
     Finished,
+    /// An error of an environment that is not part of this crate.
+    #[error("{0}")]
+    Foreign(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// An [`Error::Config`].
+    pub fn config(key: impl Into<String>, expected: impl Into<String>, got: impl ToString) -> Self {
+        Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
+    }
+
+    /// An [`Error::Foreign`]: any error, or a message, of an environment of your own.
+    pub fn foreign(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Error::Foreign(cause.into())
+    }
 }

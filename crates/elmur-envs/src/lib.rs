@@ -1,11 +1,11 @@
 //! Partially observable environments, in Gymnasium's words: spaces, `reset`, `step`, terminated, truncated.
 //!
 //! - [`Env`]: one environment. [`VecEnv`]: many rows of one environment, stepped together or some at a time.
-//! - [`Expert`]: plays an environment well and may look at its hidden state. [`Player`]: plays from
-//!   observations alone.
+//! - [`Player`]: a scripted expert that plays an environment from observations alone.
 //! - [`Wrappers`]: the usual changes of observations and actions: previous action, first-step flag, one-hot,
 //!   flat actions.
-//! - [`TMaze`], [`CartPole`], [`popgym`]: the environments. [`EnvConfig`] makes them by name.
+//! - [`TMaze`], [`CartPole`], [`popgym`]: the environments. [`Registry`]: environments by name, to which a
+//!   [`Family`] of your own can be added.
 //!
 //! Spaces and the numbers in them are those of [`elmur_base`].
 
@@ -18,10 +18,10 @@ mod tmaze;
 mod vec_env;
 mod wrappers;
 
-pub use cartpole::{CartPole, CartPoleExpert};
-pub use env::{Env, Expert, Player, Playing, Step};
+pub use cartpole::{CartPole, CartPolePlayer};
+pub use env::{Env, Player, Step};
 pub use error::{Error, Result};
-pub use registry::{EnvConfig, EnvKind};
-pub use tmaze::{Corridor, TMaze, TMazeExpert};
+pub use registry::{EnvSpec, Environment, Facts, Family, Metric, Purpose, Registry, Setting};
+pub use tmaze::{Corridor, TMaze, TMazePlayer};
 pub use vec_env::{AnyVecEnv, Autoreset, VecEnv, VecStep};
-pub use wrappers::{Behind, Wrapped, Wrappers, Wrapping};
+pub use wrappers::{Encoding, Wrapped, Wrappers, Wrapping};

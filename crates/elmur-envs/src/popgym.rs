@@ -47,5 +47,6 @@ pub use pendulum::{
 };
 pub use repeat::{RepeatFirst, RepeatFirstPlayer, RepeatPrevious, RepeatPreviousPlayer};
 pub use replay::Replay;
+pub(crate) use table::Popgym;
 pub use table::Visit;
 pub use task::{Difficulty, Family, Task, Version};

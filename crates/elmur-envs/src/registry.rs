@@ -1,212 +1,440 @@
-//! Environments by name, for configs and command lines.
+//! Environments by name, for configs and command lines. The list is open: a family of your own is added with
+//! [`Registry::with`].
 
-use std::str::FromStr;
+use std::fmt;
+use std::sync::Arc;
 
-use elmur_base::nearest;
+use elmur_base::{Describe, Spaces, nearest};
+use elmur_pool::Pool;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use crate::cartpole::CartPole;
-use crate::env::Env;
+use crate::env::{Env, Player};
 use crate::error::{Error, Result};
-use crate::popgym::{Task, Version};
-use crate::tmaze::{Corridor, TMaze};
+use crate::vec_env::{AnyVecEnv, VecEnv};
 use crate::wrappers::{Wrapped, Wrappers};
 
-/// Name of an environment. In configs and on the command line: `tmaze`, `cartpole`, or the id of a POPGym
-/// task with or without its `-v0`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "&'static str")]
-pub enum EnvKind {
-    /// [`TMaze`].
-    TMaze,
-    /// [`CartPole`].
-    CartPole,
-    /// One of the 48 tasks of POPGym.
-    Popgym(Task),
+/// What an environment is made for. The two may differ: T-Maze, for example, shows corridors of every length
+/// in demonstrations and of one length in evaluations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Demonstrations are collected in it.
+    Collect,
+    /// Policies are evaluated in it.
+    Evaluate,
 }
 
-impl EnvKind {
-    /// All environments.
-    pub fn all() -> impl Iterator<Item = EnvKind> {
-        [EnvKind::TMaze, EnvKind::CartPole].into_iter().chain(Task::all().map(EnvKind::Popgym))
-    }
-
-    /// The name in configs and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            EnvKind::TMaze => "tmaze",
-            EnvKind::CartPole => "cartpole",
-            EnvKind::Popgym(task) => task.id(),
-        }
-    }
-
-    /// The environment of this name.
-    pub fn find(name: &str) -> Option<Self> {
-        match name {
-            "tmaze" => Some(EnvKind::TMaze),
-            "cartpole" => Some(EnvKind::CartPole),
-            _ => Task::find(name).map(EnvKind::Popgym),
-        }
-    }
+/// What the episodes of an environment are judged by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, Describe)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// The sum of an episode's rewards.
+    #[default]
+    Return,
+    /// Whether the episode solved the task ([`Step::success`](crate::Step::success)).
+    Success,
 }
 
-impl FromStr for EnvKind {
-    type Err = Error;
+/// What is known about an environment without playing it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Facts {
+    /// Number of steps of the longest episode, where there is a limit. Used to show progress.
+    pub max_steps: Option<u64>,
+    /// Return of a very good episode: what return-conditioned policies are asked for.
+    pub good_return: Option<f64>,
+    /// What evaluations judge episodes by.
+    pub metric: Metric,
+}
 
-    fn from_str(name: &str) -> Result<Self> {
-        Self::find(name).ok_or_else(|| {
-            let names = Self::all().map(|kind| kind.name().trim_end_matches("-v0"));
-            let near = nearest(name.trim_end_matches("-v0"), names);
-            let hint = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
-            Error::Config {
-                key: "name",
-                expected: format!("tmaze, cartpole or a POPGym task such as popgym-RepeatFirstEasy{hint}"),
-                got: name.to_owned(),
-            }
-        })
+/// A setting of an environment, as `env.KEY` in configs and on the command line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setting {
+    /// Name of the setting.
+    pub key: &'static str,
+    /// The value where none is given. Other values must be of the same JSON type, unless this is null.
+    pub default: Value,
+    /// What the setting does, in a sentence.
+    pub text: &'static str,
+}
+
+impl Setting {
+    /// A setting with its default and what it does.
+    pub fn new(key: &'static str, default: impl Into<Value>, text: &'static str) -> Self {
+        Self { key, default: default.into(), text }
     }
 }
 
-impl TryFrom<String> for EnvKind {
-    type Error = Error;
+/// Environments that are made by name: the three of this crate (T-Maze, CartPole, POPGym), or your own.
+///
+/// A family in a [`Registry`] is all that `collect`, `train` with validation, `eval` and pictures need.
+pub trait Family: Send + Sync {
+    /// The names of the family's environments.
+    fn names(&self) -> Vec<String>;
 
-    fn try_from(name: String) -> Result<Self> {
-        name.parse()
+    /// The full name of the environment that someone means by `name`; none if it is not in this family.
+    fn resolve(&self, name: &str) -> Option<String> {
+        self.names().into_iter().find(|known| known == name)
+    }
+
+    /// The settings of the environment of this name. Unknown settings in a config are refused.
+    fn settings(&self, name: &str) -> Vec<Setting> {
+        let _ = name;
+        Vec::new()
+    }
+
+    /// Makes an environment without wrappers. The spec has a value for every setting.
+    fn make(&self, spec: &EnvSpec, purpose: Purpose) -> Result<Box<dyn Env>>;
+
+    /// Makes rows of an environment without wrappers. Families whose environments are stepped together by
+    /// nature, or faster when their type is known, make their own.
+    fn make_rows(
+        &self,
+        spec: &EnvSpec,
+        purpose: Purpose,
+        rows: usize,
+        pool: &Pool,
+    ) -> Result<Box<dyn AnyVecEnv>> {
+        let envs = (0..rows).map(|_| self.make(spec, purpose)).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(VecEnv::new(envs)?.with_pool(pool)))
+    }
+
+    /// Makes a player that demonstrates the environment without wrappers; none if nobody can.
+    fn player(&self, spec: &EnvSpec) -> Result<Option<Box<dyn Player>>> {
+        let _ = spec;
+        Ok(None)
+    }
+
+    /// What is known about the environment without playing it.
+    fn facts(&self, spec: &EnvSpec) -> Facts {
+        let _ = spec;
+        Facts::default()
     }
 }
 
-impl From<EnvKind> for &'static str {
-    fn from(kind: EnvKind) -> Self {
-        kind.name()
-    }
-}
-
-/// An environment by name, and its settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EnvConfig {
+/// An environment by name, with its settings and wrappers: plain data for configs, which may also give the
+/// name alone. [`Registry::find`] turns it into an [`Environment`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EnvSpec {
     /// Name of the environment.
-    pub name: EnvKind,
-    /// T-Maze: the longest episode in steps, 2 more than the corridor has cells. Demonstrations have
-    /// corridors of every length up to it; evaluation uses exactly this length. Other environments ignore the
-    /// setting.
-    #[serde(default)]
-    pub length: u64,
-    /// POPGym: the version of the Python package whose rules apply. Other environments ignore the setting.
-    #[serde(default)]
-    pub version: Version,
+    pub name: String,
+    /// Settings of the environment; those that are absent have their defaults.
+    #[serde(flatten)]
+    pub settings: Map<String, Value>,
     /// Changes of observations and actions.
-    #[serde(default)]
     pub wrappers: Wrappers,
 }
 
-impl EnvConfig {
-    /// The environment without wrappers; T-Maze also needs a length.
-    pub fn new(name: EnvKind) -> Self {
-        Self { name, length: 0, version: Version::default(), wrappers: Wrappers::default() }
+impl EnvSpec {
+    /// The environment of this name with all settings at their defaults and no wrappers.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), settings: Map::new(), wrappers: Wrappers::default() }
     }
 
-    /// T-Maze of this length, without wrappers.
-    pub fn tmaze(length: u64) -> Self {
-        Self { length, ..Self::new(EnvKind::TMaze) }
+    /// The same environment with one setting changed.
+    pub fn with(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.settings.insert(key.into(), value.into());
+        self
     }
 
-    /// CartPole-v1, without wrappers.
-    pub fn cartpole() -> Self {
-        Self::new(EnvKind::CartPole)
+    /// The same environment with these wrappers.
+    pub fn with_wrappers(mut self, wrappers: Wrappers) -> Self {
+        self.wrappers = wrappers;
+        self
     }
 
-    /// A POPGym task, without wrappers.
-    pub fn popgym(task: Task) -> Self {
-        Self::new(EnvKind::Popgym(task))
+    /// The value of a setting. A value of another type is an error that names the key.
+    pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
+        let value = self.settings.get(key).cloned().unwrap_or(Value::Null);
+        let got = value.to_string();
+        serde_json::from_value(value).map_err(|e| Error::config(key, e.to_string(), got))
     }
+}
 
-    /// Makes the T-Maze that demonstrations are collected in: corridors of every length up to the longest.
-    pub fn training_maze(&self) -> Result<TMaze> {
-        let cells = self.corridor()?;
-        let longest = u32::try_from(cells).map_err(|_| Error::Config {
-            key: "length",
-            expected: "at most 2^32 + 1 for training".to_owned(),
-            got: self.length.to_string(),
-        })?;
-        TMaze::new(Corridor::UpTo(longest))
-    }
-
-    /// Makes the environment that policies are evaluated in.
-    pub fn evaluation(&self) -> Result<Box<dyn Env>> {
-        let env: Box<dyn Env> = match self.name {
-            EnvKind::TMaze => Box::new(TMaze::new(Corridor::Fixed(self.corridor()?))?),
-            EnvKind::CartPole => Box::new(CartPole::new()),
-            EnvKind::Popgym(task) => task.make(self.version),
+impl<'de> Deserialize<'de> for EnvSpec {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Written {
+            name: String,
+            #[serde(default)]
+            wrappers: Wrappers,
+            #[serde(flatten)]
+            settings: Map<String, Value>,
+        }
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum NameOrAll {
+            Name(String),
+            All(Written),
+        }
+        let Written { name, wrappers, mut settings } = match NameOrAll::deserialize(deserializer)? {
+            NameOrAll::Name(name) => return Ok(Self::new(name)),
+            NameOrAll::All(written) => written,
         };
-        Ok(if self.wrappers.is_none() { env } else { Box::new(Wrapped::new(env, self.wrappers)?) })
-    }
-
-    /// Return of a very good episode: what return-conditioned policies are asked for.
-    pub fn best_return(&self) -> f64 {
-        match self.name {
-            EnvKind::TMaze => 1.0,
-            EnvKind::CartPole => 500.0,
-            EnvKind::Popgym(task) => task.good_return(),
+        // Earlier files have every setting of every environment, with these values where they mean nothing.
+        if settings.get("length").is_some_and(|length| *length == 0) {
+            settings.remove("length");
         }
-    }
-
-    /// Number of steps of the longest episode.
-    pub fn max_steps(&self) -> u64 {
-        match self.name {
-            EnvKind::TMaze => self.length,
-            EnvKind::CartPole => 500,
-            EnvKind::Popgym(task) => task.max_steps() as u64,
+        if settings.get("version").is_some_and(|version| *version == "1.0.7") {
+            settings.remove("version");
         }
+        Ok(Self { name, settings, wrappers })
+    }
+}
+
+/// The environments that are known by name.
+///
+/// ```
+/// use elmur_envs::{EnvSpec, Purpose, Registry};
+///
+/// let registry = Registry::builtin();
+/// let maze = registry.find(&EnvSpec::new("tmaze").with("length", 90))?;
+/// let env = maze.make(Purpose::Evaluate)?;
+/// assert_eq!(env.spaces().observation.widths().floats, 4);
+/// # Ok::<(), elmur_envs::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Registry(Vec<Arc<dyn Family>>);
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self::builtin()
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Registry").field(&self.names().len()).finish()
+    }
+}
+
+impl Registry {
+    /// The environments of this crate: T-Maze, CartPole and POPGym's 48 tasks.
+    pub fn builtin() -> Self {
+        let families: [Arc<dyn Family>; 3] = [
+            Arc::new(crate::tmaze::TMazeFamily),
+            Arc::new(crate::cartpole::CartPoleFamily),
+            Arc::new(crate::popgym::Popgym),
+        ];
+        Self(families.into())
     }
 
-    /// Whether the environment has the setting `length`.
-    pub fn has_length(&self) -> bool {
-        self.name == EnvKind::TMaze
+    /// The registry with one more family. Its names hide those of families added before it.
+    pub fn with(mut self, family: impl Family + 'static) -> Self {
+        self.0.insert(0, Arc::new(family));
+        self
     }
 
-    fn corridor(&self) -> Result<u64> {
-        self.length.checked_sub(2).filter(|cells| *cells > 0).ok_or_else(|| Error::Config {
-            key: "length",
-            expected: "at least 3 (a corridor of one cell, the turn and a spare step)".to_owned(),
-            got: self.length.to_string(),
+    /// The names of all environments.
+    pub fn names(&self) -> Vec<String> {
+        self.0.iter().flat_map(|family| family.names()).collect()
+    }
+
+    /// Finds the environment that a spec names, checks its settings and fills in those that are absent. An
+    /// unknown name or setting is answered with the nearest.
+    pub fn find(&self, spec: &EnvSpec) -> Result<Environment> {
+        let found = self.0.iter().find_map(|family| Some((family, family.resolve(&spec.name)?)));
+        let Some((family, name)) = found else { return Err(self.unknown(&spec.name)) };
+        Environment::new(Arc::clone(family), EnvSpec { name, ..spec.clone() })
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        let names = self.names();
+        let short = |name: &str| name.strip_suffix("-v0").unwrap_or(name).to_owned();
+        let all: Vec<String> = names.iter().map(|name| short(name)).collect();
+        let near = nearest(&short(name), all.iter().map(String::as_str));
+        let hint = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
+        let own = all.iter().filter(|name| !name.starts_with("popgym-")).map(String::as_str);
+        let own = own.collect::<Vec<_>>().join(", ");
+        let expected = format!("{own} or a POPGym task such as popgym-RepeatFirstEasy{hint}");
+        Error::config("name", expected, name)
+    }
+}
+
+/// An environment that was found by name: makes environments, rows of them and players.
+#[derive(Clone)]
+pub struct Environment {
+    family: Arc<dyn Family>,
+    spec: EnvSpec,
+    plain: Spaces,
+    spaces: Spaces,
+}
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Environment").field(&self.spec).finish()
+    }
+}
+
+impl Environment {
+    /// An environment of a family, whether or not the family is in a registry. Settings are checked, and
+    /// those that are absent get their defaults.
+    pub fn new(family: Arc<dyn Family>, mut spec: EnvSpec) -> Result<Self> {
+        let known = family.settings(&spec.name);
+        if let Some(key) = spec.settings.keys().find(|key| known.iter().all(|known| known.key != **key)) {
+            let keys: Vec<&str> = known.iter().map(|setting| setting.key).collect();
+            let hint = elmur_base::did_you_mean(key, keys.iter().copied());
+            let expected = match keys.as_slice() {
+                [] => format!("no settings: {} has none", spec.name),
+                keys => format!("one of the settings of {}: {}{hint}", spec.name, keys.join(", ")),
+            };
+            return Err(Error::config(key, expected, &spec.settings[key]));
+        }
+        let mut settings = Map::new();
+        for Setting { key, default, .. } in known {
+            let value = spec.settings.remove(key).unwrap_or_else(|| default.clone());
+            if !default.is_null() && std::mem::discriminant(&value) != std::mem::discriminant(&default) {
+                return Err(Error::config(key, format!("a value like {default}"), value));
+            }
+            settings.insert(key.to_owned(), value);
+        }
+        spec.settings = settings;
+        let plain = family.make(&spec, Purpose::Evaluate)?.spaces().clone();
+        let spaces = crate::wrappers::Wrapping::new(&plain, spec.wrappers)?.spaces().clone();
+        Ok(Self { family, spec, plain, spaces })
+    }
+
+    /// The name, all settings and the wrappers.
+    pub fn spec(&self) -> &EnvSpec {
+        &self.spec
+    }
+
+    /// Name of the environment.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// The settings of the environment with their defaults and what they do.
+    pub fn settings(&self) -> Vec<Setting> {
+        self.family.settings(&self.spec.name)
+    }
+
+    /// Observation and action space, with all wrappers.
+    pub fn spaces(&self) -> &Spaces {
+        &self.spaces
+    }
+
+    /// The environment without wrappers.
+    pub fn plain(&self) -> Self {
+        let spec = self.spec.clone().with_wrappers(Wrappers::default());
+        Self { spec, spaces: self.plain.clone(), ..self.clone() }
+    }
+
+    /// The environment with one setting changed, checked.
+    pub fn with(&self, key: &str, value: impl Into<Value>) -> Result<Self> {
+        Self::new(Arc::clone(&self.family), self.spec.clone().with(key, value))
+    }
+
+    /// Makes an environment with all wrappers.
+    pub fn make(&self, purpose: Purpose) -> Result<Box<dyn Env>> {
+        let env = self.family.make(&self.spec, purpose)?;
+        let wrappers = self.spec.wrappers;
+        Ok(if wrappers.is_none() { env } else { Box::new(Wrapped::new(env, wrappers)?) })
+    }
+
+    /// Makes rows of the environment with all wrappers, stepped on the threads of a pool.
+    pub fn make_rows(&self, purpose: Purpose, rows: usize, pool: &Pool) -> Result<Box<dyn AnyVecEnv>> {
+        if self.spec.wrappers.is_none() {
+            return self.family.make_rows(&self.spec, purpose, rows, pool);
+        }
+        let envs = (0..rows).map(|_| self.make(purpose)).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(VecEnv::new(envs)?.with_pool(pool)))
+    }
+
+    /// Makes a player of the environment without wrappers. An environment that nobody can demonstrate is an
+    /// error.
+    pub fn player(&self) -> Result<Box<dyn Player>> {
+        self.family.player(&self.spec)?.ok_or_else(|| {
+            let expected = "an environment with a player that can demonstrate it; give recordings instead";
+            Error::config("name", expected, &self.spec.name)
         })
+    }
+
+    /// What is known about the environment without playing it.
+    pub fn facts(&self) -> Facts {
+        self.family.facts(&self.spec)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    #[test]
-    fn environments_are_found_by_name_and_refuse_nonsense() {
-        for kind in EnvKind::all() {
-            assert_eq!(kind.name().parse::<EnvKind>().unwrap(), kind);
-            let config = EnvConfig { length: 9, ..EnvConfig::new(kind) };
-            config.evaluation().unwrap().spaces().validate().unwrap();
-        }
-        for length in [0, 1, 2] {
-            assert!(EnvConfig::tmaze(length).evaluation().is_err());
-            assert!(EnvConfig::tmaze(length).training_maze().is_err());
-        }
-        assert!(EnvConfig::tmaze(1 << 40).training_maze().is_err());
-        let error = |name: &str| name.parse::<EnvKind>().unwrap_err().to_string();
-        assert!(error("tmase").contains("did you mean `tmaze`"), "{}", error("tmase"));
-        let far = error("popgym-RepeatFristEasy-v0");
-        assert!(far.contains("did you mean `popgym-RepeatFirstEasy`"), "{far}");
+    fn find(spec: EnvSpec) -> Result<Environment> {
+        Registry::builtin().find(&spec)
     }
 
     #[test]
-    fn configs_are_read_and_written_by_name() {
-        let read = |text: &str| serde_json::from_str::<EnvConfig>(text);
-        let short = read(r#"{"name":"popgym-RepeatFirstEasy","wrappers":{"first_step":true}}"#).unwrap();
-        let task = Task::find("popgym-RepeatFirstEasy-v0").unwrap();
-        assert_eq!((short.name, short.version), (EnvKind::Popgym(task), Version::V107));
-        let json = serde_json::to_string(&short).unwrap();
-        assert!(json.contains("popgym-RepeatFirstEasy-v0"), "{json}");
-        assert_eq!(read(&json).unwrap(), short);
-        // Files from before there were versions and wrappers.
-        assert_eq!(read(r#"{"name":"tmaze","length":9}"#).unwrap(), EnvConfig::tmaze(9));
-        assert!(read(r#"{"name":"tmase"}"#).unwrap_err().to_string().contains("did you mean `tmaze`"));
+    fn all_environments_are_found_by_name_and_have_players() {
+        let registry = Registry::builtin();
+        assert_eq!(registry.names().len(), 50);
+        for name in registry.names() {
+            let env = registry.find(&EnvSpec::new(&name)).unwrap();
+            assert_eq!(env.name(), name);
+            assert!(
+                env.player().is_ok() && env.facts().max_steps.is_some() && env.facts().good_return.is_some()
+            );
+            for purpose in [Purpose::Collect, Purpose::Evaluate] {
+                assert_eq!(env.make(purpose).unwrap().spaces(), env.spaces());
+                assert_eq!(env.make_rows(purpose, 2, Pool::serial()).unwrap().spaces(), env.spaces());
+            }
+        }
+        let short = registry.find(&EnvSpec::new("popgym-RepeatFirstEasy")).unwrap();
+        assert_eq!(short.name(), "popgym-RepeatFirstEasy-v0");
+    }
+
+    #[test]
+    fn unknown_names_and_settings_are_answered_with_the_nearest() {
+        let message = |spec| find(spec).unwrap_err().to_string();
+        let maze = || EnvSpec::new("tmaze");
+        assert!(message(EnvSpec::new("tmase")).contains("did you mean `tmaze`"));
+        let task = message(EnvSpec::new("popgym-RepeatFristEasy-v0"));
+        assert!(task.contains("did you mean `popgym-RepeatFirstEasy`"), "{task}");
+        let setting = message(maze().with("lenght", 9));
+        assert!(setting.contains("did you mean `length`"), "{setting}");
+        assert!(message(EnvSpec::new("cartpole").with("length", 7)).contains("cartpole has none"));
+        assert!(message(maze().with("length", "long")).contains("a value like 30"));
+        assert!(message(maze().with("length", 2)).contains("at least 3"));
+        assert!(message(maze().with("length", -2)).contains("length"));
+        let version = EnvSpec::new("popgym-CountRecallEasy").with("version", "2");
+        assert!(message(version).contains("1.0.6 or 1.0.7"));
+    }
+
+    #[test]
+    fn specs_are_written_with_all_settings_and_read_in_earlier_forms() {
+        let written = |spec: EnvSpec| serde_json::to_value(find(spec).unwrap().spec()).unwrap();
+        let none = serde_json::to_value(Wrappers::default()).unwrap();
+        assert_eq!(
+            written(EnvSpec::new("tmaze").with("length", 9)),
+            json!({"name": "tmaze", "length": 9, "wrappers": none})
+        );
+        assert_eq!(written(EnvSpec::new("cartpole")), json!({"name": "cartpole", "wrappers": none}));
+        let read = |value| serde_json::from_value::<EnvSpec>(value);
+        let early =
+            json!({"name": "cartpole", "length": 0, "version": "1.0.7", "wrappers": {"first_step": true}});
+        let spec = read(early).unwrap();
+        assert_eq!(find(spec).unwrap().spec().wrappers.names(), ["first_step"]);
+        assert_eq!(read(json!("cartpole")).unwrap(), EnvSpec::new("cartpole"));
+        assert!(read(json!({"length": 9})).is_err());
+    }
+
+    #[test]
+    fn a_family_of_ones_own_is_found_like_the_others_and_its_errors_come_through() {
+        struct Broken;
+        impl Family for Broken {
+            fn names(&self) -> Vec<String> {
+                vec!["broken".to_owned(), "tmaze".to_owned()]
+            }
+            fn make(&self, spec: &EnvSpec, _: Purpose) -> Result<Box<dyn Env>> {
+                Err(Error::foreign(format!("no simulator for {}", spec.name)))
+            }
+        }
+        let registry = Registry::builtin().with(Broken);
+        let message = |name: &str| registry.find(&EnvSpec::new(name)).unwrap_err().to_string();
+        assert_eq!(message("broken"), "no simulator for broken");
+        assert_eq!(message("tmaze"), "no simulator for tmaze", "the newest family hides earlier ones");
+        assert!(message("broke").contains("did you mean `broken`"));
     }
 }

@@ -16,8 +16,9 @@
 use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
-use crate::env::{Env, Expert, Step};
+use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
+use crate::registry::{EnvSpec, Facts, Family, Metric, Purpose, Setting};
 
 const RIGHT: i32 = 0;
 const UP: i32 = 1;
@@ -54,11 +55,7 @@ impl TMaze {
     /// A maze with the given corridors, which must be at least one cell long.
     pub fn new(corridor: Corridor) -> Result<Self> {
         if matches!(corridor, Corridor::Fixed(0) | Corridor::UpTo(0)) {
-            return Err(Error::Config {
-                key: "length",
-                expected: "at least 3 (a corridor of one cell, the turn and a spare step)".to_owned(),
-                got: "a corridor without cells".to_owned(),
-            });
+            return Err(Error::config("corridor", "at least one cell", 0));
         }
         let observation = Space::between(-1.0, 1.0, [4]);
         let spaces = Spaces { observation, action: Space::Discrete { n: 4 } };
@@ -125,26 +122,74 @@ impl Env for TMaze {
     }
 }
 
-/// An expert that remembers the hint, walks right to the fork and turns.
+/// A player that remembers the hint, walks right to the fork and turns.
 #[derive(Debug, Clone, Default)]
-pub struct TMazeExpert {
+pub struct TMazePlayer {
     hint: Option<f32>,
 }
 
-impl Expert for TMazeExpert {
-    type Env = TMaze;
-
+impl Player for TMazePlayer {
     fn reset(&mut self) {
         self.hint = None;
     }
 
-    fn act(&mut self, _: &TMaze, observation: Values<'_>, action: ValuesMut<'_>) {
+    fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
         let hint = *self.hint.get_or_insert(observation.floats[1]);
         action.ints[0] = match (observation.floats[2] > 0.5, hint > 0.0) {
             (false, _) => RIGHT,
             (true, true) => UP,
             (true, false) => DOWN,
         };
+    }
+}
+
+/// T-Maze in the [`Registry`](crate::Registry): `tmaze`.
+pub(crate) struct TMazeFamily;
+
+const LENGTH: &str = "length";
+
+impl TMazeFamily {
+    /// Cells of the longest corridor.
+    fn cells(spec: &EnvSpec) -> Result<u64> {
+        let length: u64 = spec.get(LENGTH)?;
+        length.checked_sub(2).filter(|cells| *cells > 0).ok_or_else(|| {
+            Error::config(LENGTH, "at least 3 (a corridor of one cell, the turn and a spare step)", length)
+        })
+    }
+}
+
+impl Family for TMazeFamily {
+    fn names(&self) -> Vec<String> {
+        vec!["tmaze".to_owned()]
+    }
+
+    fn settings(&self, _: &str) -> Vec<Setting> {
+        vec![Setting::new(
+            LENGTH,
+            30,
+            "Longest episode in steps, two more than the corridor has cells. Demonstrations have corridors of \
+             every length up to it, evaluations of exactly this length.",
+        )]
+    }
+
+    fn make(&self, spec: &EnvSpec, purpose: Purpose) -> Result<Box<dyn Env>> {
+        let cells = Self::cells(spec)?;
+        let corridor = match purpose {
+            Purpose::Evaluate => Corridor::Fixed(cells),
+            Purpose::Collect => Corridor::UpTo(
+                u32::try_from(cells)
+                    .map_err(|_| Error::config(LENGTH, "at most 2^32 + 1 for demonstrations", cells + 2))?,
+            ),
+        };
+        Ok(Box::new(TMaze::new(corridor)?))
+    }
+
+    fn player(&self, _: &EnvSpec) -> Result<Option<Box<dyn Player>>> {
+        Ok(Some(Box::new(TMazePlayer::default())))
+    }
+
+    fn facts(&self, spec: &EnvSpec) -> Facts {
+        Facts { max_steps: spec.get(LENGTH).ok(), good_return: Some(1.0), metric: Metric::Success }
     }
 }
 
@@ -240,7 +285,7 @@ mod tests {
 
     #[test]
     fn misuse_is_an_error() {
-        assert!(TMaze::new(Corridor::Fixed(0)).unwrap_err().to_string().contains("at least 3"));
+        assert!(TMaze::new(Corridor::Fixed(0)).unwrap_err().to_string().contains("at least one cell"));
         let (mut env, _) = start(2, 1);
         let error = env.step(Values::ints(&[4]), ValuesMut::floats(&mut [0.0; 4])).unwrap_err();
         assert_eq!(error.to_string(), "T-Maze action: expected an integer from 0 to 3, got 4");

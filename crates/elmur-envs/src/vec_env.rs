@@ -81,7 +81,7 @@ impl<E: Env> VecEnv<E> {
     pub fn new(rows: Vec<E>) -> Result<Self> {
         let mismatch = |got: String| {
             Err(Error::Config {
-                key: "rows",
+                key: "rows".to_owned(),
                 expected: "one or more environments with equal spaces".to_owned(),
                 got,
             })

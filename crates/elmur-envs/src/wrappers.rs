@@ -4,62 +4,102 @@
 //! where asked for, except bytes, which no wrapper changes. Where actions are made flat, the previous action
 //! is still shown as the environment's own.
 
-use elmur_base::{Leaf, Row, Space, Spaces, Values, ValuesMut, Widths, bound_at};
+use elmur_base::{Describe, Leaf, Row, Space, Spaces, Values, ValuesMut, Widths, bound_at};
 use serde::{Deserialize, Serialize};
 
-use crate::env::{Env, Expert, Step};
+use crate::env::{Env, Step};
 use crate::error::{Error, Result};
 
 /// Changes of observations and actions. All are off by default.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, Describe)]
+#[serde(from = "Written")]
 pub struct Wrappers {
     /// Append the previous action to every observation; zeros at the start of an episode.
     pub previous_action: bool,
     /// Append a flag to every observation that is 1 at the first step of an episode and 0 after it.
     pub first_step: bool,
-    /// Turn observations into floats, with a one-hot vector for every integer. Leaves of bytes (cameras) stay
-    /// bytes and come first; everything else becomes one box behind them.
-    pub one_hot: bool,
-    /// Turn observations into floats, with a float of the same value for every integer, as the published code
-    /// does. Bytes stay bytes as with `one_hot`. Not together with `one_hot`.
-    pub as_floats: bool,
+    /// How the numbers of an observation are shown: as_is, one_hot or floats.
+    pub encoding: Encoding,
     /// Turn actions of several integers into one integer, row-major: row * columns + column.
     pub flat_action: bool,
 }
 
+/// How the numbers of an observation are shown. Leaves of bytes (cameras) stay bytes in all cases and come
+/// first; with `one_hot` and `floats` everything else becomes one box behind them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, Describe)]
+#[serde(rename_all = "snake_case")]
+pub enum Encoding {
+    /// Leave integers and floats as they are.
+    #[default]
+    AsIs,
+    /// Turn every integer into a one-hot vector of floats.
+    OneHot,
+    /// Turn every integer into a float of the same value, as the published code does.
+    Floats,
+}
+
+/// Wrappers as files have them: earlier ones have two switches in place of `encoding`.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Written {
+    previous_action: bool,
+    first_step: bool,
+    encoding: Encoding,
+    one_hot: bool,
+    as_floats: bool,
+    flat_action: bool,
+}
+
+impl From<Written> for Wrappers {
+    fn from(written: Written) -> Self {
+        let encoding = match (written.one_hot, written.as_floats) {
+            (true, _) => Encoding::OneHot,
+            (_, true) => Encoding::Floats,
+            _ => written.encoding,
+        };
+        let Written { previous_action, first_step, flat_action, .. } = written;
+        Self { previous_action, first_step, encoding, flat_action }
+    }
+}
+
 impl Wrappers {
+    /// The names that [`Wrappers::named`] knows.
+    pub const NAMES: [&str; 5] = ["previous_action", "first_step", "one_hot", "as_floats", "flat_action"];
+
     /// Whether all wrappers are off.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    fn all(&mut self) -> [(&'static str, &mut bool); 5] {
-        [
-            ("previous_action", &mut self.previous_action),
-            ("first_step", &mut self.first_step),
-            ("one_hot", &mut self.one_hot),
-            ("as_floats", &mut self.as_floats),
-            ("flat_action", &mut self.flat_action),
-        ]
-    }
-
     /// Names of the wrappers that are on.
-    pub fn names(mut self) -> Vec<&'static str> {
-        self.all().into_iter().filter(|(_, on)| **on).map(|(name, _)| name).collect()
+    pub fn names(self) -> Vec<&'static str> {
+        let on = [
+            self.previous_action,
+            self.first_step,
+            self.encoding == Encoding::OneHot,
+            self.encoding == Encoding::Floats,
+            self.flat_action,
+        ];
+        Self::NAMES.into_iter().zip(on).filter(|(_, on)| *on).map(|(name, _)| name).collect()
     }
 
-    /// The wrappers of these names on, all others off.
+    /// The wrappers of these names on, all others off. `one_hot` and `as_floats` exclude each other.
     pub fn named(names: &[impl AsRef<str>]) -> Result<Self> {
         let mut wrappers = Self::default();
         for name in names {
-            let mut all = wrappers.all();
-            let known = all.each_ref().map(|(name, _)| *name);
-            match all.iter_mut().find(|(known, _)| *known == name.as_ref()) {
-                Some((_, on)) => **on = true,
-                None => {
-                    let (expected, got) = (format!("one of {}", known.join(", ")), name.as_ref().to_owned());
-                    return Err(Error::Config { key: "wrappers", expected, got });
+            let other = wrappers.encoding != Encoding::AsIs;
+            match name.as_ref() {
+                "previous_action" => wrappers.previous_action = true,
+                "first_step" => wrappers.first_step = true,
+                "one_hot" | "as_floats" if other => {
+                    return Err(Error::config("wrappers", "one_hot or as_floats", "both"));
+                }
+                "one_hot" => wrappers.encoding = Encoding::OneHot,
+                "as_floats" => wrappers.encoding = Encoding::Floats,
+                "flat_action" => wrappers.flat_action = true,
+                unknown => {
+                    let expected = format!("one of {}", Self::NAMES.join(", "));
+                    return Err(Error::config("wrappers", expected, unknown));
                 }
             }
         }
@@ -109,13 +149,9 @@ impl Wrapping {
             }
         }
         let action = if wrappers.flat_action { flat(&own.action, &choices)? } else { own.action.clone() };
-        if wrappers.one_hot && wrappers.as_floats {
-            let (key, got) = ("wrappers.as_floats", "both".to_owned());
-            return Err(Error::Config { key, expected: "one_hot or as_floats".to_owned(), got });
-        }
         let plain = extended(own, wrappers);
-        let entries = entries(&plain, wrappers.one_hot);
-        let encoded = wrappers.one_hot || wrappers.as_floats;
+        let entries = entries(&plain, wrappers.encoding == Encoding::OneHot);
+        let encoded = wrappers.encoding != Encoding::AsIs;
         let observation = if encoded { encoded_space(&plain, &entries) } else { plain.clone() };
         let spaces = Spaces { observation, action };
         Ok(Self { wrappers, encoded, spaces, bounds, choices, entries, plain: Row::of(&plain) })
@@ -243,7 +279,7 @@ fn refused<T>(count: usize, action: Values<'_>) -> Result<T> {
 fn flat(action: &Space, choices: &[usize]) -> Result<Space> {
     let fail = |expected: &str| {
         let got: String = format!("{action:?}").chars().take(80).collect();
-        Err(Error::Config { key: "wrappers.flat_action", expected: expected.to_owned(), got })
+        Err(Error::Config { key: "wrappers.flat_action".to_owned(), expected: expected.to_owned(), got })
     };
     let Widths { floats, bytes, .. } = action.widths();
     if floats + bytes > 0 {
@@ -335,39 +371,6 @@ fn encode(entries: &[Entry], values: Values<'_>, out: &mut [f32]) {
     }
 }
 
-/// An expert of the inner environment as an expert of the wrapped one.
-#[derive(Debug, Clone)]
-pub struct Behind<X> {
-    expert: X,
-    action: Row,
-}
-
-impl<X: Expert> Behind<X> {
-    /// Makes an expert that plays `env`.
-    pub fn new(expert: X, env: &Wrapped<X::Env>) -> Self {
-        Self { expert, action: Row::of(&env.inner.spaces().action) }
-    }
-}
-
-impl<X: Expert> Expert for Behind<X> {
-    type Env = Wrapped<X::Env>;
-
-    fn reset(&mut self) {
-        self.expert.reset();
-    }
-
-    fn act(&mut self, env: &Self::Env, _: Values<'_>, action: ValuesMut<'_>) {
-        self.expert.act(&env.inner, env.own.values(), self.action.as_mut());
-        env.wrapping.wrap_action(self.action.values(), action);
-    }
-
-    fn overruled(&mut self, action: Values<'_>) -> bool {
-        // Cells of a board have other numbers out there; no player of a board goes on from another cell
-        // anyway.
-        action.ints.len() == self.action.ints.len() && self.expert.overruled(action)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -410,24 +413,8 @@ mod tests {
         }
     }
 
-    const ALL: Wrappers = Wrappers {
-        previous_action: true,
-        first_step: true,
-        one_hot: true,
-        as_floats: true,
-        flat_action: true,
-    };
-
-    struct Corner;
-
-    impl Expert for Corner {
-        type Env = Board;
-        fn reset(&mut self) {}
-        fn act(&mut self, _: &Board, observation: Values<'_>, action: ValuesMut<'_>) {
-            assert_eq!((observation.ints.len(), observation.floats.len()), (1, 1), "its own observation");
-            action.ints.copy_from_slice(&[1, observation.ints[0] % 3]);
-        }
-    }
+    const ALL: Wrappers =
+        Wrappers { previous_action: true, first_step: true, encoding: Encoding::OneHot, flat_action: true };
 
     fn wrapped(wrappers: Wrappers) -> (Wrapped<Board>, Row) {
         let mut env = Wrapped::new(Board::new(), wrappers).unwrap();
@@ -461,7 +448,7 @@ mod tests {
 
     #[test]
     fn one_hot_is_laid_out_part_by_part() {
-        let on = Wrappers { as_floats: false, ..ALL };
+        let on = ALL;
         let (mut env, mut seen) = wrapped(on);
         assert_eq!(env.spaces().observation.widths().floats, 9 + 1 + 2 + 3 + 2);
         step(&mut env, &[5], &mut seen).unwrap();
@@ -473,11 +460,10 @@ mod tests {
 
     #[test]
     fn numbers_can_become_floats_as_they_are() {
-        let on = Wrappers { one_hot: false, ..ALL };
+        let on = Wrappers { encoding: Encoding::Floats, ..ALL };
         let (mut env, mut seen) = wrapped(on);
         step(&mut env, &[5], &mut seen).unwrap();
         assert_eq!(seen.floats, [1.0, -0.5, 1.0, 2.0, 0.0]);
-        assert!(Wrapping::new(&Board::new().spaces, ALL).is_err());
     }
 
     #[test]
@@ -590,34 +576,22 @@ mod tests {
     }
 
     #[test]
-    fn experts_play_through_any_wrappers() {
-        for bits in 0..16 {
-            let on = |bit: u32| bits >> bit & 1 == 1;
-            let wrappers = Wrappers {
-                previous_action: on(0),
-                first_step: on(1),
-                one_hot: on(2),
-                flat_action: on(3),
-                as_floats: false,
-            };
-            let (mut env, mut seen) = wrapped(wrappers);
-            let mut expert = Behind::new(Corner, &env);
-            let mut action = Row::of(&env.spaces().action);
-            for t in 0..5 {
-                expert.act(&env, seen.values(), action.as_mut());
-                step(&mut env, &action.ints, &mut seen).unwrap();
-                assert_eq!(env.inner().last, (1, t % 3), "{wrappers:?}");
-            }
-        }
-    }
-
-    #[test]
     fn wrappers_read_from_json_with_defaults() {
         let read = |text: &str| serde_json::from_str::<Wrappers>(text);
         assert!(read("{}").unwrap().is_none());
         assert_eq!(read(r#"{"first_step":true}"#).unwrap().names(), ["first_step"]);
         assert!(read(r#"{"firststep":true}"#).is_err());
-        assert!(Wrappers::named(&["one_hot"]).unwrap().one_hot);
+        for (text, names) in [
+            (r#"{"one_hot":true,"as_floats":false}"#, vec!["one_hot"]),
+            (r#"{"as_floats":true,"flat_action":true}"#, vec!["as_floats", "flat_action"]),
+            (r#"{"encoding":"one_hot"}"#, vec!["one_hot"]),
+        ] {
+            let wrappers = read(text).unwrap();
+            assert_eq!(wrappers.names(), names, "{text}");
+            assert_eq!(Wrappers::named(&names).unwrap(), wrappers);
+            assert_eq!(read(&serde_json::to_string(&wrappers).unwrap()).unwrap(), wrappers);
+        }
+        assert!(Wrappers::named(&["one_hot", "as_floats"]).unwrap_err().to_string().contains("both"));
         assert!(Wrappers::named(&["onehot"]).unwrap_err().to_string().contains("previous_action"));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use elmur_base::{Row, Values};
 use elmur_envs::popgym::{Difficulty, Task, Version};
-use elmur_envs::{Autoreset, EnvConfig, VecEnv, Wrappers};
+use elmur_envs::{Autoreset, EnvSpec, Purpose, Registry, VecEnv, Wrappers};
 use elmur_pool::Pool;
 
 struct Counting;
@@ -84,9 +84,9 @@ fn rows_step_and_reset_without_allocation() {
     }
     // Behind wrappers.
     let wrappers = Wrappers::named(&["previous_action", "first_step", "one_hot", "flat_action"]).unwrap();
-    let task = Task::find("popgym-BattleshipEasy").unwrap();
-    let config = EnvConfig { wrappers, ..EnvConfig::popgym(task) };
-    let mut env = VecEnv::new(vec![config.evaluation().unwrap()]).unwrap();
+    let spec = EnvSpec::new("popgym-BattleshipEasy").with_wrappers(wrappers);
+    let env = Registry::builtin().find(&spec).unwrap().make(Purpose::Evaluate).unwrap();
+    let mut env = VecEnv::new(vec![env]).unwrap();
     env.reset(&[0]).unwrap();
     let action = Values::ints(&[9]);
     assert_eq!(least_allocations(&mut || (0..200).for_each(|_| assert!(env.step(action).is_ok()))), 0);

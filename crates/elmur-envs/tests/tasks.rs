@@ -7,7 +7,7 @@ use std::path::Path;
 use elmur_base::{Leaf, Row, Space, Values};
 use elmur_envs::popgym::trace::Trace;
 use elmur_envs::popgym::{Difficulty, Family, Task, Version};
-use elmur_envs::{Env, EnvConfig, Wrappers};
+use elmur_envs::{Encoding, Env, EnvSpec, Purpose, Registry, Wrappers};
 use elmur_pool::Pool;
 use elmur_rng::Rng;
 
@@ -59,9 +59,18 @@ fn wrapped_observations_are_as_wide_as_the_papers() {
         Family::NoisyPositionOnlyPendulum | Family::PositionOnlyPendulum => [5; 3],
         Family::RepeatFirst | Family::RepeatPrevious => [10; 3],
     };
-    let wrappers = Wrappers { previous_action: true, first_step: true, one_hot: true, ..Wrappers::default() };
+    let wrappers = Wrappers {
+        previous_action: true,
+        first_step: true,
+        encoding: Encoding::OneHot,
+        ..Wrappers::default()
+    };
     for task in Task::all() {
-        let env = EnvConfig { wrappers, ..EnvConfig::popgym(task) }.evaluation().unwrap();
+        let env = Registry::builtin()
+            .find(&EnvSpec::new(task.id()).with_wrappers(wrappers))
+            .unwrap()
+            .make(Purpose::Evaluate)
+            .unwrap();
         let width = widths(task.family)[task.difficulty as usize];
         assert_eq!(env.spaces().observation.widths().floats, width, "{}", task.id());
     }

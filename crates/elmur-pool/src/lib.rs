@@ -63,13 +63,31 @@ impl std::fmt::Debug for Pool {
     }
 }
 
+/// Most threads of a pool.
+pub const MAX_THREADS: usize = 1024;
+
+/// Number of threads that this process should use when nobody says otherwise: the cores it may run on
+/// (affinity and control groups included), and no more than a scheduler or the user has granted through
+/// `SLURM_CPUS_PER_TASK` or `OMP_NUM_THREADS`.
+pub fn granted_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let granted = ["SLURM_CPUS_PER_TASK", "OMP_NUM_THREADS"].map(|name| std::env::var(name).ok());
+    granted_of(cores, granted.iter().flatten())
+}
+
+fn granted_of<'a>(cores: usize, limits: impl Iterator<Item = &'a String>) -> usize {
+    // OMP_NUM_THREADS may list one number per level of nesting; the first is meant.
+    let limit = |text: &'a String| text.split(',').next()?.trim().parse::<usize>().ok().filter(|n| *n > 0);
+    limits.filter_map(limit).fold(cores, usize::min).clamp(1, MAX_THREADS)
+}
+
 impl Pool {
-    /// A pool of `threads` threads including the caller's; 0 means one per available core. Threads that the
-    /// system refuses to start are done without.
+    /// A pool of `threads` threads including the caller's, [`MAX_THREADS`] at most; 0 means
+    /// [`granted_threads`]. Threads that the system refuses to start are done without.
     pub fn new(threads: usize) -> Self {
         let threads = match threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-            n => n,
+            0 => granted_threads(),
+            n => n.min(MAX_THREADS),
         };
         let shared = Arc::new(Shared {
             job: std::cell::UnsafeCell::new(None),
@@ -368,6 +386,17 @@ tuple_rows!(A 0, B 1, C 2, D 3);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_scheduler_limits_the_default_number_of_threads() {
+        let of = |limits: &[&str]| {
+            let limits: Vec<String> = limits.iter().map(|text| (*text).to_owned()).collect();
+            granted_of(8, limits.iter())
+        };
+        assert_eq!((of(&[]), of(&["2"]), of(&["4", "3"]), of(&["64"])), (8, 2, 3, 8));
+        assert_eq!((of(&["2,1"]), of(&["0"]), of(&["many"]), of(&[""])), (2, 8, 8, 8));
+        assert!(Pool::new(1_000_000).threads() <= MAX_THREADS);
+    }
 
     #[test]
     fn every_task_runs_exactly_once() {

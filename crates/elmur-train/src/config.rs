@@ -2,23 +2,27 @@
 
 use std::path::PathBuf;
 
-use elmur_data::collect;
+use elmur_base::Describe;
 use elmur_engine::{Device, Precision};
-use elmur_envs::EnvConfig;
+use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::PolicyConfig;
-use elmur_model::presets::TrainPreset;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-use crate::evaluate::MAX_EPISODES;
-use crate::schedule::{Decay, Schedule, Unit};
+use crate::none::none_or_positive;
+use crate::schedule::Schedule;
+
+/// Most episodes of one evaluation: the seeds of the next run begin there.
+pub(crate) const MAX_EPISODES: usize = 1 << 24;
 
 /// A whole run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// The environment of demonstrations and validation; null for data from elsewhere, without validation.
-    pub env: Option<EnvConfig>,
+    /// The environment of demonstrations, validation and evaluation; null for data from elsewhere.
+    #[describe(leaf)]
+    pub env: Option<EnvSpec>,
     /// The demonstrations to learn from.
     pub data: DataConfig,
     /// The policy: architecture and sizes.
@@ -30,60 +34,73 @@ pub struct RunConfig {
 }
 
 /// The demonstrations that a policy learns from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// A dataset (native file or folder of .npz files); null: the environment's expert plays.
+    /// A dataset (native file, folder of .npz files); null: the environment's player demonstrates.
     pub file: Option<PathBuf>,
-    /// Number of episodes that the expert plays.
+    /// Number of episodes that the player demonstrates.
     pub episodes: usize,
-    /// Seed of those episodes, below 2^30: the rest is for evaluation.
+    /// Seed of the player's episodes and of the split into training and held-out episodes, below 2^30. Larger
+    /// seeds are reserved for validation and test.
     pub seed: u32,
-    /// Probability of a random action in place of the expert's, which is not imitated but followed by how to
-    /// recover.
+    /// Replace the player's action by a random one with this probability, 0 to 1. Random actions are marked as
+    /// not to be imitated; the player's next actions show how to recover.
     #[serde(default)]
     pub noise: f64,
+    /// Share of the episodes of `data.file` that are held out for validation where policies are judged on data
+    /// (`eval.on`), between 0 and 1.
+    #[serde(default = "held_out")]
+    pub held_out: f64,
+}
+
+pub(crate) fn held_out() -> f64 {
+    0.1
 }
 
 /// Optimizer, batch size, schedule.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Seed of weights, order and dropout.
+    /// Seed of initial weights, order of the data and dropout.
     pub seed: u64,
-    /// Rows of a batch.
+    /// Batch size: number of crops that are trained on together.
     pub batch: usize,
-    /// Windows (for ELMUR: segments) of a training crop.
+    /// Number of windows (for ELMUR: segments) of a training crop.
     pub segments: usize,
-    /// Passes over the data.
-    pub epochs: u64,
-    /// End after this many batches at most; 0: no such limit.
-    pub batches: u64,
+    /// Number of passes over the data; null: no such limit.
+    #[serde(deserialize_with = "none_or_positive")]
+    pub epochs: Option<u64>,
+    /// Stop after this many batches; null: no such limit.
+    #[serde(deserialize_with = "none_or_positive")]
+    pub batches: Option<u64>,
     /// Peak learning rate.
     pub lr: f64,
     /// Learning-rate schedule: warm-up, then decay.
     pub schedule: Schedule,
-    /// Label smoothing of discrete actions.
+    /// Label smoothing of the loss on discrete actions, 0 to 1.
     pub label_smoothing: f64,
     /// Clip gradients to this global norm.
     pub clip: f64,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay of AdamW.
     pub weight_decay: f64,
-    /// AdamW's betas.
+    /// The two betas of AdamW, each 0 to 1.
     pub betas: (f64, f64),
-    /// Begin with an encoder fitted to the mean and spread of the data's vector observations.
+    /// Standardize vector observations: encoders begin with the mean and standard deviation of the data.
     #[serde(default)]
     pub standardize: bool,
-    /// Batches between checkpoints.
+    /// Save a checkpoint every this many batches.
     pub checkpoint_every: u64,
-    /// Loss above which training counts as diverged.
+    /// Stop as diverged when the loss exceeds this.
     pub max_loss: f64,
-    /// CPU threads; 0: one per core. Results do not depend on their number.
-    pub threads: usize,
+    /// Number of CPU threads; null: as many as the machine or its scheduler grants. Results do not depend on
+    /// it.
+    #[serde(deserialize_with = "none_or_positive")]
+    pub threads: Option<usize>,
     /// Device that trains: cpu, cuda or cuda:N.
     #[serde(default = "cpu")]
     pub device: String,
-    /// Precision of matrix products on a GPU: f32, tf32 or bf16.
+    /// Precision of matrix products on a GPU.
     #[serde(default)]
     pub precision: PrecisionName,
 }
@@ -93,15 +110,15 @@ fn cpu() -> String {
 }
 
 /// [`Precision`] in configs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "lowercase")]
 pub enum PrecisionName {
-    /// f32
+    /// Products of 32-bit floats.
     F32,
-    /// tf32
+    /// Products of floats rounded to 10 bits of mantissa, summed in f32.
     #[default]
     Tf32,
-    /// bf16
+    /// Products of floats rounded to bfloat16, summed in f32.
     Bf16,
 }
 
@@ -116,30 +133,74 @@ impl From<PrecisionName> for Precision {
 }
 
 /// Validation during training, on episodes that are never reported.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
+#[serde(from = "WrittenEval")]
 pub struct EvalConfig {
-    /// Batches between evaluations; 0: only at the end.
-    pub every: u64,
-    /// Episodes of one evaluation.
+    /// What policies are judged on: `env` or `data`; null: held-out episodes of `data.file` if there is one
+    /// that does not say that it was recorded in the environment, else the environment.
+    pub on: Option<Judge>,
+    /// Validate every this many batches; null: only at the end.
+    pub every: Option<u64>,
+    /// Number of episodes of one validation.
     pub episodes: usize,
-    /// T-Maze: episode length; 0: as in training.
-    pub length: u64,
-    /// Stop when the mean score (success rate, else return) reaches this in two evaluations running; null:
-    /// never.
+    /// Settings of the environment that differ from training in validation, such as `length` for T-Maze
+    /// (`eval.length` is short for `eval.settings.length`).
+    #[describe(leaf)]
+    pub settings: Map<String, Value>,
+    /// What chooses the best checkpoint; null: what the environment is usually judged by.
+    pub metric: Option<Metric>,
+    /// Stop when the metric reaches this in two validations running; null: never.
     pub target: Option<f64>,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     pub sample: bool,
     /// Device that acts: cpu, cuda or cuda:N; null: the one that trains. Few long episodes of a small model
     /// are often faster on the CPU.
-    #[serde(default)]
     pub device: Option<String>,
 }
 
+/// What policies are judged on while they learn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Describe)]
+#[serde(rename_all = "snake_case")]
+pub enum Judge {
+    /// Episodes acted out in the environment.
+    Env,
+    /// Recorded episodes that were held out from training.
+    Data,
+}
+
+/// Validation as files have it: earlier ones have `length` in place of `settings`, and 0 for none.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenEval {
+    on: Option<Judge>,
+    #[serde(deserialize_with = "none_or_positive")]
+    every: Option<u64>,
+    episodes: usize,
+    length: Option<u64>,
+    #[serde(default)]
+    settings: Map<String, Value>,
+    metric: Option<Metric>,
+    target: Option<f64>,
+    sample: bool,
+    device: Option<String>,
+}
+
+impl From<WrittenEval> for EvalConfig {
+    fn from(written: WrittenEval) -> Self {
+        let WrittenEval { on, every, episodes, length, mut settings, metric, target, sample, device } =
+            written;
+        if let Some(length) = length.filter(|length| *length > 0) {
+            settings.insert("length".to_owned(), length.into());
+        }
+        Self { on, every, episodes, settings, metric, target, sample, device }
+    }
+}
+
 impl RunConfig {
-    /// Checks everything that the types leave open.
+    /// Checks everything that the types leave open, except what depends on the environment
+    /// ([`RunConfig::environment`]) and on the data.
     pub fn validate(&self) -> Result<()> {
-        self.model.architecture().validate()?;
+        self.model.architecture().validate().map_err(below_model)?;
         let t = &self.train;
         let check = |ok: bool, key: &str, expected: &str, got: String| {
             if ok { Ok(()) } else { Err(Error::config(key, expected, got)) }
@@ -157,7 +218,8 @@ impl RunConfig {
             let Some(name) = name else { continue };
             Device::check_name(name).map_err(|_| Error::config(key, "cpu, cuda or cuda:N", name))?;
         }
-        check(t.threads <= 1024, "train.threads", "at most 1024", t.threads.to_string())?;
+        let threads = t.threads.unwrap_or(1);
+        check((1..=1024).contains(&threads), "train.threads", "1 to 1024, or null", threads.to_string())?;
         let end = t.schedule.end_factor;
         check((0.0..=1.0).contains(&end), "train.schedule.end_factor", "in 0..=1", end.to_string())?;
         check(
@@ -166,12 +228,8 @@ impl RunConfig {
             &format!("a multiple of the {} windows of one optimizer step", window.unroll),
             t.segments.to_string(),
         )?;
-        check(
-            t.epochs > 0 || t.batches > 0,
-            "train.epochs",
-            "at least 1, or train.batches",
-            t.epochs.to_string(),
-        )?;
+        let ends = t.epochs.is_some() || t.batches.is_some();
+        check(ends, "train.epochs", "a number of epochs, or train.batches", "null".to_owned())?;
         check(t.lr > 0.0 && t.lr.is_finite(), "train.lr", "a positive number", t.lr.to_string())?;
         check(t.clip > 0.0, "train.clip", "a positive number", t.clip.to_string())?;
         check(t.weight_decay >= 0.0, "train.weight_decay", "at least 0", t.weight_decay.to_string())?;
@@ -182,68 +240,61 @@ impl RunConfig {
         check((0.0..1.0).contains(&smoothing), "train.label_smoothing", "in 0..1", smoothing.to_string())?;
         check(t.checkpoint_every > 0, "train.checkpoint_every", "at least 1", "0".to_owned())?;
         check(t.max_loss > 0.0, "train.max_loss", "a positive number", t.max_loss.to_string())?;
-        check(self.data.seed < 1 << 30, "data.seed", "below 2^30", self.data.seed.to_string())?;
-        let noise = self.data.noise;
-        check((0.0..1.0).contains(&noise), "data.noise", "in 0..1", noise.to_string())?;
-        check(
-            self.env.is_some() || self.data.file.is_some(),
-            "data.file",
-            "a dataset: this preset has no environment here whose expert could play",
-            "null".to_owned(),
-        )?;
-        if let (Some(env), None) = (&self.env, &self.data.file) {
-            let most = 1 << 28;
-            let count = self.data.episodes;
-            check((1..=most).contains(&count), "data.episodes", &format!("1 to {most}"), count.to_string())?;
-            collect::spaces(env)?;
+        let data = &self.data;
+        check(data.seed < 1 << 30, "data.seed", "below 2^30", data.seed.to_string())?;
+        check((0.0..1.0).contains(&data.noise), "data.noise", "in 0..1", data.noise.to_string())?;
+        let share = data.held_out;
+        check(share > 0.0 && share < 1.0, "data.held_out", "between 0 and 1", share.to_string())?;
+        if data.file.is_none() && self.env.is_some() {
+            let (episodes, most) = (data.episodes, 1 << 28);
+            let fits = (1..=most).contains(&episodes);
+            check(fits, "data.episodes", &format!("1 to {most}"), episodes.to_string())?;
         }
-        if let Some(env) = self.validation_env() {
-            self.model.architecture().ends().check(env.evaluation()?.spaces(), "environment")?;
-        }
-        Ok(())
+        let judge = self.env.is_some() || self.eval.on != Some(Judge::Env);
+        check(judge, "eval.on", "data, or an environment in env", "env".to_owned())
     }
 
-    /// Steps of a crop.
+    /// Number of steps of a crop.
     pub fn crop(&self) -> usize {
         self.train.segments * self.model.architecture().window().steps
     }
 
-    /// The environment of evaluations during training.
-    pub fn validation_env(&self) -> Option<EnvConfig> {
-        self.env.map(|env| EnvConfig {
-            length: if self.eval.length == 0 { env.length } else { self.eval.length },
-            ..env
-        })
+    /// The environment that the config names, if it names one, with all its settings checked.
+    pub fn environment(&self, registry: &Registry) -> Result<Option<Environment>> {
+        self.env.as_ref().map(|spec| registry.find(spec).map_err(below_env)).transpose()
+    }
+
+    /// The environment of validations, if the config names one: that of training with `eval.settings`.
+    pub fn validation_environment(&self, registry: &Registry) -> Result<Option<Environment>> {
+        let Some(mut environment) = self.environment(registry)? else { return Ok(None) };
+        for (key, value) in &self.eval.settings {
+            environment = environment.with(key, value.clone()).map_err(|error| match error {
+                elmur_envs::Error::Config { key, expected, got } => {
+                    Error::config(format!("eval.settings.{key}"), expected, got)
+                }
+                error => error.into(),
+            })?;
+        }
+        Ok(Some(environment))
     }
 }
 
-impl TrainConfig {
-    /// The settings of a preset; its warm-up counts `unit`s.
-    pub(crate) fn of(train: &TrainPreset, unit: Unit, decay: Decay) -> Self {
-        Self {
-            seed: 0,
-            batch: train.batch,
-            segments: train.segments,
-            epochs: train.epochs as u64,
-            batches: 0,
-            lr: train.lr,
-            schedule: Schedule {
-                unit,
-                warmup: train.warmup,
-                decay,
-                total: 0,
-                end_factor: train.lr_end_factor,
-            },
-            label_smoothing: train.label_smoothing,
-            clip: train.clip,
-            weight_decay: train.weight_decay,
-            betas: train.betas,
-            standardize: false,
-            checkpoint_every: 100,
-            max_loss: 1e4,
-            threads: 0,
-            device: cpu(),
-            precision: PrecisionName::default(),
+/// Names the setting of a model with its place in the config of a run.
+pub(crate) fn below_model(error: elmur_model::Error) -> Error {
+    match error {
+        elmur_model::Error::Config { key, expected, got } => {
+            Error::config(format!("model.{key}"), expected, got)
         }
+        error => error.into(),
+    }
+}
+
+/// Names the setting of an environment with its place in the config of a run.
+fn below_env(error: elmur_envs::Error) -> Error {
+    match error {
+        elmur_envs::Error::Config { key, expected, got } => {
+            Error::config(format!("env.{key}"), expected, got)
+        }
+        error => error.into(),
     }
 }

@@ -84,6 +84,11 @@ impl Error {
         Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
     }
 
+    /// A file or folder of a run that could not be read or written.
+    pub fn io(path: &std::path::Path, cause: std::io::Error) -> Self {
+        elmur_base::Error::io(path, cause).into()
+    }
+
     /// A file or folder of a run that is not what it should be.
     pub fn file(path: &std::path::Path, problem: impl ToString) -> Self {
         elmur_base::Error::file(path, problem).into()

@@ -6,18 +6,18 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use elmur_base::{Row, Statistics, Stop};
 use elmur_engine::{Device, Pool, Store};
-use elmur_envs::{EnvConfig, VecEnv};
+use elmur_envs::{Environment, Metric, Purpose};
 use elmur_model::PolicyConfig;
 use elmur_model::session::{Choose, Seen, Session};
+use elmur_pool::granted_threads;
 use elmur_rng::Stream;
 
+use crate::config::MAX_EPISODES;
 use crate::error::{Error, Result};
-
-/// Most episodes of one evaluation: the seeds of the next run begin there.
-pub(crate) const MAX_EPISODES: usize = 1 << 24;
 
 /// The episodes to evaluate on. Training, validation and test draw from ranges that never meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,15 +46,15 @@ pub struct Evaluation<'a> {
     /// The policy's parameters.
     pub params: &'a Store,
     /// The environment to act in.
-    pub env: EnvConfig,
+    pub env: &'a Environment,
     /// Number of episodes.
     pub episodes: usize,
     /// Episodes for choosing, or for reporting.
     pub seeds: Seeds,
     /// Draw actions instead of taking the likeliest.
     pub sample: bool,
-    /// Threads; 0: one per core.
-    pub threads: usize,
+    /// Number of threads; none: as many as are granted.
+    pub threads: Option<usize>,
     /// The device that computes the policy; its parameters must lie there. On a GPU all episodes act side by
     /// side.
     pub device: &'a Device,
@@ -79,10 +79,24 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Success rate where the environment knows success, mean return elsewhere, over episodes.
-    pub fn score(&self) -> Statistics {
-        let score = |e: &EpisodeResult| e.success.map_or(e.episode_return, |s| f64::from(u8::from(s)));
-        Statistics::of(self.episodes.iter().map(score))
+    /// Mean of a metric over episodes. Where the environment does not say whether episodes succeeded, it is
+    /// the return whatever was asked for: see [`Outcome::metric`].
+    pub fn score(&self, metric: Metric) -> Statistics {
+        match self.metric(metric) {
+            Metric::Return => self.returns(),
+            Metric::Success => self.success_rate().unwrap_or_else(|| self.returns()),
+        }
+    }
+
+    /// The metric that [`Outcome::score`] is of when asked for this one.
+    pub fn metric(&self, asked: Metric) -> Metric {
+        if self.success_rate().is_some() { asked } else { Metric::Return }
+    }
+
+    /// Share of episodes that solved the task; none where the environment does not say of every episode.
+    pub fn success_rate(&self) -> Option<Statistics> {
+        let all: Option<Vec<bool>> = self.episodes.iter().map(|e| e.success).collect();
+        all.map(|all| Statistics::of(all.into_iter().map(|success| f64::from(u8::from(success)))))
     }
 
     /// Mean return over episodes.
@@ -91,7 +105,7 @@ impl Outcome {
     }
 }
 
-/// Acts out all episodes. `progress` hears how much is done (0 to 1), from any thread.
+/// Acts out all episodes. `progress` is called with the completed share, 0 to 1, from any thread.
 pub fn evaluate(
     evaluation: &Evaluation<'_>,
     stop: &Stop,
@@ -103,37 +117,43 @@ pub fn evaluate(
     if evaluation.episodes > MAX_EPISODES {
         return Err(Error::config("episodes", format!("at most {MAX_EPISODES}"), evaluation.episodes));
     }
-    evaluation.policy.architecture().ends().check(evaluation.env.evaluation()?.spaces(), "environment")?;
+    evaluation.policy.architecture().ends().check(evaluation.env.spaces(), "environment")?;
     let seeds: Vec<u64> = (0..evaluation.episodes).map(|i| evaluation.seeds.episode(i)).collect();
     let group = if evaluation.device.is_cpu() { (evaluation.episodes / 4).clamp(10, 50) } else { 4096 };
     let group = group.min(evaluation.episodes);
     let groups: Vec<&[u64]> = seeds.chunks(group).collect();
     let results: Mutex<Vec<Option<Result<Vec<EpisodeResult>>>>> =
         Mutex::new(groups.iter().map(|_| None).collect());
-    let (next, steps) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    // Groups of episodes are as long as the environment lets them be, at most.
-    let expected = (evaluation.env.max_steps() as usize).saturating_mul(groups.len()).max(1);
-    let tick = || {
-        let done = steps.fetch_add(TICK, Ordering::Relaxed) + TICK;
-        progress((done as f64 / expected as f64).min(1.0));
+    let next = AtomicUsize::new(0);
+    // Finished episodes count whole, running ones by their steps.
+    let done = Mutex::new(0.0);
+    let most = evaluation.env.facts().max_steps;
+    let tick = |share: f64| {
+        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+        *done += share;
+        progress((*done / groups.len() as f64).min(1.0));
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if evaluation.threads == 0 { cores } else { evaluation.threads }.min(groups.len());
+    let threads = evaluation.threads.unwrap_or_else(granted_threads).clamp(1, groups.len());
     std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(seeds) = groups.get(i) else { break };
-                    let result = act_out(evaluation, seeds, stop, &tick);
-                    let failed = result.is_err();
-                    results.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(result);
-                    if failed {
-                        break;
-                    }
+        let work = || {
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                let Some(seeds) = groups.get(i) else { break };
+                let result = act_out(evaluation, seeds, stop, most, &tick);
+                let failed = result.is_err();
+                results.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(result);
+                if failed {
+                    break;
                 }
-            });
+            }
+        };
+        // A system that refuses more threads has granted those before; this one works too.
+        for _ in 1..threads {
+            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                break;
+            }
         }
+        work();
     });
     let mut episodes = Vec::with_capacity(evaluation.episodes);
     for result in results.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -143,26 +163,26 @@ pub fn evaluate(
     Ok(Outcome { episodes })
 }
 
-/// The seed of an episode's initial memory. Not the episode's own: the noise would be made of the numbers
-/// that hide the goal.
+/// The seed of an episode's initial memory. It differs from the episode's own seed, whose random numbers also
+/// choose the goal: the memory would reveal it.
 pub(crate) fn memory_seed(episode: u64) -> u64 {
     let draw = Stream::new(episode, u64::MAX, u32::MAX).block(0);
     u64::from(draw[0]) << 32 | u64::from(draw[1])
 }
 
-/// Steps between two words of progress, and between two looks at `stop`.
-const TICK: usize = 64;
+/// Time between two calls of `progress`.
+const TICK: Duration = Duration::from_millis(100);
 
 /// One episode per seed, side by side.
 fn act_out(
     evaluation: &Evaluation<'_>,
     seeds: &[u64],
     stop: &Stop,
-    tick: &dyn Fn(),
+    most: Option<u64>,
+    tick: &dyn Fn(f64),
 ) -> Result<Vec<EpisodeResult>> {
     let rows = seeds.len();
-    let envs = seeds.iter().map(|_| evaluation.env.evaluation()).collect::<elmur_envs::Result<Vec<_>>>()?;
-    let mut env = VecEnv::new(envs)?;
+    let mut env = evaluation.env.make_rows(Purpose::Evaluate, rows, Pool::serial())?;
     env.reset(seeds)?;
     // On the CPU every group has a thread of its own.
     let device =
@@ -173,9 +193,10 @@ fn act_out(
     let all: Vec<usize> = (0..rows).collect();
     let mut results = vec![EpisodeResult::default(); rows];
     let mut running = vec![true; rows];
-    let mut returns = vec![evaluation.env.best_return() as f32; rows];
+    let mut returns = vec![evaluation.env.facts().good_return.unwrap_or(0.0) as f32; rows];
     let mut actions = Row::zeros(env.spaces().action.widths(), rows);
-    for step in 1.. {
+    let (mut told, mut last) = (0.0, Instant::now());
+    for step in 1u64.. {
         let seen = Seen { observation: env.observations(), returns: Some(&returns) };
         session.select_action(&all, seen, how, actions.as_mut())?;
         let taken = env.step(actions.values())?;
@@ -189,16 +210,19 @@ fn act_out(
             results[row].success = taken.success[row];
             running[row] = !(taken.terminated[row] || taken.truncated[row]);
         }
-        if step % TICK == 0 {
-            if stop.requested() {
-                return Err(Error::Stopped);
-            }
-            tick();
+        if stop.requested() {
+            return Err(Error::Stopped);
+        }
+        if last.elapsed() >= TICK {
+            let share = most.map_or(told, |most| (step as f64 / most as f64).min(1.0));
+            tick(share - told);
+            (told, last) = (share, Instant::now());
         }
         if running.iter().all(|running| !running) {
             break;
         }
     }
+    tick(1.0 - told);
     Ok(results)
 }
 

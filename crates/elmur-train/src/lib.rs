@@ -3,13 +3,20 @@
 //! - [`RunConfig`]: everything that decides a run, as one tree with dotted overrides ([`overrides`]).
 //! - [`Trainer`]: one batch after the other, resumable bit for bit.
 //! - [`train`]: a whole run in a folder: metrics, evaluation, best and last checkpoints, early stop.
-//! - [`evaluate`]: the paper's protocol; [`timeline()`]: what the memory did in one episode.
+//! - [`Prepared`]: a config with its data and what policies are judged on.
+//! - [`evaluate`]: the paper's protocol; [`timeline()`]: what the memory did in one episode;
+//!   [`evaluate_offline`]: predictions on recorded episodes.
 //! - [`tensorboard`]: event files.
 
 mod config;
 mod error;
 mod evaluate;
 mod feed;
+mod folder;
+mod measure;
+mod metrics;
+mod none;
+mod offline;
 pub mod overrides;
 mod popgym;
 mod prepare;
@@ -22,11 +29,14 @@ pub mod tensorboard;
 mod timeline;
 mod trainer;
 
-pub use config::{DataConfig, EvalConfig, PrecisionName, RunConfig, TrainConfig};
+pub use config::{DataConfig, EvalConfig, Judge, PrecisionName, RunConfig, TrainConfig};
 pub use error::{Error, Result};
 pub use evaluate::{EpisodeResult, Evaluation, Outcome, Seeds, evaluate};
-pub use prepare::Devices;
-pub use run::{Ended, Event, RunFolder, train, train_on};
+pub use folder::{RunFolder, RunLock};
+pub use measure::{Measure, Score};
+pub use offline::{OfflineEvaluation, OfflineOutcome, evaluate_offline};
+pub use prepare::{Devices, Prepared};
+pub use run::{Ended, Event, Observe, train, train_on};
 pub use schedule::{Decay, Schedule, Unit};
 pub use timeline::{SlotHistory, SlotTimeline, timeline};
 pub use trainer::{BatchReport, Trainer};

@@ -4,29 +4,36 @@
 //! answered with the nearest.
 
 use elmur_base::did_you_mean;
-use elmur_data::collect;
+use elmur_envs::Registry;
 use serde_json::Value;
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, below_model};
 use crate::error::{Error, Result};
 
-/// Whether overrides say what the policy sees or does, which then does not follow from the data.
+/// Whether any override sets encoders or the head; they are then not derived from the spaces of the
+/// environment or the data.
 pub fn names_ends(overrides: &[String]) -> bool {
     let ends = ["model=", "model.observation", "model.action=", "model.action."];
     overrides.iter().any(|text| ends.iter().any(|end| text.starts_with(end)))
 }
 
-/// The config with every `key=value` applied in order, checked. Encoders and head follow from the
-/// environment's spaces, so that changed wrappers need no other change; unless an override names them
-/// ([`names_ends`]).
-pub fn apply(config: &RunConfig, overrides: &[String]) -> Result<RunConfig> {
+/// The config with every `key=value` applied in order, checked, with a value for every setting of its
+/// environment. Encoders and head follow from the environment's spaces, so that changed wrappers need no
+/// other change, unless an override names them ([`names_ends`]).
+pub fn apply(config: &RunConfig, overrides: &[String], registry: &Registry) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
     for text in overrides {
         let Some((key, value)) = text.split_once('=') else {
             return Err(Error::config(text.as_str(), "KEY=VALUE, such as train.lr=1e-3", text));
         };
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        let key = SHORT.iter().find(|(short, _)| *short == key).map_or(key, |(_, key)| key);
         *entry(&mut tree, key)? = value;
+        if key == "env" {
+            // Another environment has other settings and another target.
+            *entry(&mut tree, "eval.settings")? = Value::Object(serde_json::Map::new());
+            *entry(&mut tree, "eval.target")? = Value::Null;
+        }
         // After each, so that the message names the override that does not fit.
         if let Err(error) = serde_json::from_value::<RunConfig>(tree.clone()) {
             let other_kind = key == "model.kind" && !error.to_string().contains("is not one of");
@@ -40,14 +47,30 @@ pub fn apply(config: &RunConfig, overrides: &[String]) -> Result<RunConfig> {
     }
     let mut config: RunConfig =
         serde_json::from_value(tree).map_err(|e| Error::config("config", "a run's config", e))?;
-    if let (Some(env), false) = (&config.env, names_ends(overrides)) {
-        config.model.fit_to(&collect::spaces(env)?)?;
-    }
-    config.validate()?;
+    config.complete(registry, names_ends(overrides))?;
     Ok(config)
 }
 
-/// What serde says, in words for those who do not write Rust.
+/// Keys that have a shorter form, for the command line.
+const SHORT: [(&str, &str); 1] = [("eval.length", "eval.settings.length")];
+
+impl RunConfig {
+    /// Checks the config and fills in what follows from other settings: every setting of the environment, and
+    /// encoders and head from its spaces, unless these are to be kept.
+    pub fn complete(&mut self, registry: &Registry, keep_ends: bool) -> Result<()> {
+        if let Some(environment) = self.environment(registry)? {
+            self.env = Some(environment.spec().clone());
+            if !keep_ends {
+                self.model.fit_to(environment.spaces()).map_err(below_model)?;
+            }
+            self.model.architecture().ends().check(environment.spaces(), "environment")?;
+        }
+        self.validation_environment(registry)?;
+        self.validate()
+    }
+}
+
+/// Rewords serde's error message without the names of Rust's types.
 fn plain(problem: &str) -> String {
     let words = [
         ("usize", "a whole number"),
@@ -65,6 +88,13 @@ fn plain(problem: &str) -> String {
 fn entry<'a>(tree: &'a mut Value, key: &str) -> Result<&'a mut Value> {
     let mut all = Vec::new();
     paths(tree, "", &mut all);
+    // Settings of environments are known to the registry, which refuses those that do not exist.
+    if let Some((parent @ ("env" | "eval.settings"), name)) = key.rsplit_once('.') {
+        let parent = parent.split('.').try_fold(&mut *tree, |place, part| place.get_mut(part));
+        if let Some(Value::Object(settings)) = parent {
+            settings.entry(name).or_insert(Value::Null);
+        }
+    }
     let mut place = tree;
     for part in key.split('.') {
         let next = match place {
@@ -110,7 +140,7 @@ mod tests {
 
     fn change(overrides: &[&str]) -> Result<RunConfig> {
         let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
-        apply(&RunConfig::preset("tmaze-quick").unwrap(), &overrides)
+        apply(&RunConfig::preset("tmaze-quick").unwrap(), &overrides, &Registry::builtin())
     }
 
     #[test]
@@ -125,7 +155,8 @@ mod tests {
         ])
         .unwrap();
         let model = config.model.elmur("test").unwrap();
-        assert_eq!((config.train.lr, model.layers, config.env.unwrap().length), (0.5, 3, 90));
+        assert_eq!((config.train.lr, model.layers), (0.5, 3));
+        assert_eq!(config.env.as_ref().unwrap().settings["length"], 90);
         assert_eq!(model.memory.gradient, MemoryGradient::Through(3));
         assert_eq!(config.train.betas.1, 0.9);
     }
@@ -137,7 +168,7 @@ mod tests {
         assert_eq!(encoders.len(), 3, "{encoders:?}");
         assert_eq!(encoders[0], Encoder::Vector { dim: 4, bytes: false });
         assert!(matches!(&encoders[2], Encoder::Categorical { sizes, .. } if sizes == &[2]));
-        // Who names an encoder means it.
+        // An encoder that is named is kept.
         let error = change(&["model.observation.0.vector.dim=3"]).unwrap_err().to_string();
         assert!(error.contains("observations for the policy's"), "{error}");
     }
@@ -159,6 +190,11 @@ mod tests {
         assert!(message("env.length=2").contains("at least 3"), "{}", message("env.length=2"));
         assert!(message("train.segments=0").contains("train.segments"));
         assert!(message("model.kind=dt").contains("choose its preset"), "{}", message("model.kind=dt"));
+        assert!(message("env.lenght=9").contains("did you mean `length`"), "{}", message("env.lenght=9"));
+        assert!(message("eval.length=2").contains("eval.settings.length"), "{}", message("eval.length=2"));
+        assert!(message("model.layers=0").contains("`model.layers`"), "{}", message("model.layers=0"));
+        let pole = change(&["env=cartpole"]).unwrap();
+        assert!(pole.env.unwrap().settings.is_empty() && pole.eval.settings.is_empty());
         assert!(message("model.kind=bc-lstm").contains("did you mean `bc_lstm`"));
     }
 }

@@ -1,14 +1,14 @@
 //! Runs for POPGym's tasks: one rule for all 48 per policy, and one with the published choices.
 
-use elmur_data::collect;
 use elmur_envs::popgym::{Family, Task, Version};
-use elmur_envs::{EnvConfig, Wrappers};
+use elmur_envs::{Encoding, EnvSpec, Registry, Wrappers};
 use elmur_model::PolicyConfig;
 use elmur_model::ends::{Action, Encoder};
 use elmur_model::presets::{self, TrainPreset};
 
-use crate::config::{DataConfig, EvalConfig, RunConfig, TrainConfig};
+use crate::config::{EvalConfig, RunConfig};
 use crate::error::Result;
+use crate::presets::{data, train_config, validation};
 use crate::schedule::{Decay, Unit};
 
 /// Episodes of demonstrations, as in the published datasets.
@@ -27,11 +27,11 @@ enum Variant {
     Dt,
 }
 
-/// How the names of presets end, beside our own.
+/// Suffixes of the names of presets; our own ELMUR has none.
 const ENDINGS: [(&str, Variant); 3] =
     [("-compat", Variant::Paper), ("-bc-lstm", Variant::BcLstm), ("-dt", Variant::Dt)];
 
-/// The name of the paper's own preset, and the one of ours that makes it a run.
+/// The preset of the paper's table, and its name among those of all tasks.
 const PAPER: (&str, &str) = ("popgym-autoencode-easy", "popgym-AutoencodeEasy-compat");
 
 fn parse(name: &str) -> Option<(Task, Variant)> {
@@ -63,7 +63,7 @@ pub(crate) fn preset(name: &str) -> Option<Result<RunConfig>> {
 
 /// Our environment of a task: a board is one choice, and the previous action is shown where nothing else
 /// tells it and the policy's tokens do not either.
-fn env_of(task: Task, has_action_tokens: bool) -> EnvConfig {
+fn env_of(task: Task, has_action_tokens: bool) -> EnvSpec {
     // These tasks do not show the previous action, and without it the observation is ambiguous: which cell or
     // arm the feedback is about, which way the cart was pushed. (The pendulum's torque changes its speed
     // little, and policies that see it learn to repeat it.)
@@ -78,23 +78,28 @@ fn env_of(task: Task, has_action_tokens: bool) -> EnvConfig {
     );
     let previous_action = ambiguous && !has_action_tokens;
     let wrappers = Wrappers { previous_action, flat_action: is_board(task), ..Wrappers::default() };
-    EnvConfig { wrappers, ..EnvConfig::popgym(task) }
+    env(task, Version::default(), wrappers)
+}
+
+fn env(task: Task, version: Version, wrappers: Wrappers) -> EnvSpec {
+    EnvSpec::new(task.id()).with("version", version.name()).with_wrappers(wrappers)
 }
 
 /// Encoders and head for an environment's spaces.
-fn ends_of(env: &EnvConfig) -> Result<(Vec<Encoder>, Action)> {
-    let spaces = collect::spaces(env)?;
+fn ends_of(env: &EnvSpec) -> Result<(Vec<Encoder>, Action)> {
+    let environment = Registry::builtin().find(env)?;
+    let spaces = environment.spaces();
     let encoders = spaces.observation.leaves().iter().map(Encoder::of).collect();
     Ok((encoders, Action::of(&spaces.action)?))
 }
 
-/// A run of 3,000 batches on standardized numbers, judged every 100.
-fn run_of(task: Task, env: EnvConfig, model: PolicyConfig, train: &TrainPreset, decay: Decay) -> RunConfig {
+/// A run of 3,000 batches with standardized observations, validated every 100 batches.
+fn run_of(task: Task, env: EnvSpec, model: PolicyConfig, train: &TrainPreset, decay: Decay) -> RunConfig {
     let mut run = run(env, model, train, decay);
-    (run.train.epochs, run.train.batches) = (0, 3000);
+    (run.train.epochs, run.train.batches) = (None, Some(3000));
     // Positions of a pole that is held upright differ in the third decimal.
     run.train.standardize = true;
-    run.eval.every = 100;
+    run.eval.every = Some(100);
     // Where the best return is certain there is something to reach.
     run.eval.target = (task.good_return() == 1.0).then_some(0.995);
     run
@@ -131,8 +136,9 @@ fn dt(task: Task) -> Result<RunConfig> {
 /// The published choices: numbers as they are through a linear map, no previous action, the older rules,
 /// actions drawn from the policy's probabilities unless they are cells of a board.
 fn paper(task: Task) -> Result<RunConfig> {
-    let wrappers = Wrappers { as_floats: true, flat_action: is_board(task), ..Wrappers::default() };
-    let env = EnvConfig { wrappers, version: Version::V106, ..EnvConfig::popgym(task) };
+    let wrappers =
+        Wrappers { encoding: Encoding::Floats, flat_action: is_board(task), ..Wrappers::default() };
+    let env = env(task, Version::V106, wrappers);
     let (observation, action) = ends_of(&env)?;
     let (model, train) = presets::popgym_paper(observation, action, published_segment(task));
     let sample = model.action.is_discrete() && !is_board(task);
@@ -141,12 +147,12 @@ fn paper(task: Task) -> Result<RunConfig> {
     Ok(run)
 }
 
-fn run(env: EnvConfig, model: PolicyConfig, train: &TrainPreset, decay: Decay) -> RunConfig {
+fn run(env: EnvSpec, model: PolicyConfig, train: &TrainPreset, decay: Decay) -> RunConfig {
     RunConfig {
         env: Some(env),
-        data: DataConfig { file: None, episodes: EPISODES, seed: 0, noise: 0.0 },
-        train: TrainConfig::of(train, Unit::Steps, decay),
-        eval: EvalConfig { every: 50, episodes: 100, length: 0, target: None, sample: false, device: None },
+        data: data(EPISODES),
+        train: train_config(train, Unit::Steps, decay),
+        eval: EvalConfig { every: Some(50), ..validation() },
         model,
     }
 }
@@ -205,7 +211,7 @@ mod tests {
         let run = RunConfig::preset("popgym-AutoencodeEasy-compat").unwrap();
         assert_eq!(Some(&run.model), presets::model("popgym-autoencode-easy").as_ref());
         assert_eq!(run, RunConfig::preset("popgym-autoencode-easy").unwrap());
-        assert!(run.eval.sample && run.env.unwrap().version == Version::V106);
+        assert!(run.eval.sample && run.env.unwrap().settings["version"] == "1.0.6");
     }
 
     #[test]

@@ -1,14 +1,20 @@
-//! From settings to what a run needs: devices opened, demonstrations played or read.
+//! From settings to what a run needs: devices opened, demonstrations played or read, episodes held out.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use elmur_base::Stop;
-use elmur_data::{Dataset, Source, collect};
+use elmur_base::files::read_small;
+use elmur_data::collect::Demonstrations;
+use elmur_data::{Dataset, Source, split, wrap};
 use elmur_engine::Device;
-use elmur_envs::{EnvConfig, Wrappers};
+use elmur_envs::{Environment, Registry};
+use elmur_model::window::{Begin, training_graph};
 
-use crate::config::RunConfig;
+use crate::config::{Judge, RunConfig, below_model};
 use crate::error::{Error, Result};
+use crate::folder::MAX_SMALL;
+use crate::trainer::train_settings;
 
 /// The devices of a run, open.
 #[derive(Debug, Clone)]
@@ -23,58 +29,171 @@ impl Devices {
     /// Opens the devices that a config names.
     pub fn open(config: &RunConfig) -> Result<Self> {
         let t = &config.train;
-        let open = |key: &str, name: &str| match Device::open(name, t.threads, t.precision.into()) {
-            // A device that this build or machine lacks is as much a mistake in the config as an unknown
-            // name.
-            Err(elmur_engine::Error::Device { expected, got }) => Err(Error::config(key, expected, got)),
-            opened => Ok(opened?),
-        };
+        let open =
+            |key: &str, name: &str| match Device::open(name, t.threads.unwrap_or(0), t.precision.into()) {
+                // A device that this build or machine lacks is as much a mistake in the config as an unknown
+                // name.
+                Err(elmur_engine::Error::Device { expected, got }) => Err(Error::config(key, expected, got)),
+                opened => Ok(opened?),
+            };
         let elsewhere = config.eval.device.as_deref().filter(|name| *name != t.device);
         let eval = elsewhere.map(|name| open("eval.device", name)).transpose()?;
         Ok(Self { train: open("train.device", &t.device)?, eval })
     }
 
-    /// Devices of the same kinds whose work runs beside these'.
+    /// Opens the same devices with queues of their own, so that a second run can compute at the same time.
     pub fn another(&self) -> Result<Self> {
         let eval = self.eval.as_ref().map(Device::another).transpose()?;
         Ok(Self { train: self.train.another()?, eval })
     }
 }
 
+/// Everything that a run needs besides devices and a folder.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// The settings, with encoders and head that fit the data and with what policies are judged on.
+    pub config: RunConfig,
+    /// The episodes to learn from.
+    pub data: Arc<dyn Source>,
+    /// Recorded episodes that policies are judged on, if they are judged on data.
+    pub held_out: Option<Arc<dyn Source>>,
+    /// The environment that policies are judged in, if they are not judged on data.
+    pub validation: Option<Environment>,
+    /// What a user should know about the choices that were made.
+    pub notes: Vec<String>,
+}
+
 impl RunConfig {
-    /// The demonstrations: read from `data.file`, or played by the expert.
-    pub fn dataset(&self) -> Result<Arc<dyn Source>> {
-        self.watched_dataset(&Stop::default(), &mut |_| {})
+    /// Reads the config of a run from a JSON file.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = read_small(path, MAX_SMALL)?;
+        serde_json::from_str(&text).map_err(|e| Error::file(path, format!("not a run's config: {e}")))
     }
 
-    /// [`Self::dataset`] for someone who waits: `progress` hears how many episodes the expert has played.
-    pub fn watched_dataset(&self, stop: &Stop, progress: &mut dyn FnMut(usize)) -> Result<Arc<dyn Source>> {
-        if let Some(file) = &self.data.file {
-            return self.read(file);
-        }
-        let env = self.env.ok_or_else(|| Error::config("data.file", "a dataset", "null"))?;
-        let data = &self.data;
-        let mut episodes = Vec::with_capacity(data.episodes.min(1 << 20));
-        let keep = |episode| {
+    /// Plays or reads the demonstrations that the config names and finds out what policies are judged on.
+    /// `keep_ends`: do not derive encoders and head from the data.
+    pub fn prepare(&self, registry: &Registry, keep_ends: bool) -> Result<Prepared> {
+        self.prepare_watched(registry, keep_ends, &Stop::default(), &mut |_| {})
+    }
+
+    /// Like [`RunConfig::prepare`], and calls `progress` with the number of episodes played so far; `stop` ends
+    /// it.
+    pub fn prepare_watched(
+        &self,
+        registry: &Registry,
+        keep_ends: bool,
+        stop: &Stop,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Prepared> {
+        self.validate()?;
+        let environment = self.environment(registry)?;
+        let Some(file) = &self.data.file else {
+            let Some(environment) = environment else {
+                let expected =
+                    "a dataset (--data PATH): there is no environment whose player could demonstrate";
+                return Err(Error::config("data.file", expected, "null"));
+            };
+            let data = self.play(&environment, stop, progress)?;
+            return Prepared::new(self.clone(), data, registry, keep_ends);
+        };
+        // Arrays do not tell their spaces; who wants to be judged in the environment says that they are its.
+        let known = environment.filter(|_| self.eval.on == Some(Judge::Env));
+        let known = known.map(|environment| environment.plain().spaces().clone());
+        let data = elmur_data::open(file, known.as_ref())?;
+        Prepared::new(self.clone(), data, registry, keep_ends)
+    }
+
+    /// Demonstrations by the environment's player.
+    fn play(
+        &self,
+        environment: &Environment,
+        stop: &Stop,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Arc<dyn Source>> {
+        let demonstrations = Demonstrations {
+            environment,
+            episodes: 0..self.data.episodes,
+            seed: self.data.seed,
+            noise: self.data.noise,
+            threads: self.train.threads.unwrap_or(0),
+        };
+        let mut episodes = Vec::with_capacity(self.data.episodes.min(1 << 20));
+        demonstrations.collect(|episode| {
             episodes.push(episode);
             progress(episodes.len());
             if stop.requested() { Err(elmur_data::Error::Stopped) } else { Ok(()) }
-        };
-        collect::collect(&env, data.episodes, data.seed, data.noise, self.train.threads, keep)?;
-        let metadata = collect::metadata(&env, data.seed, data.noise);
-        Ok(Arc::new(Dataset::from_episodes(collect::spaces(&env)?, metadata, episodes)?))
+        })?;
+        let spaces = environment.plain().spaces().clone();
+        Ok(Arc::new(Dataset::from_episodes(spaces, demonstrations.metadata(), episodes)?))
     }
+}
 
-    /// A dataset file or folder. Plain data of the environment gets the environment's wrappers.
-    fn read(&self, file: &std::path::Path) -> Result<Arc<dyn Source>> {
-        let Some(env) = self.env else { return Ok(elmur_data::open(file, None)?) };
-        let plain = EnvConfig { wrappers: Wrappers::default(), ..env }.evaluation()?.spaces().clone();
-        // Arrays do not tell their spaces: those of the environment are right unless the numbers say
-        // otherwise.
-        let source = elmur_data::open(file, Some(&plain)).or_else(|_| elmur_data::open(file, None))?;
-        if env.wrappers.is_none() || *source.spaces() != plain {
-            return Ok(source);
+impl Prepared {
+    /// A run on the given episodes, wherever they come from. `keep_ends`: do not derive encoders and head
+    /// from them.
+    ///
+    /// Policies are judged as `eval.on` says. Without it: in the config's environment if the data say that
+    /// they were recorded there, else on episodes that are held out.
+    pub fn new(
+        mut config: RunConfig,
+        data: Arc<dyn Source>,
+        registry: &Registry,
+        keep_ends: bool,
+    ) -> Result<Self> {
+        config.validate()?;
+        let environment = config.environment(registry)?;
+        let recorded_there = environment.as_ref().is_some_and(|environment| {
+            data.metadata().get("env").is_some_and(|name| name == environment.name())
+        });
+        let on = config.eval.on.unwrap_or(if recorded_there { Judge::Env } else { Judge::Data });
+        config.eval.on = Some(on);
+        let data = match &environment {
+            Some(environment) if *data.spaces() == *environment.plain().spaces() => {
+                wrap(&data, environment.spec().wrappers)?
+            }
+            _ => data,
+        };
+        let mut notes = Vec::new();
+        match (&environment, on) {
+            (Some(environment), Judge::Env) => config.env = Some(environment.spec().clone()),
+            (None, Judge::Env) => {
+                return Err(Error::config("env", "an environment, for eval.on=env", "null"));
+            }
+            (_, Judge::Data) => {
+                if !keep_ends {
+                    config.model.fit_to(data.spaces()).map_err(below_model)?;
+                }
+                let ends = config.model.architecture().ends();
+                if let Some(environment) = &environment
+                    && ends.check(environment.spaces(), "environment").is_err()
+                {
+                    notes.push(format!(
+                        "the data are not from {}: the run is without environment",
+                        environment.name()
+                    ));
+                    config.env = None;
+                }
+            }
         }
-        Ok(elmur_data::wrap(&source, env.wrappers)?)
+        let architecture = config.model.architecture();
+        architecture.ends().check(data.spaces(), "dataset")?;
+        let settings = train_settings(&config, None);
+        training_graph(architecture, &settings, Begin::Fresh)?;
+        let (data, held_out, validation) = match on {
+            Judge::Env => (data, None, config.validation_environment(registry)?),
+            Judge::Data => {
+                let (train, held_out) = split(&data, config.data.held_out, u64::from(config.data.seed))?;
+                notes.push(format!(
+                    "judged on {} held-out episodes of {} (data.held_out, eval.on)",
+                    held_out.episodes(),
+                    train.episodes() + held_out.episodes()
+                ));
+                (train, Some(held_out), None)
+            }
+        };
+        if let Some(validation) = &validation {
+            architecture.ends().check(validation.spaces(), "environment")?;
+        }
+        Ok(Self { config, data, held_out, validation, notes })
     }
 }

@@ -1,60 +1,50 @@
-//! A whole run in a folder.
-//!
-//! ```text
-//! config.json              everything that decided the run
-//! data.json                what the dataset was: a resumed run must have the same
-//! .lock                    held by the process that trains
-//! metrics.jsonl            a row per batch and per evaluation
-//! tensorboard/             the same as event files
-//! checkpoints/00000100/    model.safetensors, config.json, state.safetensors, progress.json
-//! checkpoints/last, best   links to two of them
-//! ```
-//!
-//! A checkpoint is written into a folder of another name, made durable and renamed; only then `last` points
-//! to it. A crash or a full disk leaves the checkpoints that were there.
+//! A whole run: batches, checkpoints, validation, early stop, in a folder ([`RunFolder`]).
 
-use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use elmur_base::files::{read_small, write_atomic};
-use elmur_base::{Statistics, Stop};
-use elmur_data::{Source, earlier_fingerprint};
-use serde::{Deserialize, Serialize};
+use elmur_base::Stop;
+use elmur_envs::EnvSpec;
 use serde_json::{Value, json};
 
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, Seeds, evaluate};
-use crate::prepare::Devices;
-use crate::tensorboard::EventWriter;
-use crate::trainer::{BatchReport, STATE_FILE, Trainer};
+use crate::folder::{Progress, RunFolder};
+use crate::measure::{Measure, Score};
+use crate::metrics::Metrics;
+use crate::offline::{OfflineEvaluation, evaluate_offline};
+use crate::prepare::{Devices, Prepared};
+use crate::trainer::{BatchReport, Trainer};
 
 /// What happens in a run, for whoever watches it.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Event<'a> {
-    /// Training begins, or goes on after the given number of batches.
+    /// Something that a user should know, such as a damaged checkpoint that was passed over.
+    Note(&'a str),
+    /// Training begins or is resumed.
     Started {
-        /// Batches behind.
+        /// Number of batches already trained.
         done: u64,
-        /// Batches in all.
+        /// Number of batches planned for the whole run.
         planned: u64,
     },
     /// A batch is done.
     Batch(&'a BatchReport),
-    /// An evaluation begins.
+    /// A validation begins or goes on.
     Evaluating {
-        /// After this many batches.
+        /// Number of batches trained before this validation.
         batch: u64,
+        /// Share of the validation that is done, 0 to 1.
+        share: f64,
     },
-    /// An evaluation is done.
+    /// A validation is done.
     Evaluated {
-        /// After this many batches.
+        /// Number of batches trained before this validation.
         batch: u64,
-        /// Score of the evaluation.
-        score: Statistics,
+        /// What was measured, and its mean and spread.
+        score: Score,
     },
 }
 
@@ -65,455 +55,79 @@ pub enum Ended {
     Finished,
     /// The target was reached.
     Target,
-    /// Someone asked, with this signal.
+    /// Stopped on request; holds the number of the signal (SIGINT is 2, SIGTERM 15).
     Stopped(usize),
 }
 
-/// The folder of a run.
-#[derive(Debug, Clone)]
-pub struct RunFolder(PathBuf);
+/// Called with every [`Event`] of a run, from any thread.
+pub type Observe<'a> = dyn FnMut(Event<'_>) + Send + 'a;
 
-/// What a run was trained on.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct DataNote {
-    episodes: usize,
-    fingerprint: Fingerprint,
-}
+/// Time between two looks at whether the run's folder is still there.
+const LOOK: Duration = Duration::from_secs(1);
 
-/// A checksum of a run's data.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-enum Fingerprint {
-    /// Of earlier versions: [`earlier_fingerprint`].
-    Earlier(u32),
-    /// [`Source::fingerprint`] in hexadecimal digits.
-    Now(String),
-}
-
-impl DataNote {
-    /// The note of data, in the form of `like` or in today's.
-    fn of(source: &dyn Source, like: Option<&DataNote>) -> Result<Self> {
-        let fingerprint = match like.map(|note| &note.fingerprint) {
-            Some(Fingerprint::Earlier(_)) => Fingerprint::Earlier(earlier_fingerprint(source)?),
-            _ => Fingerprint::Now(format!("{:016x}", source.fingerprint())),
-        };
-        Ok(Self { episodes: source.episodes(), fingerprint })
-    }
-}
-
-impl std::fmt::Display for DataNote {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.fingerprint {
-            Fingerprint::Earlier(checksum) => {
-                write!(f, "{} episodes with checksum {checksum:08x}", self.episodes)
-            }
-            Fingerprint::Now(checksum) => write!(f, "{} episodes with checksum {checksum}", self.episodes),
-        }
-    }
-}
-
-/// Kept with each checkpoint so that a resumed run chooses as the whole one would.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Progress {
-    /// Best score so far, and its batch.
-    best: Option<(f64, u64)>,
-    /// Evaluations running that reached the target.
-    reached: u32,
-    /// Sum and number of losses since the last checkpoint.
-    losses: (f64, u64),
-    /// The run was stopped before this batch's evaluation was done.
-    evaluation_due: bool,
-}
-
-impl Progress {
-    /// Takes note of a score. Among equals the latest is the best: it has learnt most.
-    fn improves(&mut self, score: f64, batch: u64) -> bool {
-        let best = self.best.is_none_or(|(best, _)| score >= best);
-        if best {
-            self.best = Some((score, batch));
-        }
-        best
-    }
-}
-
-impl RunFolder {
-    /// A new run. A folder that already holds one is refused.
-    pub fn create(path: &Path, config: &RunConfig) -> Result<Self> {
-        let folder = Self(path.to_owned());
-        if folder.config_path().exists() || folder.metrics().exists() {
-            return Err(Error::file(
-                path,
-                "holds a run already; resume it with --resume, or choose another --out",
-            ));
-        }
-        if fs::read_dir(folder.checkpoints()).is_ok_and(|mut all| all.next().is_some()) {
-            return Err(Error::file(
-                path,
-                "has a folder `checkpoints` with something in it; choose another --out",
-            ));
-        }
-        fs::create_dir_all(folder.checkpoints())
-            .map_err(|e| Error::file(path, format!("{e}; choose another --out")))?;
-        folder.save_config(config)?;
-        Ok(folder)
-    }
-
-    /// The run in this folder.
-    pub fn open(path: &Path) -> Result<Self> {
-        let folder = Self(path.to_owned());
-        folder.config()?;
-        Ok(folder)
-    }
-
-    /// Whether a folder holds a run.
-    pub fn is_run(path: &Path) -> bool {
-        let folder = Self(path.to_owned());
-        folder.config_path().is_file() && folder.checkpoints().is_dir()
-    }
-
-    /// Path of the folder.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    fn config_path(&self) -> PathBuf {
-        self.0.join("config.json")
-    }
-
-    /// The folder of the checkpoints.
-    pub fn checkpoints(&self) -> PathBuf {
-        self.0.join("checkpoints")
-    }
-
-    /// The best checkpoint, else the last.
-    pub fn best(&self) -> PathBuf {
-        let best = self.checkpoints().join("best");
-        if best.exists() { best } else { self.checkpoints().join("last") }
-    }
-
-    /// The last checkpoint.
-    pub fn last(&self) -> PathBuf {
-        self.checkpoints().join("last")
-    }
-
-    /// The file of metrics, one JSON object per line.
-    pub fn metrics(&self) -> PathBuf {
-        self.0.join("metrics.jsonl")
-    }
-
-    /// The settings of the run.
-    pub fn config(&self) -> Result<RunConfig> {
-        let path = self.config_path();
-        if !path.exists() {
-            return Err(Error::file(&path, "no such file; not the folder of a run"));
-        }
-        let text = read_small(&path, MAX_SMALL)?;
-        serde_json::from_str(&text).map_err(|e| Error::file(&path, format!("not a run's config: {e}")))
-    }
-
-    fn save_config(&self, config: &RunConfig) -> Result<()> {
-        let text = serde_json::to_vec_pretty(config).map_err(|e| Error::file(&self.0, e))?;
-        Ok(write_atomic(&self.config_path(), &text)?)
-    }
-
-    /// Keeps other processes from training the same run; given back with the file.
-    fn lock(&self) -> Result<fs::File> {
-        let path = self.0.join(".lock");
-        let open = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let file = open.map_err(|e| Error::file(&path, e))?;
-        match file.try_lock() {
-            Err(fs::TryLockError::WouldBlock) => {
-                Err(Error::file(&self.0, "another process trains this run; wait until it ends, or stop it"))
-            }
-            // Where a file system has no locks, runs go without.
-            Ok(()) | Err(fs::TryLockError::Error(_)) => Ok(file),
-        }
-    }
-
-    /// Remembers the run's data, or checks that a resumed run has the same. Where nothing was noted, what it
-    /// is given now is.
-    fn same_data(&self, source: &dyn Source, resume: bool) -> Result<()> {
-        let path = self.0.join("data.json");
-        if !resume || !path.exists() {
-            let now = DataNote::of(source, None)?;
-            let text = serde_json::to_vec_pretty(&now).map_err(|e| Error::file(&path, e))?;
-            return Ok(write_atomic(&path, &text)?);
-        }
-        let then: DataNote =
-            serde_json::from_str(&read_small(&path, MAX_SMALL)?).map_err(|e| Error::file(&path, e))?;
-        let now = DataNote::of(source, Some(&then))?;
-        if then == now {
-            return Ok(());
-        }
-        Err(Error::Mismatch {
-            what: "data of the resumed run",
-            expected: then.to_string(),
-            got: now.to_string(),
-            remedy: "give it the data it began with, or begin another run",
-        })
-    }
-
-    /// Saves a checkpoint and points `last` to it.
-    fn save(&self, trainer: &Trainer, progress: &Progress) -> Result<()> {
-        let name = format!("{:08}", trainer.batches());
-        let (aside, target) =
-            (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(&name));
-        let _ = fs::remove_dir_all(&aside);
-        let write = || -> Result<()> {
-            trainer.save(&aside)?;
-            let text = serde_json::to_vec(progress).map_err(|e| Error::file(&aside, e))?;
-            write_atomic(&aside.join("progress.json"), &text)?;
-            // A checkpoint of this batch is there when a run was stopped before its evaluation; it goes only
-            // when the new one has its name, and `resume` gives it back if we die in between.
-            let old = self.checkpoints().join(format!(".{name}.old"));
-            if target.exists() {
-                fs::rename(&target, &old).map_err(|e| Error::file(&target, e))?;
-            }
-            fs::rename(&aside, &target).map_err(|e| Error::file(&target, e))?;
-            let _ = fs::remove_dir_all(&old);
-            let _ = fs::File::open(self.checkpoints()).and_then(|folder| folder.sync_all());
-            self.link("last", &name)
-        };
-        write().inspect_err(|_| {
-            let _ = fs::remove_dir_all(&aside);
-        })
-    }
-
-    /// Points a link to a checkpoint, in one step.
-    #[cfg(unix)]
-    fn link(&self, name: &str, target: &str) -> Result<()> {
-        let (aside, link) = (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(name));
-        let _ = fs::remove_file(&aside);
-        let point = || {
-            std::os::unix::fs::symlink(target, &aside)?;
-            fs::rename(&aside, &link)
-        };
-        point().map_err(|e| Error::file(&link, e))
-    }
-
-    /// Without symbolic links: a copy.
-    #[cfg(not(unix))]
-    fn link(&self, name: &str, target: &str) -> Result<()> {
-        let (aside, link) = (self.checkpoints().join(format!(".{name}.tmp")), self.checkpoints().join(name));
-        let point = || {
-            let _ = fs::remove_dir_all(&aside);
-            fs::create_dir_all(&aside)?;
-            for file in fs::read_dir(self.checkpoints().join(target))? {
-                let file = file?;
-                fs::copy(file.path(), aside.join(file.file_name()))?;
-            }
-            let _ = fs::remove_dir_all(&link);
-            fs::rename(&aside, &link)
-        };
-        point().map_err(|e| Error::file(&link, e))
-    }
-
-    /// Removes checkpoints that are neither the best nor among the two newest.
-    fn prune(&self, progress: &Progress) -> Result<()> {
-        let folder = self.checkpoints();
-        let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
-        let numbers = numbered(entries);
-        let best = progress.best.map(|(_, batch)| batch);
-        let old = &numbers[..numbers.len().saturating_sub(2)];
-        for number in old.iter().filter(|n| Some(**n) != best) {
-            let path = folder.join(format!("{number:08}"));
-            fs::remove_dir_all(&path).map_err(|e| Error::file(&path, e))?;
-        }
-        Ok(())
-    }
-
-    /// Where to resume: the trainer set to the last checkpoint, and what was known then. A run that died
-    /// before its first checkpoint starts over.
-    fn resume(&self, trainer: &mut Trainer) -> Result<Progress> {
-        let folder = self.checkpoints();
-        let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
-        for entry in entries.filter_map(|e| e.ok()) {
-            let name = entry.file_name().into_string().unwrap_or_default();
-            let name = name.strip_prefix('.').and_then(|name| name.strip_suffix(".old"));
-            if let Some(target) = name.map(|name| folder.join(name)).filter(|target| !target.exists()) {
-                fs::rename(entry.path(), &target).map_err(|e| Error::file(&target, e))?;
-            }
-        }
-        let entries = fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?;
-        let Some(newest) = numbered(entries).pop() else {
-            self.forget_metrics_after(0)?;
-            return Ok(Progress::default());
-        };
-        // A process that died before it could move `last` has left a whole checkpoint all the same.
-        let name = format!("{newest:08}");
-        self.link("last", &name)?;
-        let last = folder.join(&name);
-        trainer.load(&last)?;
-        let path = last.join("progress.json");
-        let progress: Progress =
-            serde_json::from_str(&read_small(&path, MAX_SMALL)?).map_err(|e| Error::file(&path, e))?;
-        if let Some((_, batch)) = progress.best {
-            let best = format!("{batch:08}");
-            if folder.join(&best).exists() {
-                self.link("best", &best)?;
-            }
-        }
-        self.forget_metrics_after(trainer.batches())?;
-        Ok(progress)
-    }
-
-    /// Drops rows of batches that will be done again.
-    fn forget_metrics_after(&self, batch: u64) -> Result<()> {
-        let path = self.metrics();
-        let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
-        let keep = |line: &&str| {
-            let row = serde_json::from_str::<Value>(line);
-            row.is_ok_and(|row| row["batch"].as_u64().is_some_and(|b| b <= batch))
-        };
-        let kept: String = text.lines().filter(keep).flat_map(|line| [line, "\n"]).collect();
-        Ok(write_atomic(&path, kept.as_bytes())?)
-    }
-}
-
-/// Largest size of a run's small files, in bytes.
-const MAX_SMALL: u64 = 1 << 20;
-
-/// Numbers of the checkpoints among a folder's entries, in order.
-fn numbered(entries: fs::ReadDir) -> Vec<u64> {
-    let number = |entry: fs::DirEntry| {
-        let name = entry.file_name().into_string().ok()?;
-        let number: u64 = name.parse().ok()?;
-        (name == format!("{number:08}") && entry.path().join(STATE_FILE).is_file()).then_some(number)
-    };
-    let mut numbers: Vec<u64> = entries.filter_map(|e| e.ok().and_then(number)).collect();
-    numbers.sort_unstable();
-    numbers
-}
-
-/// Metrics as lines and as event files.
-struct Metrics {
-    path: PathBuf,
-    file: fs::File,
-    events: EventWriter,
-}
-
-impl Metrics {
-    fn open(folder: &RunFolder) -> Result<Self> {
-        let path = folder.metrics();
-        let file = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(|e| Error::file(&path, e))?;
-        let tensorboard = folder.path().join("tensorboard");
-        let events = EventWriter::create(&tensorboard, now()).map_err(|e| Error::file(&tensorboard, e))?;
-        Ok(Self { path, file, events })
-    }
-
-    fn row(&mut self, group: &str, batch: u64, row: &Value) -> Result<()> {
-        let mut write = || -> std::io::Result<()> {
-            writeln!(self.file, "{row}")?;
-            for (name, value) in row.as_object().into_iter().flatten() {
-                if let Some(value) = value.as_f64().filter(|_| name != "batch") {
-                    self.events.scalar(&format!("{group}/{name}"), batch, value as f32, now())?;
-                }
-            }
-            self.events.flush()
-        };
-        write().map_err(|e| Error::file(&self.path, e))
-    }
-}
-
-fn now() -> f64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64())
-}
-
-/// Trains until the plan is done, the target is reached or someone asks to stop; with `resume`, from the last
-/// checkpoint on.
+/// Trains until the plan is done, the target is reached or `stop` is requested; with `resume`, from the newest
+/// whole checkpoint on.
 ///
-/// A checkpoint is saved every `train.checkpoint_every` batches, at every evaluation and at the end, however
-/// it comes.
+/// A checkpoint is saved every `train.checkpoint_every` batches, at every validation and when training ends,
+/// also when it is stopped by a signal.
 pub fn train(
     folder: &RunFolder,
-    config: &RunConfig,
-    source: &Arc<dyn Source>,
+    prepared: &Prepared,
     resume: bool,
     stop: &Stop,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut Observe<'_>,
 ) -> Result<Ended> {
-    train_on(&Devices::open(config)?, folder, config, source, resume, stop, observe)
+    train_on(&Devices::open(&prepared.config)?, folder, prepared, resume, stop, observe)
 }
 
 /// [`train`] on devices that are open already, whatever the config names.
 pub fn train_on(
     devices: &Devices,
     folder: &RunFolder,
-    config: &RunConfig,
-    source: &Arc<dyn Source>,
+    prepared: &Prepared,
     resume: bool,
     stop: &Stop,
-    observe: &mut dyn FnMut(Event<'_>),
+    observe: &mut Observe<'_>,
 ) -> Result<Ended> {
+    let config = &prepared.config;
     let _lock = folder.lock()?;
-    let mut trainer = Trainer::new(config, source, &devices.train)?;
+    let mut trainer = Trainer::new(config, &prepared.data, &devices.train)?;
     let mut progress = Progress::default();
     if resume {
         check_resumable(&folder.config()?, config)?;
     }
-    folder.same_data(&**source, resume)?;
+    folder.same_data(&*prepared.data, resume)?;
     if resume {
-        progress = folder.resume(&mut trainer)?;
+        let (resumed, notes) = folder.resume(&mut trainer)?;
+        notes.iter().for_each(|note| observe(Event::Note(note)));
+        progress = resumed;
         folder.save_config(config)?;
     }
     let metrics = Metrics::open(folder)?;
     let planned = trainer.planned_batches();
     observe(Event::Started { done: trainer.batches(), planned });
     let last_good = (trainer.batches() > 0).then_some(trainer.batches());
-    let saved = last_good.map(|batch| (batch, progress.clone()));
-    let mut run = Run { folder, config, devices, stop, saved, last_good, progress, metrics };
-    // On a GPU the next batch is begun before this one's losses are looked at.
-    let ahead = usize::from(!trainer.device().is_cpu());
-    let mut clock = Instant::now();
-    loop {
-        if stop.requested() {
-            run.take_reports(&mut trainer, 0, &mut clock, observe)?;
-        }
-        if trainer.waiting() == 0 {
-            if run.progress.evaluation_due && !run.validate(&trainer, observe)? {
-                run.save(&trainer)?;
-                return Ok(Ended::Stopped(stop.signal()));
-            }
-            if reached_target(config, &run.progress) {
-                return Ok(Ended::Target);
-            }
-            if trainer.batches() >= planned {
-                return Ok(Ended::Finished);
-            }
-            if stop.requested() {
-                run.save(&trainer)?;
-                return Ok(Ended::Stopped(stop.signal()));
-            }
-            clock = Instant::now();
-        }
-        trainer.queue()?;
-        let batch = trainer.batches();
-        let last = batch == planned;
-        let due = |every: u64| every > 0 && batch.is_multiple_of(every);
-        let evaluates = config.env.is_some() && (last || due(config.eval.every));
-        let saves = !evaluates && (last || due(config.train.checkpoint_every));
-        run.take_reports(&mut trainer, if evaluates || saves { 0 } else { ahead }, &mut clock, observe)?;
-        if evaluates {
-            run.progress.evaluation_due = true;
-        } else if saves {
-            // Nothing to act in: the lowest mean loss since the last checkpoint is the best there is.
-            let (sum, count) = std::mem::take(&mut run.progress.losses);
-            let best = config.env.is_none() && run.progress.improves(-sum / count as f64, batch);
-            run.save(&trainer)?;
-            run.update_best_and_prune(batch, best)?;
-        }
-    }
+    let saved = last_good.filter(|_| !trainer.is_within_batch()).map(|batch| (batch, progress.clone()));
+    let mut run = Run {
+        folder,
+        prepared,
+        devices,
+        stop,
+        saved,
+        last_good,
+        progress,
+        metrics,
+        observe,
+        looked: Instant::now(),
+        clock: Instant::now(),
+    };
+    run.train(&mut trainer, planned)
 }
 
 /// A run in progress.
-struct Run<'a> {
+struct Run<'a, 'o> {
     folder: &'a RunFolder,
-    config: &'a RunConfig,
+    prepared: &'a Prepared,
     devices: &'a Devices,
     stop: &'a Stop,
     /// The batch and the progress of the last checkpoint.
@@ -522,34 +136,85 @@ struct Run<'a> {
     last_good: Option<u64>,
     progress: Progress,
     metrics: Metrics,
+    observe: &'a mut Observe<'o>,
+    /// When the folder was last seen.
+    looked: Instant,
+    /// When the last batch was done.
+    clock: Instant,
 }
 
-impl Run<'_> {
+impl Run<'_, '_> {
+    fn train(&mut self, trainer: &mut Trainer, planned: u64) -> Result<Ended> {
+        let config = &self.prepared.config;
+        // On a GPU the next batch is begun before this one's losses are looked at.
+        let ahead = usize::from(!trainer.device().is_cpu());
+        loop {
+            if self.stop.requested() {
+                self.take_reports(trainer, 0)?;
+            }
+            if trainer.waiting() == 0 {
+                if self.progress.evaluation_due && !self.validate(trainer)? {
+                    self.save(trainer)?;
+                    return Ok(Ended::Stopped(self.stop.signal()));
+                }
+                if config.eval.target.is_some() && self.progress.reached >= 2 {
+                    return Ok(Ended::Target);
+                }
+                if trainer.batches() >= planned {
+                    return Ok(Ended::Finished);
+                }
+                if self.stop.requested() {
+                    self.save(trainer)?;
+                    return Ok(Ended::Stopped(self.stop.signal()));
+                }
+                self.clock = Instant::now();
+            }
+            if !trainer.queue_until(self.stop)? {
+                // Stopped within a batch: it is continued when the run is resumed.
+                self.take_reports(trainer, 0)?;
+                self.folder.save(trainer, &self.progress)?;
+                return Ok(Ended::Stopped(self.stop.signal()));
+            }
+            let batch = trainer.batches();
+            let last = batch == planned;
+            let due = |every: Option<u64>| every.is_some_and(|every| batch.is_multiple_of(every));
+            let evaluates = last || due(config.eval.every);
+            let saves = !evaluates && due(Some(config.train.checkpoint_every));
+            self.take_reports(trainer, if evaluates || saves { 0 } else { ahead })?;
+            if evaluates {
+                self.progress.evaluation_due = true;
+            } else if saves {
+                self.progress.losses = (0.0, 0);
+                self.save(trainer)?;
+                self.folder.prune(&self.progress)?;
+            }
+        }
+    }
+
     /// Collects and logs reports until at most `in_flight` batches are unreported.
-    fn take_reports(
-        &mut self,
-        trainer: &mut Trainer,
-        in_flight: usize,
-        clock: &mut Instant,
-        observe: &mut dyn FnMut(Event<'_>),
-    ) -> Result<()> {
+    fn take_reports(&mut self, trainer: &mut Trainer, in_flight: usize) -> Result<()> {
         while trainer.waiting() > in_flight {
             let report =
                 trainer.report().map_err(|error| diverged_with(error, self.folder, self.last_good))?;
-            // What was saved before has now proved able to go on.
+            // A batch succeeded after the last checkpoint, so that checkpoint is safe to resume from.
             self.last_good = self.saved.as_ref().map(|(batch, _)| *batch);
-            let seconds = clock.elapsed().as_secs_f64();
-            *clock = Instant::now();
+            let seconds = self.clock.elapsed().as_secs_f64();
+            self.clock = Instant::now();
             self.metrics.row("train", report.batch, &batch_row(&report, seconds))?;
             self.progress.losses.0 += report.loss;
             self.progress.losses.1 += 1;
-            observe(Event::Batch(&report));
+            (self.observe)(Event::Batch(&report));
+        }
+        if self.looked.elapsed() >= LOOK {
+            self.metrics.check_present()?;
+            self.looked = Instant::now();
         }
         Ok(())
     }
 
-    /// Saves a checkpoint.
+    /// Saves a checkpoint, unless the newest one is of this very moment.
     fn save(&mut self, trainer: &Trainer) -> Result<()> {
+        self.metrics.check_present()?;
         let now = (trainer.batches(), self.progress.clone());
         if self.saved.as_ref() != Some(&now) {
             self.folder.save(trainer, &self.progress)?;
@@ -558,65 +223,103 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// After a checkpoint: points `best` to it if it is, and removes checkpoints that are no longer needed.
-    fn update_best_and_prune(&self, batch: u64, best: bool) -> Result<()> {
+    /// Judges the policy on validation episodes, saves, points `best` to the checkpoint if it is the best, and
+    /// removes checkpoints that are no longer needed. False if asked to stop meanwhile.
+    fn validate(&mut self, trainer: &Trainer) -> Result<bool> {
+        let batch = trainer.batches();
+        (self.observe)(Event::Evaluating { batch, share: 0.0 });
+        let (score, row) = match self.judge(trainer, batch) {
+            Ok(judged) => judged,
+            Err(Error::Stopped) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        self.metrics.row("validation", batch, &row)?;
+        (self.observe)(Event::Evaluated { batch, score });
+        let measure = score.measure;
+        let value = measure.score(score.value.mean);
+        let target = self.prepared.config.eval.target;
+        let reached = target.is_some_and(|target| value >= measure.score(target));
+        self.progress.reached = if reached { self.progress.reached + 1 } else { 0 };
+        self.progress.evaluation_due = false;
+        self.progress.losses = (0.0, 0);
+        let best = self.progress.improves(value, batch);
+        self.save(trainer)?;
         if best {
             self.folder.link("best", &format!("{batch:08}"))?;
         }
-        self.folder.prune(&self.progress)
+        self.folder.prune(&self.progress)?;
+        Ok(true)
     }
 
-    /// Evaluates on validation episodes and saves; false if asked to stop meanwhile.
-    fn validate(&mut self, trainer: &Trainer, observe: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
-        let (config, batch) = (self.config, trainer.batches());
-        if let Some(env) = config.validation_env() {
-            let elsewhere = match &self.devices.eval {
-                Some(device) => Some(trainer.params().to(device)?),
-                None => None,
-            };
-            let params = elsewhere.as_ref().unwrap_or(trainer.params());
-            let evaluation = Evaluation {
-                policy: &config.model,
-                params,
-                env,
-                episodes: config.eval.episodes,
-                seeds: Seeds::Validation,
-                sample: config.eval.sample,
-                threads: config.train.threads,
-                device: params.device(),
-            };
-            observe(Event::Evaluating { batch });
-            let score = match evaluate(&evaluation, self.stop, &|_| {}) {
-                Ok(outcome) => outcome.score(),
-                Err(Error::Stopped) => return Ok(false),
-                Err(error) => return Err(error),
-            };
-            self.metrics.row(
-                "validation",
-                batch,
-                &json!({"batch": batch, "score": score.mean, "sem": score.sem}),
-            )?;
-            observe(Event::Evaluated { batch, score });
-            let reached = config.eval.target.is_some_and(|target| score.mean >= target);
-            self.progress.reached = if reached { self.progress.reached + 1 } else { 0 };
-            self.progress.evaluation_due = false;
-            let best = self.progress.improves(score.mean, batch);
-            self.save(trainer)?;
-            self.update_best_and_prune(batch, best)?;
+    /// The score of the policy as it is, and its row of metrics.
+    fn judge(&mut self, trainer: &Trainer, batch: u64) -> Result<(Score, Value)> {
+        let Prepared { config, held_out, validation, .. } = self.prepared;
+        let elsewhere = match &self.devices.eval {
+            Some(device) => Some(trainer.params().to(device)?),
+            None => None,
+        };
+        let params = elsewhere.as_ref().unwrap_or(trainer.params());
+        let observe = Mutex::new(&mut self.observe);
+        let tell = |share: f64| {
+            let mut observe = observe.lock().unwrap_or_else(PoisonError::into_inner);
+            (observe)(Event::Evaluating { batch, share });
+        };
+        let row = |score: &Score| {
+            let Score { measure, value } = *score;
+            json!({
+                "batch": batch, "measure": measure.key(), "score": value.mean, "sem": value.sem,
+                measure.key(): value.mean,
+            })
+        };
+        if let Some(data) = held_out {
+            let what =
+                OfflineEvaluation { policy: &config.model, params, data: &**data, device: params.device() };
+            let outcome = evaluate_offline(&what, self.stop, &mut |share| tell(share))?;
+            return Ok((outcome.score, row(&outcome.score)));
         }
-        Ok(true)
+        let Some(env) = validation else {
+            // Nothing to act in and nothing held out: the training loss is all there is.
+            let (sum, count) = self.progress.losses;
+            let value = elmur_base::Statistics::of([sum / count.max(1) as f64].into_iter());
+            let score = Score { measure: Measure::Loss, value };
+            return Ok((score, row(&score)));
+        };
+        let evaluation = Evaluation {
+            policy: &config.model,
+            params,
+            env,
+            episodes: config.eval.episodes,
+            seeds: Seeds::Validation,
+            sample: config.eval.sample,
+            threads: config.train.threads,
+            device: params.device(),
+        };
+        let outcome = evaluate(&evaluation, self.stop, &tell)?;
+        let metric = outcome.metric(config.eval.metric.unwrap_or(env.facts().metric));
+        let score = Score { measure: metric.into(), value: outcome.score(metric) };
+        let mut row = row(&score);
+        row["return"] = outcome.returns().mean.into();
+        if let Some(rate) = outcome.success_rate() {
+            row["success_rate"] = rate.mean.into();
+        }
+        Ok((score, row))
     }
 }
 
-/// Refuses to go on with what would make the rest of a run another run.
+/// Refuses to resume if a setting that must stay the same has changed: seed, batch size, crop length, data
+/// or environment. Where the data lie may change: their fingerprint is compared.
 fn check_resumable(old: &RunConfig, new: &RunConfig) -> Result<()> {
     let (t, u) = (&old.train, &new.train);
+    let elsewhere = |config: &RunConfig| crate::config::DataConfig {
+        file: config.data.file.is_some().then(Default::default),
+        ..config.data.clone()
+    };
     let fixed = [
         ("train.seed", t.seed == u.seed),
         ("train.batch", t.batch == u.batch),
         ("train.segments", t.segments == u.segments),
-        ("data", old.data == new.data),
-        ("env", old.env == new.env),
+        ("data", elsewhere(old) == elsewhere(new)),
+        ("env", same_environment(old.env.as_ref(), new.env.as_ref())),
     ];
     match fixed.iter().find(|(_, same)| !same) {
         Some((key, _)) => Err(Error::config(
@@ -628,15 +331,26 @@ fn check_resumable(old: &RunConfig, new: &RunConfig) -> Result<()> {
     }
 }
 
-fn reached_target(config: &RunConfig, progress: &Progress) -> bool {
-    config.eval.target.is_some() && progress.reached >= 2
+/// Whether two specs mean the same environment. Settings that one of them leaves out have their defaults.
+fn same_environment(old: Option<&EnvSpec>, new: Option<&EnvSpec>) -> bool {
+    let (Some(old), Some(new)) = (old, new) else { return old.is_none() == new.is_none() };
+    let settings = old.settings.iter();
+    let same = |(key, value): (&String, &Value)| new.settings.get(key).is_none_or(|new| new == value);
+    old.name == new.name && old.wrappers == new.wrappers && settings.map(same).all(|same| same)
 }
 
 fn batch_row(report: &BatchReport, seconds: f64) -> Value {
-    json!({
+    let mut row = json!({
         "batch": report.batch, "epoch": report.epoch, "loss": report.loss, "action_loss": report.action_loss,
-        "accuracy": report.accuracy, "gradient_norm": report.gradient_norm, "lr": report.lr, "seconds": seconds,
-    })
+    });
+    // Continuous actions have no accuracy: their action loss is the mean squared error.
+    if let Some(accuracy) = report.accuracy {
+        row["accuracy"] = accuracy.into();
+    }
+    row["gradient_norm"] = report.gradient_norm.into();
+    row["lr"] = report.lr.into();
+    row["seconds"] = seconds.into();
+    row
 }
 
 fn diverged_with(error: Error, folder: &RunFolder, last_good: Option<u64>) -> Error {

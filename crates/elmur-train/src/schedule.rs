@@ -1,9 +1,12 @@
 //! Learning rates over the course of training: linear warm-up, then constant, cosine or linear decay.
 
+use elmur_base::Describe;
 use serde::{Deserialize, Serialize};
 
+use crate::none::none_or_positive;
+
 /// The unit that a schedule counts in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
     /// Imitated actions (padding does not count), as the published code does with cosine decay.
@@ -13,7 +16,7 @@ pub enum Unit {
 }
 
 /// Decay of the learning rate after warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case")]
 pub enum Decay {
     /// No decay.
@@ -25,18 +28,19 @@ pub enum Decay {
 }
 
 /// A learning-rate schedule; the factor is applied to the peak rate.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// Unit of `warmup` and `total`.
+    /// Unit that `warmup` and `total` are counted in.
     pub unit: Unit,
-    /// Units over which the rate rises from 0 to its peak.
+    /// Number of units over which the learning rate rises from 0 to its peak.
     pub warmup: u64,
-    /// Decay after warm-up.
+    /// Decay of the learning rate after warm-up.
     pub decay: Decay,
-    /// Units at which the decay ends; 0: at the end of training.
-    pub total: u64,
-    /// Final rate as a share of the peak.
+    /// Number of units after which the decay ends; null: at the end of training.
+    #[serde(deserialize_with = "none_or_positive")]
+    pub total: Option<u64>,
+    /// Final learning rate as a share of the peak, 0 to 1.
     pub end_factor: f64,
 }
 
@@ -47,7 +51,7 @@ impl Schedule {
         if done < self.warmup {
             return done as f64 / self.warmup as f64;
         }
-        let total = if self.total == 0 { planned } else { self.total };
+        let total = self.total.unwrap_or(planned);
         let part = (done - self.warmup) as f64 / (total.saturating_sub(self.warmup)).max(1) as f64;
         let part = part.min(1.0);
         match self.decay {
@@ -64,8 +68,13 @@ mod tests {
 
     #[test]
     fn factors_at_known_places() {
-        let mut schedule =
-            Schedule { unit: Unit::Steps, warmup: 10, decay: Decay::Cosine, total: 110, end_factor: 0.1 };
+        let mut schedule = Schedule {
+            unit: Unit::Steps,
+            warmup: 10,
+            decay: Decay::Cosine,
+            total: Some(110),
+            end_factor: 0.1,
+        };
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
         near(schedule.factor(1, 0), 0.1);
         near(schedule.factor(10, 0), 1.0);
@@ -75,7 +84,7 @@ mod tests {
         schedule.decay = Decay::Linear;
         near(schedule.factor(60, 0), 0.55);
         near(schedule.factor(500, 0), 0.1);
-        schedule.total = 0;
+        schedule.total = None;
         near(schedule.factor(60, 210), 1.0 - 0.9 * 0.25);
         schedule.decay = Decay::Constant;
         near(schedule.factor(500, 20), 1.0);

@@ -66,7 +66,7 @@ fn moments(source: &dyn Source, leaf: usize, dim: usize) -> Result<Vec<(f64, f64
 #[cfg(test)]
 mod tests {
     use elmur_data::{Column, Dataset, Episode};
-    use elmur_envs::EnvConfig;
+    use elmur_envs::{EnvSpec, Registry};
     use elmur_model::{init, presets};
 
     use super::*;
@@ -87,7 +87,8 @@ mod tests {
             truncated: false,
             imitate: None,
         };
-        let spaces = elmur_data::collect::spaces(&EnvConfig::tmaze(9)).unwrap();
+        let maze = Registry::builtin().find(&EnvSpec::new("tmaze")).unwrap();
+        let spaces = maze.spaces().clone();
         let dataset = Dataset::from_episodes(spaces, Default::default(), vec![episode]).unwrap();
         let (plain, fitted) = (
             init::parameters(model.architecture(), 1).unwrap(),

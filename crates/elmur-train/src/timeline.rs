@@ -1,7 +1,7 @@
 //! What the memory did in one episode: which slot was written when, and how much each was read.
 
 use elmur_engine::{Pool, Store};
-use elmur_envs::{EnvConfig, VecEnv};
+use elmur_envs::{Environment, Purpose};
 use elmur_model::PolicyConfig;
 use elmur_model::session::{Choose, Seen, Session};
 use elmur_model::tensors::TensorData;
@@ -33,13 +33,13 @@ pub struct SlotHistory {
 pub fn timeline(
     policy: &PolicyConfig,
     params: &Store,
-    env: &EnvConfig,
+    env: &Environment,
     seed: u64,
     limit: u64,
 ) -> Result<SlotTimeline> {
     let model = policy.elmur("timeline")?;
-    let best_return = env.best_return() as f32;
-    let mut env = VecEnv::new(vec![env.evaluation()?])?;
+    let good_return = env.facts().good_return.unwrap_or(0.0) as f32;
+    let mut env = env.make_rows(Purpose::Evaluate, 1, Pool::serial())?;
     model.ends().check(env.spaces(), "environment")?;
     env.reset(&[seed])?;
     let mut session = Session::recording(model, params, 1, &Pool::new(1))?;
@@ -49,7 +49,7 @@ pub fn timeline(
     let mut result = SlotTimeline { layers: Vec::new(), steps: 0, success: None };
     let length = model.segment_length as u64;
     let mut action = elmur_base::Row::of(&env.spaces().action);
-    let mut to_go = best_return;
+    let mut to_go = good_return;
     while result.steps < limit {
         let seen = Seen { observation: env.observations(), returns: Some(std::slice::from_ref(&to_go)) };
         session.select_action(&[0], seen, Choose::Greedy, action.as_mut())?;

@@ -1,12 +1,14 @@
 //! One batch after the other. A trainer's whole state is its parameters, its optimizer's states and four
 //! counters (batches, optimizer steps, imitated actions, sampler position), so saving and resuming are exact.
+//! Within a batch, what the windows so far carry to the next belongs to it too.
 
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
+use elmur_base::Stop;
 use elmur_base::files::write_atomic;
-use elmur_data::{Buffer, Loader, Request, Sampler, Source, Window};
+use elmur_data::{Batch, Buffer, Loader, Request, Sampler, Source, Window};
 use elmur_engine::{AdamW, DType, Device, Readback, Store};
 use elmur_model::checkpoint::FINGERPRINT;
 use elmur_model::tensors::{self, HostTensor, Notes, TensorData, Tensors};
@@ -20,7 +22,7 @@ use crate::resident::Resident;
 use crate::schedule::Unit;
 use crate::standardize::standardize;
 
-/// What a batch brought; means over its optimizer steps.
+/// Loss, accuracy and gradient norm of one batch, averaged over its optimizer steps.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct BatchReport {
     /// Batches so far, this one included.
@@ -31,8 +33,9 @@ pub struct BatchReport {
     pub loss: f64,
     /// Loss of the actions alone.
     pub action_loss: f64,
-    /// Share of imitated discrete actions that were the likeliest.
-    pub accuracy: f64,
+    /// Share of imitated discrete actions to which the policy gave the highest probability; none for
+    /// continuous actions, whose action loss is the mean squared error.
+    pub accuracy: Option<f64>,
     /// Norm of the gradient before clipping.
     pub gradient_norm: f64,
     /// Learning rate of the last step.
@@ -52,8 +55,13 @@ pub struct Trainer {
     params: Store,
     /// Moments and the random generator: what a checkpoint keeps beside the parameters.
     optimizer: Store,
-    /// The first run of a crop and, where there are others, those.
+    /// What windows carry to the next, and the sums of the batch's reports.
+    carried: Store,
+    /// Programs that train one unroll: the first starts a crop, the second (if a crop has several unrolls)
+    /// continues it.
     programs: Vec<WindowProgram>,
+    /// A batch of which some windows are done.
+    within: Option<Within>,
     /// Reads the batches that come next.
     loader: Loader,
     request: Request,
@@ -62,13 +70,41 @@ pub struct Trainer {
     batches: u64,
     steps: u64,
     tokens: u64,
-    /// Batches that are being computed: what is known of them, and what is still to be read.
+    /// Queued batches whose losses have not been read back yet.
     waiting: VecDeque<BatchReport>,
     sums: Readback<f32>,
 }
 
-/// Names of what a checkpoint's state holds besides the store's.
+/// A batch of which some runs of the programs are done.
+#[derive(Debug)]
+struct Within {
+    batch: Batch,
+    /// Number of runs done.
+    runs: usize,
+    report: BatchReport,
+}
+
+/// Names of the counters in the state's file, beside the optimizer's tensors: the whole batches', and those
+/// within a batch.
 const COUNTERS: &str = "trainer.counters";
+const WITHIN: &str = "trainer.within";
+/// Beginning of the names of carried states in the state's file.
+const CARRIED: &str = "carried/";
+
+/// The settings of a config's training programs; `table`: rows of the data where they lie on the device.
+pub(crate) fn train_settings(config: &RunConfig, table: Option<usize>) -> TrainSettings {
+    let t = &config.train;
+    TrainSettings {
+        batch: t.batch,
+        label_smoothing: t.label_smoothing,
+        optimizer: AdamW { betas: t.betas, weight_decay: t.weight_decay, ..AdamW::default() },
+        clip: t.clip,
+        dtype: DType::F32,
+        export_gradients: false,
+        dropout: true,
+        table,
+    }
+}
 
 impl Trainer {
     /// A policy with fresh weights that learns from `source`.
@@ -78,16 +114,7 @@ impl Trainer {
         let architecture: Arc<dyn Architecture> = (&config.model).into();
         architecture.ends().check(source.spaces(), "dataset")?;
         let t = &config.train;
-        let settings = TrainSettings {
-            batch: t.batch,
-            label_smoothing: t.label_smoothing,
-            optimizer: AdamW { betas: t.betas, weight_decay: t.weight_decay, ..AdamW::default() },
-            clip: t.clip,
-            dtype: DType::F32,
-            export_gradients: false,
-            dropout: true,
-            table: Resident::rows(&*architecture, &**source, &device),
-        };
+        let settings = train_settings(config, Resident::rows(&*architecture, &**source, &device));
         let graph = |begin: Begin| training_graph(&*architecture, &settings, begin);
         let mut graphs = vec![graph(Begin::Fresh)?];
         if t.segments > architecture.window().unroll {
@@ -125,7 +152,9 @@ impl Trainer {
             resident,
             params,
             optimizer,
+            carried,
             programs,
+            within: None,
             loader,
             request,
             epoch_len,
@@ -150,12 +179,9 @@ impl Trainer {
     /// Batches of the whole training.
     pub fn planned_batches(&self) -> u64 {
         let t = &self.config.train;
-        let whole = t.epochs.saturating_mul(self.epoch_len).div_ceil(t.batch as u64);
-        match (t.epochs, t.batches) {
-            (0, limit) => limit,
-            (_, 0) => whole,
-            (_, limit) => whole.min(limit),
-        }
+        let crops = t.epochs.map(|epochs| epochs.saturating_mul(self.epoch_len));
+        let whole = crops.map_or(u64::MAX, |crops| crops.div_ceil(t.batch as u64));
+        t.batches.map_or(whole, |limit| whole.min(limit))
     }
 
     /// The parameters, shared with whoever holds a clone of the store.
@@ -186,35 +212,50 @@ impl Trainer {
     /// Begins a batch. On a GPU this returns before the batch is done, so that the next can be prepared
     /// meanwhile; [`Trainer::report`] tells how it went.
     pub fn queue(&mut self) -> Result<()> {
+        self.queue_until(&Stop::default()).map(drop)
+    }
+
+    /// [`Trainer::queue`] that a request to stop interrupts between two optimizer steps; false if it did. The
+    /// batch is then continued by the next call, also after saving and loading.
+    pub fn queue_until(&mut self, stop: &Stop) -> Result<bool> {
         let t = &self.config.train;
         let window = self.architecture.window();
-        let batch = self.loader.next_batch()?;
         let runs = t.segments / window.unroll;
-        let mut report = BatchReport::default();
-        for run in 0..runs {
-            let program = &mut self.programs[usize::from(run > 0)];
+        let mut within = match self.within.take() {
+            Some(within) => within,
+            None => Within { batch: self.loader.next_batch()?, runs: 0, report: BatchReport::default() },
+        };
+        while within.runs < runs {
+            if within.runs > 0 && stop.requested() {
+                self.within = Some(within);
+                return Ok(false);
+            }
+            let Within { batch, runs: run, report } = &mut within;
+            let program = &mut self.programs[usize::from(*run > 0)];
             if let Some(Buffer::Bool(imitated)) = batch.fields.first() {
                 let each = imitated.len() / runs;
-                let imitated = &imitated[run * each..(run + 1) * each];
+                let imitated = &imitated[*run * each..(*run + 1) * each];
                 report.tokens += imitated.iter().filter(|imitate| **imitate).count() as u64;
             }
             match &self.resident {
                 Some(resident) => {
                     for k in 0..window.unroll {
-                        let offset = (run * window.unroll + k) * window.steps;
+                        let offset = (*run * window.unroll + k) * window.steps;
                         let (source, crops) = (&*self.source, &batch.crops[..]);
                         resident.fill(program, k, Window { source, crops, offset, length: window.steps })?;
                     }
                 }
-                None => fill_inputs(program, &self.request, &batch.fields, run)?,
+                None => fill_inputs(program, &self.request, &batch.fields, *run)?,
             }
             self.steps += 1;
             let seen = self.tokens + report.tokens;
             report.lr = t.lr * self.factor(runs as u64, seen);
-            let program = &mut self.programs[usize::from(run > 0)];
+            let program = &mut self.programs[usize::from(*run > 0)];
             program.program.set("lr", &[report.lr as f32])?;
-            program.run((run * window.unroll) as u64)?;
+            program.run((*run * window.unroll) as u64)?;
+            *run += 1;
         }
+        let Within { batch, mut report, .. } = within;
         self.loader.recycle(batch);
         self.sums.ask()?;
         self.tokens += report.tokens;
@@ -222,7 +263,17 @@ impl Trainer {
         report.batch = self.batches;
         report.epoch = self.loader.position() as f64 / self.epoch_len as f64;
         self.waiting.push_back(report);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Whether a batch was interrupted ([`Trainer::queue_until`]).
+    pub fn is_within_batch(&self) -> bool {
+        self.within.is_some()
+    }
+
+    /// The number that a checkpoint of this moment has: that of the newest batch, whole or not.
+    pub(crate) fn checkpoint_number(&self) -> u64 {
+        self.batches + u64::from(self.is_within_batch())
     }
 
     /// Batches that were begun and not yet reported.
@@ -251,7 +302,7 @@ impl Trainer {
         }
         let action = self.architecture.ends().action;
         let answers = report.tokens as usize * action.dim();
-        report.accuracy = if action.is_discrete() && answers > 0 { correct / answers as f64 } else { 0.0 };
+        report.accuracy = action.is_discrete().then(|| correct / answers.max(1) as f64);
         Ok(report)
     }
 
@@ -260,7 +311,7 @@ impl Trainer {
         let planned = self.planned_batches();
         match schedule.unit {
             Unit::Steps => schedule.factor(self.steps, planned.saturating_mul(steps_per_batch)),
-            // Tokens to come are guessed from those that came.
+            // The number of imitated actions in the rest of training is extrapolated from the batches so far.
             Unit::Tokens => {
                 let per_batch = tokens as f64 / (self.steps as f64 / steps_per_batch as f64);
                 schedule.factor(tokens, (per_batch * planned as f64) as u64)
@@ -273,17 +324,28 @@ impl Trainer {
         let checkpoint = self.checkpoint();
         checkpoint.save(folder)?;
         let notes = Notes::from([(FINGERPRINT.to_owned(), checkpoint.fingerprint()?.to_string())]);
-        let counters = [self.batches, self.steps, self.tokens, self.loader.position()];
         let mut tensors = Tensors::new();
-        let counters = TensorData::I64(counters.iter().map(|n| *n as i64).collect());
-        tensors.insert(COUNTERS.to_owned(), HostTensor { shape: vec![4], data: counters });
-        for name in self.optimizer.names() {
-            let ty = self.optimizer.ty(&name)?;
-            let data = match ty.dtype {
-                DType::I64 => TensorData::I64(self.optimizer.get(&name)?),
-                _ => TensorData::F32(self.optimizer.get(&name)?),
-            };
-            tensors.insert(name, HostTensor { shape: ty.shape, data });
+        let mut numbers = |name: &str, numbers: &[u64]| {
+            let data = TensorData::I64(numbers.iter().map(|n| *n as i64).collect());
+            tensors.insert(name.to_owned(), HostTensor { shape: vec![numbers.len()], data });
+        };
+        let mut position = self.loader.position();
+        if let Some(Within { runs, report, .. }) = &self.within {
+            // The batch is read again.
+            position -= self.config.train.batch as u64;
+            numbers(WITHIN, &[*runs as u64, report.tokens]);
+        }
+        numbers(COUNTERS, &[self.batches, self.steps, self.tokens, position]);
+        let carried = self.within.as_ref().map(|_| (&self.carried, CARRIED));
+        for (store, prefix) in [(&self.optimizer, "")].into_iter().chain(carried) {
+            for name in store.names() {
+                let ty = store.ty(&name)?;
+                let data = match ty.dtype {
+                    DType::I64 => TensorData::I64(store.get(&name)?),
+                    _ => TensorData::F32(store.get(&name)?),
+                };
+                tensors.insert(format!("{prefix}{name}"), HostTensor { shape: ty.shape, data });
+            }
         }
         let path = folder.join(STATE_FILE);
         let bytes = tensors::serialise_with(&tensors, &notes).map_err(|e| Error::file(&path, e))?;
@@ -295,10 +357,12 @@ impl Trainer {
         let saved = Checkpoint::load(folder)?;
         let path = folder.join(STATE_FILE);
         if saved.config != self.config.model {
-            return Err(Error::file(
-                folder,
-                "this checkpoint's model is not the run's; resume with the run's own config",
-            ));
+            return Err(Error::Mismatch {
+                what: "model of the resumed run",
+                expected: format!("that of {}", folder.display()),
+                got: "another".to_owned(),
+                remedy: "this checkpoint's model is not the run's; resume with the run's own config",
+            });
         }
         let (mut tensors, notes) = tensors::read_own(&path)?;
         // States of earlier versions do not say which weights they belong to.
@@ -316,20 +380,35 @@ impl Trainer {
         let missing = |name: &str| {
             Error::file(&path, format!("no `{name}` of the expected type and shape: not a state of this run"))
         };
+        let within = match tensors.remove(WITHIN).map(|t| t.data) {
+            Some(TensorData::I64(within)) => Some(within),
+            _ => None,
+        };
         let mut states = Vec::new();
-        for name in self.optimizer.names() {
-            let ty = self.optimizer.ty(&name)?;
-            let fits = |t: &HostTensor| {
-                let same = match t.data {
-                    TensorData::F32(_) => ty.dtype == DType::F32,
-                    TensorData::I64(_) => ty.dtype == DType::I64,
-                    TensorData::F64(_) | TensorData::U8(_) => false,
+        let carried = within.as_ref().map(|_| (&self.carried, CARRIED));
+        for (store, prefix) in [(&self.optimizer, "")].into_iter().chain(carried) {
+            for name in store.names() {
+                let ty = store.ty(&name)?;
+                let fits = |t: &HostTensor| {
+                    let same = match t.data {
+                        TensorData::F32(_) => ty.dtype == DType::F32,
+                        TensorData::I64(_) => ty.dtype == DType::I64,
+                        TensorData::F64(_) | TensorData::U8(_) => false,
+                    };
+                    same && ty.shape == t.shape
                 };
-                same && ty.shape == t.shape
-            };
-            let tensor = tensors.remove(&name).filter(fits);
-            states.push((tensor.ok_or_else(|| missing(&name))?, name));
+                let tensor = tensors.remove(&format!("{prefix}{name}")).filter(fits);
+                states.push((tensor.ok_or_else(|| missing(&name))?, name, store.clone()));
+            }
         }
+        let runs = self.config.train.segments / self.architecture.window().unroll;
+        let within = match within.as_deref() {
+            None => None,
+            Some(&[run, tokens]) if (1..runs as i64).contains(&run) && tokens >= 0 => {
+                Some((run as usize, tokens as u64))
+            }
+            Some(_) => return Err(missing(WITHIN)),
+        };
         let counters = match tensors.remove(COUNTERS).map(|t| t.data) {
             Some(TensorData::I64(counters)) if counters.len() == 4 && counters.iter().all(|n| *n >= 0) => {
                 counters
@@ -340,15 +419,22 @@ impl Trainer {
         for name in saved.params.names() {
             self.params.set(&name, &saved.params.get::<f32>(&name)?)?;
         }
-        for (tensor, name) in states {
+        for (tensor, name, store) in states {
             match tensor.data {
-                TensorData::F32(data) => self.optimizer.set(&name, &data)?,
-                TensorData::I64(data) => self.optimizer.set(&name, &data)?,
+                TensorData::F32(data) => store.set(&name, &data)?,
+                TensorData::I64(data) => store.set(&name, &data)?,
                 TensorData::F64(_) | TensorData::U8(_) => return Err(missing(&name)),
             }
         }
         [self.batches, self.steps, self.tokens] = [0, 1, 2].map(|i| counters[i] as u64);
         self.loader.seek(counters[3] as u64);
+        self.within = match within {
+            None => None,
+            Some((runs, tokens)) => {
+                let report = BatchReport { tokens, ..BatchReport::default() };
+                Some(Within { batch: self.loader.next_batch()?, runs, report })
+            }
+        };
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use elmur_base::Stop;
 use elmur_data::{earlier_fingerprint, open};
+use elmur_envs::Registry;
 use elmur_model::Checkpoint;
 use elmur_train::{Ended, Evaluation, RunFolder, Seeds, Trainer, evaluate, train};
 use serde_json::Value;
@@ -51,7 +52,7 @@ fn earlier_datasets_are_read() {
 fn earlier_configs_make_the_same_runs_from_the_start() {
     for name in RUNS {
         let config = RunFolder::open(&earlier(name)).unwrap().config().unwrap();
-        let dataset = config.dataset().unwrap();
+        let dataset = config.prepare(&Registry::builtin(), true).unwrap().data;
         let mut trainer = Trainer::new(&config, &dataset, &elmur_engine::Pool::new(2)).unwrap();
         for row in rows(&earlier(name).join("metrics.jsonl")).iter().filter(|row| row["loss"].is_number()) {
             let report = trainer.step().unwrap();
@@ -73,9 +74,9 @@ fn earlier_runs_are_resumed() {
         let run = RunFolder::open(&folder).unwrap();
         let mut config = run.config().unwrap();
         let want = rows(&folder.join("resumed.jsonl"));
-        config.train.batches = want.iter().filter_map(|row| row["batch"].as_u64()).max().unwrap();
-        let dataset = config.dataset().unwrap();
-        let ended = train(&run, &config, &dataset, true, &Stop::default(), &mut |_| {}).unwrap();
+        config.train.batches = want.iter().filter_map(|row| row["batch"].as_u64()).max();
+        let prepared = config.prepare(&Registry::builtin(), true).unwrap();
+        let ended = train(&run, &prepared, true, &Stop::default(), &mut |_| {}).unwrap();
         assert_eq!(ended, Ended::Finished);
         let got = rows(&run.metrics());
         assert_eq!(got.len(), want.len(), "{name}");
@@ -98,11 +99,11 @@ fn earlier_checkpoints_act_as_they_did() {
             let evaluation = Evaluation {
                 policy: &checkpoint.config,
                 params: &checkpoint.params,
-                env: config.validation_env().unwrap(),
+                env: &config.validation_environment(&Registry::builtin()).unwrap().unwrap(),
                 episodes: 20,
                 seeds: Seeds::Test(0),
                 sample,
-                threads: 2,
+                threads: Some(2),
                 device: checkpoint.params.device(),
             };
             let got = evaluate(&evaluation, &Stop::default(), &|_| {}).unwrap().returns().mean;

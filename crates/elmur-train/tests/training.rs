@@ -9,13 +9,13 @@ use std::sync::Arc;
 use elmur_base::{Space, Spaces, Stop};
 use elmur_data::{Column, Dataset, Episode, Source};
 use elmur_engine::Pool;
-use elmur_envs::EnvConfig;
+use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::elmur::config::MemoryGradient;
 use elmur_model::ends::{Action, CategoricalEncoding, Encoder, TokenFormat};
 use elmur_model::{Checkpoint, Elmur, PolicyConfig};
 use elmur_train::{
-    Ended, Error, Evaluation, Event, RunConfig, RunFolder, Seeds, Trainer, evaluate, overrides, timeline,
-    train,
+    Ended, Error, Evaluation, Event, Prepared, RunConfig, RunFolder, Seeds, Trainer, evaluate, overrides,
+    timeline, train,
 };
 
 /// A folder that is removed when the test ends well.
@@ -59,15 +59,26 @@ fn tiny(changes: &[&str]) -> RunConfig {
         "eval.length=9",
     ];
     all.extend(changes);
-    let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
-    overrides::apply(&RunConfig::preset("tmaze-quick").unwrap(), &all).unwrap()
+    changed(&RunConfig::preset("tmaze-quick").unwrap(), &all)
+}
+
+fn changed(config: &RunConfig, changes: &[impl ToString]) -> RunConfig {
+    let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
+    overrides::apply(config, &changes, &Registry::builtin()).unwrap()
+}
+
+fn prepared(config: &RunConfig) -> Prepared {
+    config.prepare(&Registry::builtin(), false).unwrap()
+}
+
+fn maze(length: u64) -> Environment {
+    Registry::builtin().find(&EnvSpec::new("tmaze").with("length", length)).unwrap()
 }
 
 fn run(path: &Path, config: &RunConfig, resume: bool, stop_at: Option<u64>) -> Result<Ended, Error> {
     let folder = if resume { RunFolder::open(path)? } else { RunFolder::create(path, config)? };
-    let dataset = config.dataset()?;
     let stop = Stop::default();
-    train(&folder, config, &dataset, resume, &stop, &mut |event| {
+    train(&folder, &prepared(config), resume, &stop, &mut |event| {
         if let Event::Batch(report) = event
             && Some(report.batch) == stop_at
         {
@@ -91,7 +102,7 @@ fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
         // Stopped between checkpoints, at one, and just before an evaluation; with another number of threads.
         assert_eq!(run(&parts, &config, false, Some(3)).unwrap(), Ended::Stopped(2));
         let mut other = config.clone();
-        other.train.threads = 1;
+        other.train.threads = Some(1);
         assert_eq!(run(&parts, &other, true, Some(5)).unwrap(), Ended::Stopped(2));
         assert_eq!(run(&parts, &config, true, Some(8)).unwrap(), Ended::Stopped(2));
         assert_eq!(run(&parts, &config, true, None).unwrap(), Ended::Finished);
@@ -126,30 +137,31 @@ fn a_run_is_trained_by_one_process_at_a_time_and_on_its_own_data() {
     let folder = Folder::new("alone");
     let path = folder.join("run");
     let config = tiny(&[]);
-    let dataset = config.dataset().unwrap();
+    let own = prepared(&config);
     let run_folder = RunFolder::create(&path, &config).unwrap();
     let mut second = None;
     let stop = Stop::default();
-    let again = |dataset| train(&run_folder, &config, dataset, true, &Stop::default(), &mut |_| {});
-    train(&run_folder, &config, &dataset, false, &stop, &mut |event| {
+    let again = |prepared| train(&run_folder, prepared, true, &Stop::default(), &mut |_| {});
+    train(&run_folder, &own, false, &stop, &mut |event| {
         if matches!(event, Event::Batch(_)) && second.is_none() {
-            second = Some(again(&dataset).unwrap_err().to_string());
+            second = Some(again(&own).unwrap_err().to_string());
             stop.request(2);
         }
     })
     .unwrap();
     assert!(second.as_ref().unwrap().contains("another process trains this run"), "{second:?}");
     // Other episodes from the same environment, as if the file had changed.
-    let other = tiny(&["data.seed=5"]).dataset().unwrap();
+    let other = prepared(&tiny(&["data.seed=5"])).data;
+    let other = Prepared { data: other, ..own.clone() };
     let error = again(&other).unwrap_err().to_string();
     assert!(error.contains("data of the resumed run") && error.contains("checksum"), "{error}");
-    assert_eq!(again(&dataset).unwrap(), Ended::Finished);
+    assert_eq!(again(&own).unwrap(), Ended::Finished);
 }
 
 #[test]
 fn batches_begun_ahead_are_reported_in_order() {
     let config = tiny(&[]);
-    let dataset = config.dataset().unwrap();
+    let dataset = prepared(&config).data;
     let mut one_by_one = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
     let mut ahead = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
     assert!(ahead.report().is_err());
@@ -163,7 +175,7 @@ fn batches_begun_ahead_are_reported_in_order() {
 
 #[test]
 fn other_seeds_give_other_weights() {
-    let dataset = tiny(&[]).dataset().unwrap();
+    let dataset = prepared(&tiny(&[])).data;
     let loss = |seed: &str| {
         let config = tiny(&[seed]);
         let mut trainer = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
@@ -216,11 +228,17 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_last_one() {
     run(&path, &config, false, Some(2)).unwrap();
     let before = bytes(&path.join("checkpoints/last"));
     // A file where the next checkpoint's folder is to be made: the write fails as on a full disk.
-    std::fs::write(path.join("checkpoints/.00000004.tmp"), b"in the way").unwrap();
-    let error = run(&path, &config, true, None).unwrap_err().to_string();
+    let run_folder = RunFolder::open(&path).unwrap();
+    let block = path.join("checkpoints/.00000004.tmp");
+    let error = train(&run_folder, &prepared(&config), true, &Stop::default(), &mut |event| {
+        if matches!(event, Event::Started { .. }) {
+            std::fs::write(&block, b"in the way").unwrap();
+        }
+    });
+    let error = error.unwrap_err().to_string();
     assert!(error.contains(".00000004.tmp"), "{error}");
     assert_eq!(bytes(&path.join("checkpoints/last")), before);
-    std::fs::remove_file(path.join("checkpoints/.00000004.tmp")).unwrap();
+    // What is left in the way is swept when the run is resumed.
     assert_eq!(run(&path, &config, true, None).unwrap(), Ended::Finished);
 }
 
@@ -230,7 +248,7 @@ fn damaged_or_foreign_states_are_refused() {
     let (a, b) = (folder.join("a"), folder.join("b"));
     run(&a, &tiny(&[]), false, Some(2)).unwrap();
     run(&b, &tiny(&["model.layers=1"]), false, Some(2)).unwrap();
-    let dataset = tiny(&[]).dataset().unwrap();
+    let dataset = prepared(&tiny(&[])).data;
     let mut trainer = Trainer::new(&tiny(&[]), &dataset, &Pool::new(1)).unwrap();
     let error = trainer.load(&b.join("checkpoints/last")).unwrap_err().to_string();
     assert!(error.contains("not the run's"), "{error}");
@@ -272,7 +290,7 @@ fn a_run_that_died_at_a_bad_moment_goes_on() {
     assert_eq!(rows(&whole), rows(&parts));
     // What would make another run of it is refused.
     for change in ["train.seed=5", "data.seed=5", "train.batch=4"] {
-        let changed = overrides::apply(&config, &[change.to_owned()]).unwrap();
+        let changed = changed(&config, &[change]);
         let error = run(&parts, &changed, true, None).unwrap_err().to_string();
         assert!(error.contains("what the run began with"), "{error}");
     }
@@ -308,31 +326,32 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
         "train.batches=400",
         "train.lr=3e-3",
     ]);
-    let dataset = config.dataset().unwrap();
+    let dataset = prepared(&config).data;
     let mut trainer = Trainer::new(&config, &dataset, &Pool::new(2)).unwrap();
     let mut last = None;
     for _ in 0..400 {
         last = Some(trainer.step().unwrap());
     }
-    assert!(last.unwrap().accuracy > 0.97, "{last:?}");
+    assert!(last.unwrap().accuracy.unwrap() > 0.97, "{last:?}");
     let what = Evaluation {
         policy: &config.model,
         params: trainer.params(),
-        env: EnvConfig::tmaze(90),
+        env: &maze(90),
         episodes: 60,
         seeds: Seeds::Test(0),
         sample: false,
-        threads: 2,
+        threads: Some(2),
         device: trainer.device(),
     };
     let outcome = evaluate(&what, &Stop::default(), &|_| {}).unwrap();
-    assert!(outcome.score().mean > 0.95, "{:?}", outcome.score());
+    let score = outcome.score(Metric::Success);
+    assert!(score.mean > 0.95, "{score:?}");
     // The same on one thread, and the steps of an optimal walk.
-    let one = evaluate(&Evaluation { threads: 1, ..what.clone() }, &Stop::default(), &|_| {}).unwrap();
+    let one = evaluate(&Evaluation { threads: Some(1), ..what.clone() }, &Stop::default(), &|_| {}).unwrap();
     assert_eq!(outcome, one);
     assert!(outcome.episodes.iter().filter(|e| e.steps == 89).count() > 55);
     // And what its memory did: each segment writes one slot per layer, slots in turn.
-    let history = timeline(&config.model, trainer.params(), &EnvConfig::tmaze(30), 5, 100).unwrap();
+    let history = timeline(&config.model, trainer.params(), &maze(30), 5, 100).unwrap();
     assert_eq!((history.layers.len(), history.layers[0].len()), (2, 2));
     for layer in &history.layers {
         let written: Vec<(bool, bool)> =
@@ -367,9 +386,8 @@ fn baselines_learn_to_remember() {
             "eval.length=9",
         ];
         all.extend(changes);
-        let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
-        let config = overrides::apply(&RunConfig::preset(preset).unwrap(), &all).unwrap();
-        let dataset = config.dataset().unwrap();
+        let config = changed(&RunConfig::preset(preset).unwrap(), &all);
+        let dataset = prepared(&config).data;
         let mut trainer = Trainer::new(&config, &dataset, &Pool::new(2)).unwrap();
         for _ in 0..200 {
             trainer.step().unwrap();
@@ -377,14 +395,14 @@ fn baselines_learn_to_remember() {
         let evaluation = Evaluation {
             policy: &config.model,
             params: trainer.params(),
-            env: EnvConfig::tmaze(9),
+            env: &maze(9),
             episodes: 60,
             seeds: Seeds::Test(0),
             sample: false,
-            threads: 2,
+            threads: Some(2),
             device: trainer.device(),
         };
-        let score = evaluate(&evaluation, &Stop::default(), &|_| {}).unwrap().score();
+        let score = evaluate(&evaluation, &Stop::default(), &|_| {}).unwrap().score(Metric::Success);
         assert!(score.mean > 0.95, "{preset}: {score:?}");
     }
 }
@@ -450,7 +468,6 @@ fn every_kind_of_data_can_be_learnt() {
             "train.label_smoothing=0",
         ]);
         config.env = None;
-        config.data.file = Some("given".into());
         if let PolicyConfig::Elmur(model) = &mut config.model {
             change(model);
         }

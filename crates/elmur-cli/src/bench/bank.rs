@@ -22,17 +22,17 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     model: Model,
-    /// Rows of the bank.
-    #[arg(long, default_value_t = 1000)]
+    /// Keep this many rows in the session.
+    #[arg(long, default_value_t = 1000, value_parser = crate::count(1 << 20))]
     rows: usize,
-    /// Rows that act, are reset, saved or restored in one call.
+    /// Measure calls for these numbers of rows, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,16,64")]
     some: Vec<usize>,
-    /// Threads; 0 means one per core.
-    #[arg(long, default_value_t = 1)]
+    /// Use this many threads; 0: as many as are granted.
+    #[arg(long, default_value_t = 1, value_parser = crate::threads())]
     threads: usize,
-    /// Measured calls of each kind.
-    #[arg(long, default_value_t = 50)]
+    /// Measure this many calls of each kind.
+    #[arg(long, default_value_t = 50, value_parser = crate::count(1 << 20))]
     calls: usize,
 }
 

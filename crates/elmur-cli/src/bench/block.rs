@@ -21,11 +21,11 @@ pub struct Args {
     /// Print JSON lines.
     #[arg(long)]
     json: bool,
-    /// Threads for training; 0 means one per core.
-    #[arg(long, default_value_t = 0)]
+    /// Use this many threads for training; 0: as many as are granted.
+    #[arg(long, default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
-    /// Measured rounds.
-    #[arg(long, default_value_t = 40)]
+    /// Measure this many rounds.
+    #[arg(long, default_value_t = 40, value_parser = crate::count(1 << 20))]
     rounds: usize,
     /// Also print the time of every step of the training program.
     #[arg(long)]

@@ -19,21 +19,21 @@ use super::{print, round};
 /// Options of `elmur bench envs`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only environments whose id contains this.
+    /// Measure only environments whose id contains this text.
     filter: Option<String>,
     /// Print JSON lines.
     #[arg(long)]
     json: bool,
-    /// All three difficulties; default: Easy.
+    /// Measure all three difficulties instead of Easy alone.
     #[arg(long)]
     all: bool,
-    /// Threads; with more than one, one thread is measured in turn and the ratio printed.
+    /// Use this many threads; with more than one, one thread is measured in turn and the ratio printed.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Environments stepped as one; default: 1024, or 32768 with several threads.
+    /// Step this many environments together; default: 1024, or 32768 with several threads.
     #[arg(long)]
     rows: Option<usize>,
-    /// Measured windows of a tenth of a second.
+    /// Measure this many windows of a tenth of a second.
     #[arg(long, default_value_t = 12)]
     windows: usize,
 }

@@ -27,14 +27,14 @@ pub struct StepArgs {
     json: bool,
     #[command(flatten)]
     model: Model,
-    /// Rows acting side by side; both 1 and 100 if absent.
-    #[arg(long)]
+    /// Act in this many rows at once; default: measure 1 and 100.
+    #[arg(long, value_parser = crate::count(1 << 20))]
     batch: Option<usize>,
-    /// Threads; 0 means one per core. Batch 1 defaults to one thread, larger batches to all.
-    #[arg(long)]
+    /// Use this many threads; 0: as many as are granted. Batch 1 defaults to one thread, larger batches to 0.
+    #[arg(long, value_parser = crate::threads())]
     threads: Option<usize>,
-    /// Measured segments.
-    #[arg(long, default_value_t = 100)]
+    /// Measure this many segments.
+    #[arg(long, default_value_t = 100, value_parser = crate::count(1 << 20))]
     segments: usize,
 }
 
@@ -46,17 +46,17 @@ pub struct TrainArgs {
     json: bool,
     #[command(flatten)]
     model: Model,
-    /// Threads; 0 means one per core.
-    #[arg(long, default_value_t = 0)]
+    /// Use this many threads; 0: as many as are granted.
+    #[arg(long, default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
-    /// Measured batches.
-    #[arg(long, default_value_t = 10)]
+    /// Measure this many batches.
+    #[arg(long, default_value_t = 10, value_parser = crate::count(1 << 20))]
     batches: usize,
     /// Also print the time of every op.
     #[arg(long)]
     profile: bool,
-    /// Models trained side by side, as many runs of one experiment.
-    #[arg(long, default_value_t = 1)]
+    /// Train this many models side by side, as runs of one experiment.
+    #[arg(long, default_value_t = 1, value_parser = crate::count(256))]
     runs: usize,
     #[command(flatten)]
     device: DeviceArgs,
@@ -65,10 +65,10 @@ pub struct TrainArgs {
 /// The model to measure.
 #[derive(clap::Args)]
 pub(super) struct Model {
-    /// Model preset.
+    /// Measure the model of this preset.
     #[arg(long, default_value = "tmaze")]
     pub preset: String,
-    /// Vectors of 64 numbers in place of images: the transformer without its image encoder.
+    /// Replace images by vectors of 64 numbers, to measure the transformer without its image encoder.
     #[arg(long)]
     no_images: bool,
 }

@@ -148,5 +148,5 @@ fn refuse<T>(what: &'static str, expected: String, floats: &[f32], ints: &[i32])
 /// An [`Error::Config`] about a hidden state.
 #[cold]
 pub(super) fn impossible<T>(expected: impl Into<String>, got: impl Into<String>) -> Result<T> {
-    Err(Error::Config { key: "hidden state", expected: expected.into(), got: got.into() })
+    Err(Error::Config { key: "hidden state".to_owned(), expected: expected.into(), got: got.into() })
 }

@@ -7,7 +7,8 @@ use super::task::{Family, Task, Version};
 use super::trace::{Report, Trace};
 use super::*;
 use crate::env::{Env, Player};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::registry::{self, EnvSpec, Facts, Metric, Purpose, Setting};
 use crate::vec_env::{AnyVecEnv, VecEnv};
 
 /// Code that needs the concrete types of a task, because a `Box<dyn Env>` would be too slow or know too
@@ -151,6 +152,58 @@ impl Task {
             Family::RepeatFirst => [51, 415, 831],
             Family::RepeatPrevious => [51, 103, 155],
         })
+    }
+}
+
+/// POPGym in the [`Registry`](crate::Registry): its 48 tasks by id, with or without their `-v0`.
+pub(crate) struct Popgym;
+
+const VERSION: &str = "version";
+
+impl Popgym {
+    fn task(spec: &EnvSpec) -> Result<(Task, Version)> {
+        let task = Task::find(&spec.name)
+            .ok_or_else(|| Error::config("name", "the id of a POPGym task", &spec.name))?;
+        Ok((task, Version::find(&spec.get::<String>(VERSION)?)?))
+    }
+}
+
+impl registry::Family for Popgym {
+    fn names(&self) -> Vec<String> {
+        Task::all().map(|task| task.id().to_owned()).collect()
+    }
+
+    fn resolve(&self, name: &str) -> Option<String> {
+        Task::find(name).map(|task| task.id().to_owned())
+    }
+
+    fn settings(&self, _: &str) -> Vec<Setting> {
+        let text = "Version of the Python package whose rules apply: 1.0.6 or 1.0.7.";
+        vec![Setting::new(VERSION, Version::default().name(), text)]
+    }
+
+    fn make(&self, spec: &EnvSpec, _: Purpose) -> Result<Box<dyn Env>> {
+        Self::task(spec).map(|(task, version)| task.make(version))
+    }
+
+    fn make_rows(&self, spec: &EnvSpec, _: Purpose, rows: usize, pool: &Pool) -> Result<Box<dyn AnyVecEnv>> {
+        let (task, version) = Self::task(spec)?;
+        task.make_rows(version, rows, pool)
+    }
+
+    fn player(&self, spec: &EnvSpec) -> Result<Option<Box<dyn Player>>> {
+        Self::task(spec).map(|(task, version)| Some(task.player(version)))
+    }
+
+    fn facts(&self, spec: &EnvSpec) -> Facts {
+        Self::task(spec).map_or_else(
+            |_| Facts::default(),
+            |(task, _)| Facts {
+                max_steps: Some(task.max_steps() as u64),
+                good_return: Some(task.good_return()),
+                metric: Metric::Return,
+            },
+        )
     }
 }
 

@@ -56,7 +56,7 @@ impl Version {
     pub fn find(name: &str) -> Result<Self> {
         [Version::V106, Version::V107].into_iter().find(|version| version.name() == name).ok_or_else(|| {
             let (expected, got) = ("1.0.6 or 1.0.7".to_owned(), name.to_owned());
-            Error::Config { key: "version", expected, got }
+            Error::Config { key: "version".to_owned(), expected, got }
         })
     }
 }

@@ -104,7 +104,7 @@ impl Trace {
     /// The task that was played.
     pub fn task(&self) -> Result<Task> {
         Task::find(&self.env).ok_or_else(|| Error::Config {
-            key: "env",
+            key: "env".to_owned(),
             expected: "the id of a POPGym task".to_owned(),
             got: self.env.clone(),
         })
@@ -120,7 +120,7 @@ impl Trace {
         let mut report = Report::default();
         for (index, episode) in self.episodes.iter().enumerate() {
             episode.replay(env, &mut report).map_err(|e| Error::Config {
-                key: "trace",
+                key: "trace".to_owned(),
                 expected: format!("a legal episode {index} of {}", self.env),
                 got: e.to_string(),
             })?;
@@ -168,7 +168,7 @@ impl Episode {
 }
 
 fn malformed<T>(expected: impl Into<String>, got: impl Into<String>) -> Result<T> {
-    Err(Error::Config { key: "trace", expected: expected.into(), got: got.into() })
+    Err(Error::Config { key: "trace".to_owned(), expected: expected.into(), got: got.into() })
 }
 
 fn parse<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T> {

@@ -1,0 +1,290 @@
+//! The `elmur` command line, as a library: a program with environments of its own is
+//!
+//! ```no_run
+//! # struct MyFamily;
+//! # impl elmur_envs::Family for MyFamily {
+//! #     fn names(&self) -> Vec<String> { Vec::new() }
+//! #     fn make(&self, _: &elmur_envs::EnvSpec, _: elmur_envs::Purpose) -> elmur_envs::Result<Box<dyn elmur_envs::Env>> {
+//! #         Err(elmur_envs::Error::Finished)
+//! #     }
+//! # }
+//! fn main() -> std::process::ExitCode {
+//!     elmur_cli::main(elmur_envs::Registry::builtin().with(MyFamily))
+//! }
+//! ```
+//!
+//! and has `collect`, `train`, `eval`, `demo`, `plot` and all other commands with them.
+
+mod bench;
+mod collect;
+mod demo;
+mod device;
+mod eval;
+mod inspect;
+mod keys;
+mod plot;
+mod progress;
+mod signals;
+mod train;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{CommandFactory, Parser, Subcommand};
+use elmur_base::Stop;
+use elmur_envs::Registry;
+
+/// Train, evaluate and inspect policies with external layer memory.
+#[derive(Parser)]
+#[command(name = "elmur", version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Print results and errors only: no progress and no notes.
+    #[arg(long, short, global = true)]
+    quiet: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Collect T-Maze demonstrations, train a small model on them and watch it act after a million steps.
+    ///
+    /// Example: elmur demo
+    Demo(demo::Args),
+    /// Record demonstrations by an environment's player.
+    ///
+    /// Examples:
+    ///   elmur collect tmaze --episodes 1000 --out tmaze.elmur
+    ///   elmur collect tmaze --set length=90 --out long.elmur
+    ///   elmur collect tmaze --episodes 500 --append --out tmaze.elmur
+    #[command(verbatim_doc_comment)]
+    Collect(collect::Args),
+    /// Train a policy by imitation.
+    ///
+    /// Examples:
+    ///   elmur train tmaze-quick
+    ///   elmur train tmaze train.batches=1000 --seed 1 --out out/first
+    ///   elmur train small --data recordings/
+    ///   elmur train out/first/config.json --out out/again
+    ///   elmur train --resume out/first
+    #[command(verbatim_doc_comment)]
+    Train(train::Args),
+    /// Evaluate checkpoints on test episodes or on recorded data: mean ± standard error.
+    ///
+    /// Examples:
+    ///   elmur eval out/demo --lengths 9,900,9600
+    ///   elmur eval out/tmaze-0 out/tmaze-1 --json
+    ///   elmur eval out/own --data recordings/
+    #[command(verbatim_doc_comment)]
+    Eval(eval::Args),
+    /// Draw results of `elmur eval --json` and of runs.
+    #[command(subcommand)]
+    Plot(plot::Plot),
+    /// List the built-in presets.
+    Presets {
+        /// Print JSON lines.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what a preset, checkpoint, config.json, run or dataset is.
+    ///
+    /// Examples:
+    ///   elmur inspect tmaze --keys
+    ///   elmur inspect out/demo
+    ///   elmur inspect out/demo/demonstrations.elmur
+    #[command(verbatim_doc_comment)]
+    Inspect(inspect::InspectArgs),
+    /// Turn weights of the published Python code into a checkpoint.
+    ///
+    /// Example: elmur import weights.safetensors --config tmaze --out runs/imported
+    Import(inspect::ImportArgs),
+    /// Replay traces of the published code and of POPGym; exits with 1 if any error is above tolerance.
+    ///
+    /// Examples:
+    ///   elmur verify crates/elmur-model/tests/golden/*.safetensors
+    ///   elmur verify crates/elmur-envs/tests/popgym/*.json.gz
+    #[command(verbatim_doc_comment)]
+    Verify(verify::Args),
+    /// Measure speed. Limits are measured in the same run, so that ratios hold on a noisy machine; rows have
+    /// the form of the peers' that they are compared with.
+    Bench {
+        #[command(subcommand)]
+        what: Bench,
+    },
+    /// Print a script that completes elmur's commands in a shell.
+    ///
+    /// Example: elmur completions bash > ~/.local/share/bash-completion/completions/elmur
+    Completions {
+        /// The shell to complete commands in.
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Measure one transformer block: a training step against its matrix products alone, and one token at
+    /// batch 1.
+    ///
+    /// Example: elmur bench block --json
+    Block(bench::block::Args),
+    /// Measure one environment step of a whole model, at batch 1 and 100.
+    ///
+    /// Example: elmur bench step --json
+    Step(bench::policy::StepArgs),
+    /// Measure one training batch of a whole model: 3 segments, 3 optimizer steps.
+    ///
+    /// Example: elmur bench train --json
+    Train(bench::policy::TrainArgs),
+    /// Measure a session of many rows when only a few of them act, are reset, saved or restored.
+    ///
+    /// Example: elmur bench bank --preset remember-color --no-images --rows 1000
+    Bank(bench::bank::Args),
+    /// Measure steps per second of POPGym's environments, with random actions and resets included.
+    ///
+    /// Example: elmur bench envs --json
+    Envs(bench::envs::Args),
+}
+
+/// What all commands share.
+struct Context {
+    /// The environments that are known by name.
+    registry: Registry,
+    /// Requested by the first signal.
+    stop: Stop,
+}
+
+/// Runs the command line of this process with the environments of a registry.
+pub fn main(registry: Registry) -> ExitCode {
+    run_from(std::env::args_os(), registry)
+}
+
+/// Runs a command line, given as the name of the program and its arguments, with the environments of a
+/// registry. A mistake in the arguments ends the process, as does a request for help.
+pub fn run_from<A>(args: impl IntoIterator<Item = A>, registry: Registry) -> ExitCode
+where
+    A: Into<std::ffi::OsString> + Clone,
+{
+    let cli = Cli::parse_from(args);
+    progress::set_quiet(cli.quiet);
+    let context = Context { registry, stop: Stop::default() };
+    // Other commands have nothing to save: signals end them at once.
+    let saves =
+        matches!(cli.command, Command::Demo(_) | Command::Collect(_) | Command::Train(_) | Command::Eval(_));
+    if saves && let Err(error) = signals::listen(&context.stop) {
+        report(&format!(
+            "warning: could not install signal handlers; Ctrl-C will not save a checkpoint: {error}"
+        ));
+    }
+    match run(cli.command, &context) {
+        Ok(code) => code,
+        Err(error) => {
+            report(&format!("error: {error}"));
+            ExitCode::from(code_of(&error, &context.stop))
+        }
+    }
+}
+
+/// 2 for what the user can mend, 128 + n after signal n, 1 for the rest: divergence, a full disk.
+fn code_of(error: &elmur_train::Error, stop: &Stop) -> u8 {
+    use elmur_train::Error;
+    match error {
+        Error::Stopped => 128 + stop.signal() as u8,
+        Error::Diverged { .. } | Error::Model(elmur_model::Error::Engine(_)) => 1,
+        error if is_exhausted(error) => 1,
+        _ => 2,
+    }
+}
+
+/// Whether an error is about a disk that is full or a machine that has no more of something.
+fn is_exhausted(error: &elmur_train::Error) -> bool {
+    use elmur_base::Error::Io;
+    use std::io::ErrorKind::{FileTooLarge, OutOfMemory, QuotaExceeded, StorageFull};
+    let cause = match error {
+        elmur_train::Error::Base(Io { cause, .. })
+        | elmur_train::Error::Model(elmur_model::Error::Base(Io { cause, .. }))
+        | elmur_train::Error::Data(elmur_data::Error::Base(Io { cause, .. })) => cause,
+        _ => return false,
+    };
+    matches!(cause.kind(), StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory)
+}
+
+fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
+    match command {
+        Command::Demo(args) => return demo::run(&args, context),
+        Command::Collect(args) => collect::run(&args, context)?,
+        Command::Train(args) => return train::run(&args, context),
+        Command::Eval(args) => eval::run(&args, context)?,
+        Command::Plot(what) => plot::run(&what)?,
+        Command::Presets { json } => inspect::list_presets(json),
+        Command::Inspect(args) => inspect::inspect(&args, context)?,
+        Command::Import(args) => inspect::import(&args)?,
+        Command::Verify(args) => return Ok(ExitCode::from(u8::from(!verify::run(&args)?))),
+        Command::Bench { what } => match what {
+            Bench::Block(args) => bench::block::run(&args)?,
+            Bench::Step(args) => bench::policy::step(&args)?,
+            Bench::Train(args) => bench::policy::train(&args)?,
+            Bench::Bank(args) => bench::bank::run(&args)?,
+            Bench::Envs(args) => bench::envs::run(&args)?,
+        },
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut completed(context), "elmur", &mut script);
+            say(String::from_utf8_lossy(&script).trim_end());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The commands with the names of presets and environments as values, for shells to complete.
+fn completed(context: &Context) -> clap::Command {
+    use clap::builder::PossibleValuesParser;
+    // Values live as long as the process, which ends when they are printed.
+    let values = |names: Vec<String>| PossibleValuesParser::new(names.into_iter().map(|name| &*name.leak()));
+    let presets = values(elmur_train::RunConfig::preset_names());
+    let envs = values(context.registry.names());
+    let with = |command: clap::Command, name: &str, values: &PossibleValuesParser| {
+        let values = values.clone();
+        command.mut_arg(name, |arg| arg.value_parser(values))
+    };
+    Cli::command()
+        .mut_subcommand("train", |command| with(command, "preset", &presets))
+        .mut_subcommand("inspect", |command| with(command, "what", &presets))
+        .mut_subcommand("collect", |command| with(command, "env", &envs))
+        .mut_subcommand("eval", |command| with(command, "env", &envs))
+}
+
+/// Parses a number from 1 to `most`.
+fn count(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
+}
+
+/// Parses a number of threads; 0 means as many as are granted.
+fn threads() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(0..=elmur_pool::MAX_THREADS as u64)
+}
+
+/// The one place that writes to standard output. A reader that went away (`| head`) ends the program quietly.
+fn say(line: &str) {
+    use std::io::Write;
+    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        report(&format!("error: standard output: {error}"));
+        std::process::exit(1);
+    }
+}
+
+/// Writes to standard error. Where nobody listens, the work goes on.
+fn report(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// [`report`] for what `--quiet` leaves out.
+fn note(line: &str) {
+    if !progress::is_quiet() {
+        report(line);
+    }
+}

@@ -1,0 +1,50 @@
+//! Signals that ask a command to save and end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use elmur_base::Stop;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+
+/// Ctrl-C, a terminal that goes away, and what schedulers send before they kill.
+const SIGNALS: [(i32, &str); 4] =
+    [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP"), (SIGUSR1, "SIGUSR1")];
+
+/// The first signal asks to stop; another, a second or more later, ends the program at once. (Some
+/// supervisors signal a process and its group; signals within a second count as one.)
+pub fn listen(stop: &Stop) -> std::io::Result<()> {
+    let first = Arc::new(AtomicU64::new(0));
+    let start = Instant::now();
+    for (signal, _) in SIGNALS {
+        let (first, stop) = (first.clone(), stop.clone());
+        let hear = move || {
+            let now = start.elapsed().as_millis() as u64 + 1;
+            match first.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed) {
+                Err(first) if now >= first + 1000 => signal_hook::low_level::exit(128 + signal),
+                _ => stop.request(signal as usize),
+            }
+        };
+        // SAFETY: the handler reads a clock, writes atomics and exits without unwinding: all allowed in a
+        // signal handler.
+        unsafe { signal_hook::low_level::register(signal, hear)? };
+    }
+    Ok(())
+}
+
+/// Says that a signal was heard as soon as it was, since what it interrupts may take a while to save.
+pub fn acknowledge(stop: &Stop) {
+    let stop = stop.clone();
+    let wait = move || {
+        while !stop.requested() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let name = SIGNALS.iter().find(|(signal, _)| *signal as usize == stop.signal());
+        crate::note(&format!(
+            "{}: saving after the current step; a second signal ends at once",
+            name.map_or("stop", |n| n.1)
+        ));
+    };
+    // Where no thread can be had, the signal is heard all the same.
+    let _ = std::thread::Builder::new().name("elmur-signals".to_owned()).spawn(wait);
+}

@@ -1,0 +1,169 @@
+//! Evaluation on recorded episodes: does the policy predict the actions that were taken?
+
+use elmur_base::{Field, FieldMut, Statistics, Stop};
+use elmur_data::{Crop, Source, Window};
+use elmur_engine::{DType, Device, Store};
+use elmur_model::ends::Action;
+use elmur_model::window::{Begin, WindowProgram, evaluation_graph};
+use elmur_model::{Architecture, PolicyConfig};
+
+use crate::error::{Error, Result};
+use crate::measure::{Measure, Score};
+
+/// Most episodes that are computed side by side.
+const ROWS: usize = 64;
+/// Most numbers of observations in one window of all rows.
+const NUMBERS: usize = 1 << 24;
+
+/// A policy and recorded episodes to judge it on.
+#[derive(Debug, Clone, Copy)]
+pub struct OfflineEvaluation<'a> {
+    /// The policy's architecture and sizes.
+    pub policy: &'a PolicyConfig,
+    /// The policy's parameters.
+    pub params: &'a Store,
+    /// The recorded episodes.
+    pub data: &'a dyn Source,
+    /// The device that computes the policy; its parameters must lie there.
+    pub device: &'a Device,
+}
+
+/// How well a policy predicts recorded actions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OfflineOutcome {
+    /// Accuracy of discrete actions, mean squared error of continuous ones; over episodes.
+    pub score: Score,
+    /// Number of actions that were compared.
+    pub actions: u64,
+    /// Number of episodes with at least one action to imitate.
+    pub episodes: usize,
+}
+
+/// Lets a policy watch recorded episodes from their start and compares the actions it would take with those
+/// that were taken, where these are to be imitated. It sees the recorded actions, not its own; memories that
+/// begin with random numbers begin with zeros. `progress` is called with the completed share, 0 to 1.
+pub fn evaluate_offline(
+    what: &OfflineEvaluation<'_>,
+    stop: &Stop,
+    progress: &mut dyn FnMut(f64),
+) -> Result<OfflineOutcome> {
+    let architecture = what.policy.architecture();
+    let ends = architecture.ends();
+    ends.check(what.data.spaces(), "dataset")?;
+    let steps = architecture.window().steps;
+    let numbers: usize = ends.observation.iter().map(|encoder| encoder.len()).sum();
+    let fitting = NUMBERS / steps.saturating_mul(numbers).max(1);
+    let rows = what.data.episodes().min(ROWS).min(fitting.max(1));
+    let mut programs = Programs::new(architecture, what, rows)?;
+    // Episodes of like length together, so that few rows wait for the longest.
+    let mut order: Vec<usize> = (0..what.data.episodes()).collect();
+    order.sort_by_key(|episode| what.data.steps(*episode));
+    let total: usize = order.iter().map(|episode| what.data.steps(*episode)).sum();
+    let (mut done, mut means, mut actions) = (0, Vec::new(), 0);
+    for group in order.chunks(rows) {
+        let mut tallies = vec![Tally::default(); rows];
+        // Rows beyond the last episode repeat it and are not looked at.
+        let crops: Vec<Crop> =
+            (0..rows).map(|row| Crop { episode: group[row.min(group.len() - 1)], start: 0 }).collect();
+        let longest = group.iter().map(|episode| what.data.steps(*episode)).max().unwrap_or(0);
+        for window in 0..longest.div_ceil(steps) {
+            if stop.requested() {
+                return Err(Error::Stopped);
+            }
+            let part = Window { source: what.data, crops: &crops, offset: window * steps, length: steps };
+            let outputs = programs.run(window, part)?;
+            compare(ends.action, part, &outputs, &mut tallies)?;
+        }
+        for tally in tallies.iter().take(group.len()).filter(|tally| tally.actions > 0) {
+            means.push(tally.sum / tally.actions as f64);
+            actions += tally.actions;
+        }
+        done += group.iter().map(|episode| what.data.steps(*episode)).sum::<usize>();
+        progress(done as f64 / total.max(1) as f64);
+    }
+    let measure = if ends.action.is_discrete() { Measure::Accuracy } else { Measure::MeanSquaredError };
+    let episodes = means.len();
+    let score = Score { measure, value: Statistics::of(means.into_iter()) };
+    Ok(OfflineOutcome { score, actions, episodes })
+}
+
+/// The first window of episodes, and those after it.
+struct Programs([WindowProgram; 2]);
+
+impl Programs {
+    fn new(architecture: &dyn Architecture, what: &OfflineEvaluation<'_>, rows: usize) -> Result<Self> {
+        let carried = Store::on(what.device);
+        let compile = |begin| -> Result<WindowProgram> {
+            let built = evaluation_graph(architecture, rows, DType::F32, begin)?;
+            built.declare(&carried, built.carried.iter().map(|state| state.name.as_str()))?;
+            Ok(WindowProgram::new(&built, architecture, what.device, &[what.params, &carried])?)
+        };
+        Ok(Self([compile(Begin::Fresh)?, compile(Begin::Continue)?]))
+    }
+
+    /// Outputs of the head, [rows, steps, outputs].
+    fn run(&mut self, window: usize, part: Window<'_>) -> Result<Vec<f32>> {
+        let program = &mut self.0[usize::from(window > 0)];
+        for (name, field) in program.fields().to_vec() {
+            let inputs = &mut program.program;
+            let out = match inputs.input_type(&name)?.dtype {
+                DType::I32 => FieldMut::I32(inputs.input_mut(&name)?),
+                DType::I64 => FieldMut::I64(inputs.input_mut(&name)?),
+                DType::U8 => FieldMut::U8(inputs.input_mut(&name)?),
+                DType::Bool => FieldMut::Bool(inputs.input_mut(&name)?),
+                _ => FieldMut::F32(inputs.input_mut(&name)?),
+            };
+            part.fill(field, out)?;
+        }
+        program.run(window as u64)?;
+        Ok(program.program.get::<f32>("logits")?.to_vec())
+    }
+}
+
+/// Correct answers, or squared errors, of one episode.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    sum: f64,
+    actions: u64,
+}
+
+fn compare(action: &Action, part: Window<'_>, outputs: &[f32], tallies: &mut [Tally]) -> Result<()> {
+    let places = part.crops.len() * part.length;
+    let dim = action.dim();
+    let mut imitate = vec![false; places];
+    part.fill(Field::Imitate, FieldMut::Bool(&mut imitate))?;
+    let rows = imitate.chunks_exact(part.length).zip(tallies);
+    if !action.is_discrete() {
+        let mut targets = vec![0.0; places * dim];
+        part.fill(Field::Target, FieldMut::F32(&mut targets))?;
+        for (row, (imitate, tally)) in rows.enumerate() {
+            for (step, _) in imitate.iter().enumerate().filter(|(_, imitate)| **imitate) {
+                let at = (row * part.length + step) * dim;
+                let pairs = outputs[at..at + dim].iter().zip(&targets[at..at + dim]);
+                let squares: f64 = pairs.map(|(x, y)| f64::from(x - y).powi(2)).sum();
+                tally.sum += squares / dim as f64;
+                tally.actions += 1;
+            }
+        }
+        return Ok(());
+    }
+    let mut targets = vec![0i64; places * dim];
+    part.fill(Field::Target, FieldMut::I64(&mut targets))?;
+    let (sizes, width) = (action.sizes(), action.outputs());
+    for (row, (imitate, tally)) in rows.enumerate() {
+        for (step, _) in imitate.iter().enumerate().filter(|(_, imitate)| **imitate) {
+            let place = row * part.length + step;
+            let mut logits = &outputs[place * width..(place + 1) * width];
+            let mut correct = 0;
+            for (size, target) in sizes.iter().zip(&targets[place * dim..]) {
+                let (own, rest) = logits.split_at(*size);
+                logits = rest;
+                let best = own.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+                correct += usize::from(best.map(|(i, _)| i as i64) == Some(*target));
+            }
+            tally.sum += correct as f64 / sizes.len() as f64;
+            tally.actions += 1;
+        }
+    }
+    Ok(())
+}
