@@ -301,7 +301,8 @@ impl Elmur {
                 check(size(*d_ff), "ffn.d_ff", "1 to 1048576", d_ff.to_string())?;
             }
         }
-        self.ends().validate()
+        self.ends().validate()?;
+        self.sizes().map(|_| ())
     }
 
     /// Encoders, action and tokens.
