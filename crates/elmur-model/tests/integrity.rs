@@ -151,7 +151,7 @@ fn a_session_knows_its_new_parameters_after_a_refresh() {
     let params = checkpoint(&config).params;
     let mut session = session(&config, &params);
     let before = session.snapshot(&[0]).unwrap();
-    params.set("head.weight", &vec![0.25f32; 20]).unwrap();
+    params.set("head.weight", &[0.25f32; 20]).unwrap();
     session.refresh().unwrap();
     assert!(session.restore(&[0], &before).unwrap_err().to_string().contains("other parameters"));
     let after = session.snapshot(&[0]).unwrap();

@@ -23,8 +23,8 @@ use crate::sizes::{Sizes, check_depth};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct BcLstm {
-    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows from
-    /// the environment or the dataset unless given.
+    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows
+    /// from the environment or the dataset unless given.
     #[serde(deserialize_with = "read_encoders")]
     pub observation: Vec<Encoder>,
     /// The kind of action that the policy chooses, and how many choices or numbers it has. Follows from the

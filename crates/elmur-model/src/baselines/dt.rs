@@ -28,8 +28,8 @@ const EPS: f64 = 1e-5;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct Dt {
-    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows from
-    /// the environment or the dataset unless given.
+    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows
+    /// from the environment or the dataset unless given.
     #[serde(deserialize_with = "read_encoders")]
     pub observation: Vec<Encoder>,
     /// The kind of action that the policy chooses, and how many choices or numbers it has. Follows from the
@@ -52,8 +52,8 @@ pub struct Dt {
     pub dropout: f64,
     /// Share of attention weights that training sets to zero: 0 or more and below 1.
     pub attention_dropout: f64,
-    /// Whether action embeddings are squashed by tanh (the published code does so but for discrete POPGym actions and
-    /// MIKASA).
+    /// Whether action embeddings are squashed by tanh (the published code does so but for discrete POPGym
+    /// actions and MIKASA).
     pub action_tanh: bool,
     /// Behaviours of the published Python code that differ from the method, to reproduce its results.
     #[serde(default)]
