@@ -15,8 +15,8 @@ use serde_names::SerdeNames;
 /// Implements `elmur_base::Describe` from doc comments.
 ///
 /// Keys are those that serde reads: `rename_all`, `rename`, `tag`, `flatten`, `skip`, `transparent` and
-/// `untagged` are respected. Types of fields must be `Describe` too; a field with `#[describe(leaf)]` need not
-/// be and is described as a whole.
+/// `untagged` are respected. Types of fields must be `Describe` too; a field with `#[describe(leaf)]` need
+/// not be and is described as a whole.
 #[proc_macro_derive(Describe, attributes(describe))]
 pub fn derive_describe(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);

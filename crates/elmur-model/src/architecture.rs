@@ -33,9 +33,9 @@ pub trait Architecture: Debug + Send + Sync {
     /// reads the action. What outlives the window goes through [`Net::carried`] and [`Net::keep`].
     fn forward(&self, net: &mut Net<'_>) -> Result<Value>;
 
-    /// The configuration as text, from which [`Fingerprint`](crate::Fingerprint) tells architectures apart. By
-    /// default that of `Debug`; where settings are added later, JSON that leaves out what has its default stays
-    /// the same.
+    /// The configuration as text, from which [`Fingerprint`](crate::Fingerprint) tells architectures apart.
+    /// By default that of `Debug`; where settings are added later, JSON that leaves out what has its default
+    /// stays the same.
     fn config_text(&self) -> String {
         format!("{self:?}")
     }

@@ -48,8 +48,8 @@ pub enum Encoder {
         height: usize,
         /// Number of columns of pixels: 8 to 65536.
         width: usize,
-        /// Whether pixels come as bytes, which the policy sees as b / 255; otherwise they come as numbers from
-        /// 0 to 1.
+        /// Whether pixels come as bytes, which the policy sees as b / 255; otherwise they come as numbers
+        /// from 0 to 1.
         #[serde(default, skip_serializing_if = "is_false")]
         bytes: bool,
     },
@@ -305,7 +305,7 @@ impl Action {
         if let Action::MultiCategorical { sizes } = self
             && sizes.iter().any(|n| !(1..=1 << 20).contains(n))
         {
-            return fail("action.sizes", "sizes of 1 to 1048576", format!("{sizes:?}"));
+            return fail("action.multi_categorical.sizes", "sizes of 1 to 1048576", format!("{sizes:?}"));
         }
         if !(1..=1 << 20).contains(&self.outputs()) {
             return fail("action", "1 to 1048576 outputs", self.outputs().to_string());

@@ -76,7 +76,7 @@ impl FromStr for Fingerprint {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         match u64::from_str_radix(text, 16) {
-            Ok(both) if text.len() == 16 => {
+            Ok(both) if text.len() == 16 && text.bytes().all(|c| c.is_ascii_hexdigit()) => {
                 Ok(Self { config: (both >> 32) as u32, params: (both & 0xffff_ffff) as u32 })
             }
             _ => {

@@ -28,6 +28,7 @@ pub mod pieces;
 mod policy;
 pub mod presets;
 pub mod session;
+mod sizes;
 mod snapshot;
 pub mod tensors;
 pub mod window;

@@ -14,6 +14,7 @@ use crate::ends::Ends;
 use crate::error::{Error, Result};
 use crate::initial::Init;
 use crate::phase::Phase;
+use crate::sizes::{MAX_PARAMETERS, MAX_TENSOR};
 
 /// What training minimises.
 #[derive(Debug, Clone, Copy)]
@@ -142,6 +143,10 @@ pub struct Net<'a> {
     pub(crate) table: Option<(usize, Value)>,
     pub(crate) recording: bool,
     pub(crate) declared: Declared,
+    /// Only parameters are wanted: constants are not computed.
+    pub(crate) only_params: bool,
+    /// Numbers in all parameters so far.
+    parameters: u128,
     /// Inputs and constants by name.
     fed: BTreeMap<String, Value>,
     /// Carried states: the stored value, the value that was read, the value to keep.
@@ -177,6 +182,8 @@ impl<'a> Net<'a> {
             table: None,
             recording: false,
             declared: Declared::default(),
+            only_params: false,
+            parameters: 0,
             fed: BTreeMap::new(),
             states: BTreeMap::new(),
         }
@@ -191,6 +198,14 @@ impl<'a> Net<'a> {
     pub fn param(&mut self, name: &str, shape: impl Into<Vec<usize>>, init: Init) -> Result<Value> {
         if let Some(value) = self.g.find(name) {
             return Ok(value);
+        }
+        let shape = shape.into();
+        // Architectures of this crate have been checked by their settings; this is for users' own.
+        let numbers = shape.iter().fold(1, |product: u128, n| product.saturating_mul(*n as u128));
+        self.parameters = self.parameters.saturating_add(numbers);
+        if numbers > MAX_TENSOR || self.parameters > MAX_PARAMETERS {
+            let expected = format!("at most {MAX_TENSOR} numbers, and {MAX_PARAMETERS} in all parameters");
+            return Err(Error::input("parameter", expected, format!("`{name}` {shape:?}")));
         }
         self.declared.params.insert(name.to_owned(), init);
         Ok(self.g.param(name, self.dtype, shape)?)
@@ -477,7 +492,11 @@ impl<'a> Net<'a> {
         if let Some(value) = self.fed.get(&name) {
             return Ok(*value);
         }
-        let value = self.float_constant(&position_encodings(0, count, width), [count, width])?;
+        let value = if self.only_params {
+            self.g.full(self.dtype, [count, width], 0.0)?
+        } else {
+            self.float_constant(&position_encodings(0, count, width), [count, width])?
+        };
         self.fed.insert(name, value);
         Ok(value)
     }

@@ -674,8 +674,8 @@ impl Session {
     }
 
     /// Puts the rows of a snapshot into the listed rows, which go on from there bit for bit. The snapshot
-    /// must come from a policy with the same configuration and parameters. A snapshot that does not fit changes
-    /// nothing.
+    /// must come from a policy with the same configuration and parameters. A snapshot that does not fit
+    /// changes nothing.
     pub fn restore(&mut self, rows: &[usize], snapshot: &Snapshot) -> Result<()> {
         self.check_rows("restore", rows, None)?;
         if snapshot.times.len() != rows.len() {

@@ -3,7 +3,8 @@
 //! File format: safetensors. `times` is i64 `[rows]`, `clock` i64 `[2]` = (tokens per step, steps per
 //! window), `seeds` and `draws` i64 `[rows]` the random streams; every other tensor is a session state by its
 //! name, [rows, ...]: what the architecture carries, and `window.<field>` for sessions that keep the steps of
-//! the open window. The note `time_states` names the states that hold times, the note `fingerprint` the policy.
+//! the open window. The note `time_states` names the states that hold times, the note `fingerprint` the
+//! policy.
 
 use std::fmt;
 use std::path::Path;

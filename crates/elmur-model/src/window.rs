@@ -103,21 +103,28 @@ impl Built {
     }
 }
 
-/// The net of an architecture's windows, for training (with dropout or without) or not: head outputs
-/// [windows, rows, steps, outputs].
-fn windows<'a>(
-    architecture: &'a dyn Architecture,
+/// What a net of windows is for.
+struct Windows {
     rows: usize,
     count: usize,
     dtype: DType,
     begin: Begin,
+    /// In training: with dropout or without.
     training: Option<bool>,
+    /// Rows of the data's tables on the device.
     table: Option<usize>,
-) -> Result<(Net<'a>, Value)> {
+    /// Only the parameters are looked at.
+    only_params: bool,
+}
+
+/// The net of an architecture's windows, and its head outputs [windows, rows, steps, outputs].
+fn windows(architecture: &dyn Architecture, what: Windows) -> Result<(Net<'_>, Value)> {
+    let Windows { rows, count, dtype, begin, training, table, only_params } = what;
     architecture.validate()?;
     let steps = architecture.window().steps;
     let pass = Pass::Windows { count, at: 0, fresh: begin == Begin::Fresh };
     let mut net = Net::new(architecture.ends(), dtype, pass, rows, steps);
+    net.only_params = only_params;
     if let Some(dropout) = training {
         net.rng = Some(net.g.rng(RNG)?);
         net.drops = dropout;
@@ -148,15 +155,16 @@ pub fn training_graph(
     begin: Begin,
 ) -> Result<Built> {
     let count = architecture.window().unroll;
-    let (mut net, logits) = windows(
-        architecture,
-        settings.batch,
+    let what = Windows {
+        rows: settings.batch,
         count,
-        settings.dtype,
+        dtype: settings.dtype,
         begin,
-        Some(settings.dropout),
-        settings.table,
-    )?;
+        training: Some(settings.dropout),
+        table: settings.table,
+        only_params: false,
+    };
+    let (mut net, logits) = windows(architecture, what)?;
     net.label_smoothing = settings.label_smoothing;
     let parts = architecture.loss(&mut net, logits)?;
     let g = &mut net.g;
@@ -210,14 +218,19 @@ pub fn evaluation_graph(
     dtype: DType,
     begin: Begin,
 ) -> Result<Built> {
-    let (mut net, logits) = windows(architecture, batch, 1, dtype, begin, None, None)?;
+    let what =
+        Windows { rows: batch, count: 1, dtype, begin, training: None, table: None, only_params: false };
+    let (mut net, logits) = windows(architecture, what)?;
     net.g.output("logits", logits)?;
     Built::new(net)
 }
 
 /// A graph that declares every parameter of the architecture, in the given element type.
 pub fn parameter_graph(architecture: &dyn Architecture, dtype: DType) -> Result<Built> {
-    Built::new(windows(architecture, 1, 1, dtype, Begin::Fresh, Some(true), None)?.0)
+    let (training, begin) = (Some(true), Begin::Fresh);
+    // Constants are left out: a hostile file could ask for large ones.
+    let what = Windows { rows: 1, count: 1, dtype, begin, training, table: None, only_params: true };
+    Built::new(windows(architecture, what)?.0)
 }
 
 /// A compiled program over whole windows.

@@ -17,13 +17,14 @@ use crate::error::{Error, Result};
 use crate::initial::Init;
 use crate::net::{Net, Start};
 use crate::phase::{Phase, Window};
+use crate::sizes::{Sizes, check_depth};
 
 /// Behaviour cloning with an LSTM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct BcLstm {
-    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows from
-    /// the environment or the dataset unless given.
+    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows
+    /// from the environment or the dataset unless given.
     #[serde(deserialize_with = "read_encoders")]
     pub observation: Vec<Encoder>,
     /// The kind of action that the policy chooses, and how many choices or numbers it has. Follows from the
@@ -61,6 +62,21 @@ impl BcLstm {
     }
 }
 
+impl BcLstm {
+    /// The parameters, added up; an error for models that are too large to build.
+    pub(crate) fn sizes(&self) -> Result<Sizes> {
+        check_depth("unroll", self.unroll, self.layers)?;
+        let (mut sizes, h) = (Sizes::default(), self.hidden);
+        self.ends().add_sizes(&mut sizes, h, self.window)?;
+        sizes.value("window", &[self.window, 4, h])?;
+        sizes.value("window", &[self.window, self.d_model])?;
+        sizes.param("hidden", 1, &[4, h, self.d_model])?;
+        sizes.param("hidden", 2 * self.layers - 1, &[4, h, h])?;
+        sizes.param("hidden", 2 * self.layers, &[4, h])?;
+        Ok(sizes)
+    }
+}
+
 impl Architecture for BcLstm {
     fn validate(&self) -> Result<()> {
         for (key, count, most) in [
@@ -79,7 +95,8 @@ impl Architecture for BcLstm {
             let (key, expected) = ("dropout".to_owned(), "0 or more and below 1".to_owned());
             return Err(Error::Config { key, expected, got: self.dropout.to_string() });
         }
-        self.ends().validate()
+        self.ends().validate()?;
+        self.sizes().map(|_| ())
     }
 
     fn ends(&self) -> Ends<'_> {

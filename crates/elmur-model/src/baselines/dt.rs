@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::initial::Init;
 use crate::net::Net;
 use crate::phase::Window;
+use crate::sizes::Sizes;
 
 /// Epsilon of every normalisation.
 const EPS: f64 = 1e-5;
@@ -27,8 +28,8 @@ const EPS: f64 = 1e-5;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct Dt {
-    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows from
-    /// the environment or the dataset unless given.
+    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows
+    /// from the environment or the dataset unless given.
     #[serde(deserialize_with = "read_encoders")]
     pub observation: Vec<Encoder>,
     /// The kind of action that the policy chooses, and how many choices or numbers it has. Follows from the
@@ -51,8 +52,8 @@ pub struct Dt {
     pub dropout: f64,
     /// Share of attention weights that training sets to zero: 0 or more and below 1.
     pub attention_dropout: f64,
-    /// Whether action embeddings are squashed by tanh (the published code does so but for discrete POPGym actions and
-    /// MIKASA).
+    /// Whether action embeddings are squashed by tanh (the published code does so but for discrete POPGym
+    /// actions and MIKASA).
     pub action_tanh: bool,
     /// Behaviours of the published Python code that differ from the method, to reproduce its results.
     #[serde(default)]
@@ -96,7 +97,8 @@ impl Architecture for Dt {
                 return refuse(key, "0 or more and below 1", p.to_string());
             }
         }
-        self.ends().validate()
+        self.ends().validate()?;
+        self.sizes().map(|_| ())
     }
 
     fn ends(&self) -> Ends<'_> {
@@ -132,6 +134,23 @@ impl Architecture for Dt {
 }
 
 impl Dt {
+    /// The parameters, added up; an error for models that are too large to build.
+    pub(crate) fn sizes(&self) -> Result<Sizes> {
+        let (d, heads, d_head, layers) = (self.d_model, self.heads, self.d_head, self.layers);
+        let (mut sizes, tokens) = (Sizes::default(), self.window.saturating_mul(3));
+        self.ends().add_sizes(&mut sizes, d, self.window)?;
+        sizes.value("window", &[heads, tokens, tokens])?;
+        sizes.value("window", &[tokens, 3, heads, d_head])?;
+        sizes.value("window", &[tokens, self.d_ff])?;
+        sizes.param("d_head", 2, &[heads, d_head])?;
+        sizes.param("d_head", layers, &[3, heads, d_head, d])?;
+        sizes.param("d_head", 2 * layers, &[heads, d_head, d])?;
+        sizes.param("d_ff", 2 * layers, &[self.d_ff, d])?;
+        sizes.param("d_ff", layers, &[self.d_ff])?;
+        sizes.param("d_model", 5 * layers, &[d])?;
+        Ok(sizes)
+    }
+
     fn norm(&self, net: &mut Net<'_>, name: &str) -> Result<Norm> {
         let d = self.d_model;
         let gamma = net.param(&format!("{name}.scale"), [d], Init::Constant(1.0))?;

@@ -3,15 +3,14 @@
 use elmur_base::Describe;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::ends::{Action, Encoder, Ends, Token, TokenFormat, read_encoders};
-use crate::error::{Error, Result};
+use crate::ends::{Action, Encoder, Ends, TokenFormat, read_encoders};
 
 /// An ELMUR model: sizes, memory, feed-forward networks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct Elmur {
-    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows from
-    /// the environment or the dataset unless given.
+    /// How observations become vectors: a list with one encoder per leaf of the observation space. Follows
+    /// from the environment or the dataset unless given.
     #[serde(deserialize_with = "read_encoders")]
     pub observation: Vec<Encoder>,
     /// The kind of action that the policy chooses, and how many choices or numbers it has. Follows from the
@@ -25,8 +24,8 @@ pub struct Elmur {
     pub heads: usize,
     /// Number of layers, each with a memory of its own: 1 to 1024.
     pub layers: usize,
-    /// Environment steps per segment: how far self-attention looks back, and the interval between writes of the
-    /// memory.
+    /// Environment steps per segment: how far self-attention looks back, and the interval between writes of
+    /// the memory.
     pub segment_length: usize,
     /// The external memory of every layer: its size, and how it is read and written.
     pub memory: MemoryConfig,
@@ -37,8 +36,8 @@ pub struct Elmur {
     /// Whether sub-layers normalise what they read, `x + f(norm(x))`, instead of what they leave,
     /// `norm(x + f(x))`.
     pub pre_norm: bool,
-    /// Share of embeddings, position encodings, attention outputs and feed-forward outputs that training sets to
-    /// zero: 0 or more and below 1.
+    /// Share of embeddings, position encodings, attention outputs and feed-forward outputs that training sets
+    /// to zero: 0 or more and below 1.
     pub dropout: f64,
     /// Share of attention weights that training sets to zero: 0 or more and below 1.
     pub attention_dropout: f64,
@@ -60,11 +59,11 @@ pub struct MemoryConfig {
     pub init: MemoryInit,
     /// How far gradients flow back through writes of the memory in training.
     pub gradient: MemoryGradient,
-    /// Number of slots written at the end of each segment, 1 to `slots` (paper: 1); the least recently written
-    /// come first. Must be 1 where `replacement` is `all`.
+    /// Number of slots written at the end of each segment, 1 to `slots` (paper: 1); the least recently
+    /// written come first. Must be 1 where `replacement` is `all`.
     pub slots_per_write: usize,
-    /// Which candidates for new vectors are computed at the end of a segment; the results are the same, `all` is
-    /// slower and serves comparison.
+    /// Which candidates for new vectors are computed at the end of a segment; the results are the same, `all`
+    /// is slower and serves comparison.
     pub candidates: Candidates,
     /// Share of what is written to memory that training sets to zero: 0 or more and below 1.
     pub dropout: f64,
@@ -80,9 +79,9 @@ pub struct MemoryConfig {
     /// still read.)
     #[serde(alias = "lru", deserialize_with = "read_replacement")]
     pub replacement: Replacement,
-    /// Whether all layers share one memory, written by each in turn; true is an ablation. A later layer then reads in a segment
-    /// what an earlier one wrote from all of it, future steps included, so training sees more than acting
-    /// does; not with action tokens, where that would include the answer.
+    /// Whether all layers share one memory, written by each in turn; true is an ablation. A later layer then
+    /// reads in a segment what an earlier one wrote from all of it, future steps included, so training sees
+    /// more than acting does; not with action tokens, where that would include the answer.
     pub shared: bool,
 }
 
@@ -213,95 +212,6 @@ impl Elmur {
     /// Memories: one per layer, or one for all.
     pub fn memories(&self) -> usize {
         if self.memory.shared { 1 } else { self.layers }
-    }
-
-    /// Checks everything that the types leave open.
-    pub fn validate(&self) -> Result<()> {
-        let check = |ok: bool, key: &str, expected: &str, got: String| {
-            if ok {
-                Ok(())
-            } else {
-                Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), got })
-            }
-        };
-        let m = &self.memory;
-        let size = |n: usize| (1..=1 << 20).contains(&n);
-        check(size(self.d_model), "d_model", "1 to 1048576", self.d_model.to_string())?;
-        check(self.d_model.is_multiple_of(2), "d_model", "an even width", self.d_model.to_string())?;
-        let divides = self.heads > 0 && self.d_model.is_multiple_of(self.heads);
-        check(divides, "heads", &format!("a divisor of d_model = {}", self.d_model), self.heads.to_string())?;
-        check((1..=1024).contains(&self.layers), "layers", "1 to 1024", self.layers.to_string())?;
-        check(size(self.segment_length), "segment_length", "1 to 1048576", self.segment_length.to_string())?;
-        let window = self.segment_tokens().saturating_mul(self.d_model);
-        let tokens = self.segment_tokens().to_string();
-        check(window <= 1 << 26, "segment_length", "at most 67108864 / d_model tokens per segment", tokens)?;
-        check(size(m.slots), "memory.slots", "1 to 1048576", m.slots.to_string())?;
-        check((0.0..=1.0).contains(&m.lambda), "memory.lambda", "0 to 1", m.lambda.to_string())?;
-        let writes = (1..=m.slots).contains(&m.slots_per_write);
-        check(writes, "memory.slots_per_write", "1 to memory.slots", m.slots_per_write.to_string())?;
-        let effect = m.replacement == Replacement::Lru || m.slots_per_write == 1;
-        let expected = "1 with memory.replacement = all, which writes every slot";
-        check(effect, "memory.slots_per_write", expected, m.slots_per_write.to_string())?;
-        check(size(m.max_distance), "memory.max_distance", "1 to 1048576", m.max_distance.to_string())?;
-        let has_actions = self.tokens.has(Token::Action);
-        check(!(m.shared && has_actions), "memory.shared", "false with action tokens", "true".to_owned())?;
-        let total = m.slots.saturating_mul(self.d_model).saturating_mul(self.layers);
-        check(
-            total <= 1 << 28,
-            "memory.slots",
-            "at most 268435456 numbers in all layers",
-            m.slots.to_string(),
-        )?;
-        if let MemoryInit::Normal { std } = m.init {
-            check(std >= 0.0 && std.is_finite(), "memory.init.std", "0 or more", std.to_string())?;
-        }
-        if let MemoryGradient::Through(k) = m.gradient {
-            check((1..=4096).contains(&k), "memory.gradient", "through(1) to through(4096)", k.to_string())?;
-        }
-        for (key, p) in [
-            ("dropout", self.dropout),
-            ("attention_dropout", self.attention_dropout),
-            ("memory.dropout", m.dropout),
-        ] {
-            check((0.0..1.0).contains(&p), key, "0 or more and below 1", p.to_string())?;
-        }
-        match &self.ffn {
-            Ffn::Moe { experts, routed_d_ff, shared_experts, shared_d_ff, top_k, balance, dropout } => {
-                check((1..=65536).contains(experts), "ffn.experts", "1 to 65536", experts.to_string())?;
-                check(size(*routed_d_ff), "ffn.routed_d_ff", "1 to 1048576", routed_d_ff.to_string())?;
-                check(
-                    *shared_experts <= 4096,
-                    "ffn.shared_experts",
-                    "at most 4096",
-                    shared_experts.to_string(),
-                )?;
-                let width = *shared_experts == 0 || size(*shared_d_ff);
-                check(width, "ffn.shared_d_ff", "1 to 1048576", shared_d_ff.to_string())?;
-                let routed = top_k.saturating_sub(*shared_experts).max(1);
-                check(
-                    routed <= *experts,
-                    "ffn.top_k",
-                    "at most experts + shared_experts",
-                    top_k.to_string(),
-                )?;
-                check(
-                    *balance >= 0.0 && balance.is_finite(),
-                    "ffn.balance",
-                    "0 or more",
-                    balance.to_string(),
-                )?;
-                check(
-                    (0.0..1.0).contains(dropout),
-                    "ffn.dropout",
-                    "0 or more and below 1",
-                    dropout.to_string(),
-                )?;
-            }
-            Ffn::SwiGlu { d_ff } | Ffn::Gelu { d_ff } => {
-                check(size(*d_ff), "ffn.d_ff", "1 to 1048576", d_ff.to_string())?;
-            }
-        }
-        self.ends().validate()
     }
 
     /// Encoders, action and tokens.
