@@ -129,8 +129,8 @@ pub trait Source: fmt::Debug + Send + Sync {
         Ok(Summary {
             episodes: self.episodes(),
             steps,
-            returns: Statistics::of(returns.into_iter()),
-            lengths: Statistics::of(lengths.into_iter()),
+            returns: Statistics::of(returns),
+            lengths: Statistics::of(lengths),
             imitated_share: imitated as f64 / steps as f64,
             terminated,
             truncated,
