@@ -17,7 +17,7 @@ if [ ! -f "$data" ] || [ "$(stat -c %s "$data")" -lt "$bytes" ]; then
 fi
 rm -rf "$out/run"
 "$target/release/elmur" train tmaze-quick env=null --data "$data" --out "$out/run" \
-  model.context=10 train.segments=3 train.batch=16 train.batches=10 train.epochs=0 train.checkpoint_every=10 &
+  train.batch=16 train.batches=10 train.epochs=0 train.checkpoint_every=10 &
 process=$!
 largest=0
 while kill -0 "$process" 2>/dev/null; do
