@@ -266,7 +266,7 @@ pub struct Summary {
 /// Numbers that are read at once where a whole column might not fit in memory.
 pub(crate) const CHUNK: usize = 1 << 16;
 
-/// Rows of a column of `width` numbers per row, in ranges of about [`CHUNK`] numbers.
+/// Rows of a column of `width` numbers per row, in ranges of about 65,536 numbers.
 pub fn chunks(rows: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
     let each = (CHUNK / width.max(1)).max(1);
     (0..rows).step_by(each).map(move |start| start..rows.min(start + each))

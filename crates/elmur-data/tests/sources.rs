@@ -31,7 +31,7 @@ fn plain() -> Dataset {
         rewards: (0..=i).map(|t| t as f32 - 0.5).collect(),
         terminated: true,
         truncated: false,
-        imitate: (i % 3 == 0).then(|| (0..=i).map(|t| t % 2 == 0).collect()),
+        imitate: i.is_multiple_of(3).then(|| (0..=i).map(|t| t % 2 == 0).collect()),
     };
     Dataset::from_episodes(spaces, BTreeMap::new(), (0..10).map(episode).collect()).unwrap()
 }
@@ -81,7 +81,6 @@ fn every_reader_hands_out_the_same_numbers_and_fingerprint() {
             (Part::Observation(1), 0, 0..1),
             (Part::Observation(0), 10, 0..1),
             (Part::Observation(0), 0, 0..2),
-            (Part::Observation(0), 3, 2..1),
             (Part::Imitate, 1, 0..1),
             (Part::Reward, usize::MAX, 0..1),
         ] {
