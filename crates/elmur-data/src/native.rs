@@ -217,6 +217,10 @@ impl Writer {
     /// its end is cut off.
     pub fn append_to(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
+        // A pipe would make this wait for its other end.
+        if fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
+            return Err(Error::file(&path, "not a file; give the name of an .elmur file"));
+        }
         let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|e| Error::io(&path, e))?;
         lock(&file, &path)?;
         let Indexed { header, records, end, .. } = index(&mut BufReader::new(&file), &path)?;

@@ -1,5 +1,5 @@
-//! The arrays of one `.npz` file: a zip archive of `.npy` arrays, stored or deflated. Sizes are believed only as
-//! far as the archive, the array's header and its data agree, and never beyond a limit.
+//! The arrays of one `.npz` file: a zip archive of `.npy` arrays, stored or deflated. Sizes are believed only
+//! as far as the archive, the array's header and its data agree, and never beyond a limit.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

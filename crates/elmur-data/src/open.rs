@@ -33,11 +33,14 @@ impl Default for Limits {
     }
 }
 
+/// Opens a path that holds a format, with known spaces or none.
+type Open = fn(&Path, Option<&Spaces>, &Limits) -> Result<Arc<dyn Source>>;
+
 /// A format: its name, whether a path holds it, and how it is opened.
 struct Format {
     name: &'static str,
     recognise: fn(&Glance) -> bool,
-    open: fn(&Path, Option<&Spaces>, &Limits) -> Result<Arc<dyn Source>>,
+    open: Open,
 }
 
 /// All formats, asked in this order.

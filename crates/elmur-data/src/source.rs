@@ -129,8 +129,8 @@ pub trait Source: fmt::Debug + Send + Sync {
         Ok(Summary {
             episodes: self.episodes(),
             steps,
-            returns: Statistics::of(returns.into_iter()),
-            lengths: Statistics::of(lengths.into_iter()),
+            returns: Statistics::of(returns),
+            lengths: Statistics::of(lengths),
             imitated_share: imitated as f64 / steps as f64,
             terminated,
             truncated,
@@ -266,7 +266,7 @@ pub struct Summary {
 /// Numbers that are read at once where a whole column might not fit in memory.
 pub(crate) const CHUNK: usize = 1 << 16;
 
-/// Rows of a column of `width` numbers per row, in ranges of about [`CHUNK`] numbers.
+/// Rows of a column of `width` numbers per row, in ranges of about 65,536 numbers.
 pub fn chunks(rows: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
     let each = (CHUNK / width.max(1)).max(1);
     (0..rows).step_by(each).map(move |start| start..rows.min(start + each))

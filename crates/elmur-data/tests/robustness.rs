@@ -6,76 +6,16 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use elmur_base::{Space, Spaces};
 use elmur_data::{
     Column, Dataset, ElmurFile, Episode, Error, Limits, Reader, Source, Writer, open_with, write_npz,
 };
-
 use elmur_rng::Rng;
 
-/// A folder of its own that goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("elmur-data-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn spaces() -> Spaces {
-    let parts = vec![
-        Space::MultiDiscrete { sizes: vec![3, 2] },
-        Space::between(0.0, 1.0, [1, 3]),
-        Space::Box { shape: vec![2], low: vec![-1.5, f32::MIN], high: vec![0.1, f32::MAX] },
-    ];
-    Spaces { observation: Space::Tuple { parts }, action: Space::Discrete { n: 4 } }
-}
-
-fn metadata() -> BTreeMap<String, String> {
-    BTreeMap::from([("env".to_owned(), "täst".to_owned()), ("seed".to_owned(), "7".to_owned())])
-}
-
-/// Episodes of 1, 2, ... steps; every other one with a final observation, every third with counts.
-fn episodes(n: usize) -> Vec<Episode> {
-    let mut rng = Rng::new(3, 0);
-    let mut episode = |i: usize| {
-        let (steps, rows) = (1 + i, 1 + i + i % 2);
-        Episode {
-            observations: vec![
-                Column::I32(
-                    (0..2 * rows).map(|k| rng.below(if k % 2 == 0 { 3 } else { 2 }) as i32).collect(),
-                ),
-                Column::U8((0..3 * rows).map(|_| rng.below(256) as u8).collect()),
-                Column::F32((0..2 * rows).map(|_| rng.uniform(-1.5, 0.1) as f32).collect()),
-            ],
-            actions: vec![Column::I32((0..steps).map(|_| rng.below(4) as i32).collect())],
-            rewards: (0..steps).map(|_| rng.uniform(-1.0, 1.0) as f32).collect(),
-            terminated: i.is_multiple_of(2),
-            truncated: i % 2 == 1,
-            imitate: i.is_multiple_of(3).then(|| (0..steps).map(|_| rng.below(2) == 1).collect()),
-        }
-    };
-    (0..n).map(&mut episode).collect()
-}
-
-fn dataset(n: usize) -> Dataset {
-    Dataset::from_episodes(spaces(), metadata(), episodes(n)).unwrap()
-}
+mod common;
+use common::{Folder, dataset, episodes, metadata, spaces};
 
 fn owned(dataset: &Dataset) -> Vec<Episode> {
     dataset.episodes().map(|episode| episode.to_episode()).collect()
@@ -251,6 +191,61 @@ fn records_that_moved_are_found() {
     assert!(open(&twice).unwrap_err().contains("this is the record of episode 2"), "a repeated record");
     let joined = [&bytes[..], &bytes[..]].concat();
     assert!(open(&joined).unwrap_err().contains("no record begins here"), "two files in one");
+}
+
+/// Headers are JSON under a checksum, so that only someone who computes it can send another.
+#[test]
+fn headers_with_random_edits_and_valid_checksums_never_crash() {
+    let (bytes, ends) = native(2);
+    let json = &bytes[24..ends[0]];
+    let words = [
+        "\"",
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        "0",
+        "-1",
+        "1e39",
+        "99999999999999999999",
+        "null",
+        "tuple",
+        "u8",
+    ];
+    let mut rng = Rng::new(17, 0);
+    let (mut read, mut refused) = (0, 0);
+    for _ in 0..20_000 {
+        let mut edited = json.to_vec();
+        for _ in 0..1 + rng.below(3) {
+            let at = rng.below(edited.len() as u32) as usize;
+            match rng.below(4) {
+                0 => edited[at] = b' ' + rng.below(95) as u8,
+                1 => drop(edited.remove(at)),
+                2 => {
+                    let word = words[rng.below(words.len() as u32) as usize];
+                    edited.splice(at..at, word.bytes());
+                }
+                _ => {
+                    // A piece of it once more.
+                    let end = (at + 1 + rng.below(40) as usize).min(edited.len());
+                    let piece = edited[at..end].to_vec();
+                    edited.splice(at..at, piece);
+                }
+            }
+        }
+        edited.resize(edited.len().next_multiple_of(8), b' ');
+        let mut body = (edited.len() as u64).to_le_bytes().to_vec();
+        body.extend(&edited);
+        let crc = crc32fast::hash(&body).to_le_bytes();
+        let file = [b"ELMURDAT\x01\0\0\0", &crc[..], &body, &bytes[ends[0]..]].concat();
+        match open(&file) {
+            Ok(_) => read += 1,
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(read > 100 && refused > 1000, "{read} read, {refused} refused");
 }
 
 /// Checksums protect against accidents, not against senders: numbers are believed no further than the file's
@@ -537,8 +532,16 @@ fn damaged_npz_files_never_crash_and_their_numbers_never_change_unseen() {
         // A new file each time: some systems flush files that are overwritten.
         let _ = fs::remove_file(&path);
         fs::write(&path, damaged).unwrap();
-        for spaces in spaces.iter().map(|spaces| spaces.cloned()) {
-            match read_npz(&folder.0, spaces) {
+        for spaces in spaces {
+            let kept = Limits::default();
+            let decoded_again = Limits { memory: 0, ..kept };
+            let read = |limits| Dataset::load(&*open_with(&folder.0, *spaces, limits)?);
+            let (read, again) = (read(&kept), read(&decoded_again));
+            match (&read, &again) {
+                (Ok(a), Ok(b)) => assert_eq!(a.fingerprint(), b.fingerprint()),
+                (a, b) => assert_eq!(format!("{a:?}"), format!("{b:?}")),
+            }
+            match read {
                 Ok(read) => {
                     // Optional arrays can go lost with their names; the others cannot change.
                     let read = read.episode(0).to_episode();

@@ -17,7 +17,7 @@ pub(crate) struct Resident {
     starts: Vec<usize>,
 }
 
-/// Most bytes of a table that are on the host at once.
+/// Bytes of a table that are on the host at once.
 const HOST_BYTES: usize = 64 << 20;
 
 impl Resident {
@@ -37,6 +37,11 @@ impl Resident {
 
     /// The tables that a graph declares, filled.
     pub fn new(built: &Built, source: &dyn Source, device: &Device) -> Result<Self> {
+        Self::filled(built, source, device, HOST_BYTES)
+    }
+
+    /// [`Self::new`] with a bound on the bytes of a table that are on the host at once.
+    fn filled(built: &Built, source: &dyn Source, device: &Device, host: usize) -> Result<Self> {
         let store = Store::on(device);
         let mut starts = Vec::with_capacity(source.episodes());
         let mut rows = 0;
@@ -48,11 +53,13 @@ impl Resident {
         built.declare(&resident.store, built.tables.iter().map(|(name, _)| name.as_str()))?;
         for (name, field) in &built.tables {
             match resident.store.ty(name)?.dtype {
-                DType::I32 => resident.fill_table(name, *field, source, |part| FieldMut::I32(part))?,
-                DType::I64 => resident.fill_table(name, *field, source, |part| FieldMut::I64(part))?,
-                DType::U8 => resident.fill_table(name, *field, source, |part| FieldMut::U8(part))?,
-                DType::Bool => resident.fill_table(name, *field, source, |part| FieldMut::Bool(part))?,
-                _ => resident.fill_table(name, *field, source, |part| FieldMut::F32(part))?,
+                DType::I32 => resident.fill_table(name, *field, source, host, |part| FieldMut::I32(part))?,
+                DType::I64 => resident.fill_table(name, *field, source, host, |part| FieldMut::I64(part))?,
+                DType::U8 => resident.fill_table(name, *field, source, host, |part| FieldMut::U8(part))?,
+                DType::Bool => {
+                    resident.fill_table(name, *field, source, host, |part| FieldMut::Bool(part))?
+                }
+                _ => resident.fill_table(name, *field, source, host, |part| FieldMut::F32(part))?,
             }
         }
         Ok(resident)
@@ -65,11 +72,12 @@ impl Resident {
         name: &str,
         field: Field,
         source: &dyn Source,
+        host: usize,
         part_of: impl Fn(&mut [T]) -> FieldMut<'_>,
     ) -> Result<()> {
         let ty = self.store.ty(name)?;
         let each = ty.len() / ty.shape[0];
-        let most = (HOST_BYTES / (each * size_of::<T>()).max(1)).max(1);
+        let most = (host / (each * size_of::<T>()).max(1)).max(1);
         let (mut data, mut first, mut held) = (Vec::new(), 0, 0);
         let flush = |first: usize, data: &[T]| {
             let rows: Vec<usize> = (first..first + data.len() / each.max(1)).collect();
@@ -110,5 +118,68 @@ impl Resident {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use elmur_engine::{AdamW, Pool};
+    use elmur_model::window::{Begin, TrainSettings, training_graph};
+    use elmur_model::{Architecture, presets};
+
+    use super::*;
+    use crate::RunConfig;
+
+    #[test]
+    fn tables_do_not_depend_on_how_much_is_on_the_host_at_once() {
+        let mut config = RunConfig::preset("tmaze-quick").unwrap();
+        config.data.episodes = 30;
+        let (source, device) = (config.dataset().unwrap(), Device::from(&Pool::new(1)));
+        let model = presets::model("tmaze").unwrap();
+        let rows = (0..30).map(|i| source.steps(i) + 1).sum();
+        let settings = TrainSettings {
+            batch: 2,
+            label_smoothing: 0.0,
+            optimizer: AdamW::default(),
+            clip: 1.0,
+            dtype: DType::F32,
+            export_gradients: false,
+            dropout: true,
+            table: Some(rows),
+        };
+        let built =
+            training_graph(model.architecture() as &dyn Architecture, &settings, Begin::Fresh).unwrap();
+        assert!(!built.tables.is_empty());
+        let whole = Resident::new(&built, &*source, &device).unwrap();
+        let mut checked = 0;
+        for host in [1, 100, 1000, 5000] {
+            let parts = Resident::filled(&built, &*source, &device, host).unwrap();
+            for (name, field) in &built.tables {
+                match whole.store.ty(name).unwrap().dtype {
+                    DType::F32 => {
+                        let table = parts.store.get::<f32>(name).unwrap();
+                        assert_eq!(table, whole.store.get::<f32>(name).unwrap(), "{field}");
+                        let width = table.len() / rows;
+                        for (episode, start) in parts.starts.iter().enumerate() {
+                            let length = source.steps(episode) + 1;
+                            let mut expected = vec![0.0; length * width];
+                            let crops = [Crop { episode, start: 0 }];
+                            let window = Window { source: &*source, crops: &crops, offset: 0, length };
+                            window.fill(*field, FieldMut::F32(&mut expected)).unwrap();
+                            assert_eq!(table[start * width..(start + length) * width], expected);
+                            checked += 1;
+                        }
+                    }
+                    DType::I64 => {
+                        assert_eq!(
+                            parts.store.get::<i64>(name).unwrap(),
+                            whole.store.get::<i64>(name).unwrap()
+                        );
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert!(checked >= 4 * 30);
     }
 }

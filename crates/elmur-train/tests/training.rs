@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use elmur_base::{Space, Spaces, Stop};
-use elmur_data::{Column, Dataset, Episode, Source};
+use elmur_data::{Column, Dataset, Episode, Limits, Source, open_with};
 use elmur_engine::Pool;
 use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::elmur::config::MemoryGradient;
@@ -130,6 +130,38 @@ fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
         assert_eq!(rows(&whole), rows(&parts));
         assert_eq!(rows(&whole).len(), 12 + 3);
     }
+}
+
+#[test]
+fn where_data_lies_makes_no_difference_to_a_byte() {
+    let folder = Folder::new("sources");
+    let config = tiny(&[]);
+    let memory = config.dataset().unwrap();
+    let (file, npz) = (folder.join("a.elmur"), folder.join("npz"));
+    elmur_data::save(&*memory, &file).unwrap();
+    elmur_data::write_npz(&npz, &*memory).unwrap();
+    let limits = Limits { memory: 0, ..Limits::default() };
+    let spaces = memory.spaces().clone();
+    let file = open_with(&file, None, &limits).unwrap();
+    let npz = open_with(&npz, Some(&spaces), &limits).unwrap();
+    let trained = |name: &str, source: &Arc<dyn Source>, resumed: Option<&Path>, batches: u64| {
+        let mut trainer = Trainer::new(&config, source, &Pool::new(1)).unwrap();
+        if let Some(from) = resumed {
+            trainer.load(from).unwrap();
+        }
+        while trainer.batches() < batches {
+            trainer.step().unwrap();
+        }
+        let path = folder.join(name);
+        trainer.save(&path).unwrap();
+        path
+    };
+    let whole = trained("whole", &memory, None, 9);
+    // Read ahead or not: what is saved is the place of the batch that was used last.
+    let (a, b) = (trained("a", &file, None, 4), trained("b", &npz, None, 4));
+    assert!(bytes(&a) == bytes(&b));
+    let (a, b) = (trained("c", &npz, Some(&a), 9), trained("d", &file, Some(&b), 9));
+    assert!(bytes(&a) == bytes(&whole) && bytes(&b) == bytes(&whole));
 }
 
 #[test]
