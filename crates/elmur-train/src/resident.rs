@@ -134,7 +134,10 @@ mod tests {
     fn tables_do_not_depend_on_how_much_is_on_the_host_at_once() {
         let mut config = RunConfig::preset("tmaze-quick").unwrap();
         config.data.episodes = 30;
-        let (source, device) = (config.dataset().unwrap(), Device::from(&Pool::new(1)));
+        let (source, device) = (
+            config.prepare(&elmur_envs::Registry::builtin(), true).unwrap().data,
+            Device::from(&Pool::new(1)),
+        );
         let model = presets::model("tmaze").unwrap();
         let rows = (0..30).map(|i| source.steps(i) + 1).sum();
         let settings = TrainSettings {

@@ -21,7 +21,8 @@ fn tiny() -> RunConfig {
         "train.batch=2",
     ];
     let all = all.map(str::to_owned);
-    overrides::apply(&RunConfig::preset("tmaze-quick").unwrap(), &all).unwrap()
+    overrides::apply(&RunConfig::preset("tmaze-quick").unwrap(), &all, &elmur_envs::Registry::builtin())
+        .unwrap()
 }
 
 fn folder(name: &str) -> PathBuf {
@@ -33,7 +34,7 @@ fn folder(name: &str) -> PathBuf {
 #[test]
 fn a_flip_of_any_bit_of_a_training_state_is_found() {
     let config = tiny();
-    let dataset = config.dataset().unwrap();
+    let dataset = config.prepare(&elmur_envs::Registry::builtin(), true).unwrap().data;
     let mut trainer = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
     trainer.step().unwrap();
     let folder = folder("flips");
@@ -61,7 +62,7 @@ fn a_flip_of_any_bit_of_a_training_state_is_found() {
 #[test]
 fn a_training_state_of_other_weights_is_refused() {
     let config = tiny();
-    let dataset = config.dataset().unwrap();
+    let dataset = config.prepare(&elmur_envs::Registry::builtin(), true).unwrap().data;
     let mut trainer = Trainer::new(&config, &dataset, &Pool::new(1)).unwrap();
     let (early, late) = (folder("early"), folder("late"));
     trainer.save(&early).unwrap();

@@ -136,7 +136,7 @@ fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
 fn where_data_lies_makes_no_difference_to_a_byte() {
     let folder = Folder::new("sources");
     let config = tiny(&[]);
-    let memory = config.dataset().unwrap();
+    let memory = config.prepare(&Registry::builtin(), true).unwrap().data;
     let (file, npz) = (folder.join("a.elmur"), folder.join("npz"));
     elmur_data::save(&*memory, &file).unwrap();
     elmur_data::write_npz(&npz, &*memory).unwrap();
