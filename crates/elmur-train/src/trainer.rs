@@ -217,7 +217,8 @@ impl Trainer {
     }
 
     /// [`Trainer::queue`] that a request to stop interrupts between two optimizer steps; false if it did. The
-    /// batch is then continued by the next call, also after saving and loading.
+    /// batch is then continued by the next call, also after saving and loading; every call makes at least one
+    /// step.
     pub fn queue_until(&mut self, stop: &Stop) -> Result<bool> {
         let t = &self.config.train;
         let window = self.architecture.window();
@@ -226,8 +227,9 @@ impl Trainer {
             Some(within) => within,
             None => Within { batch: self.loader.next_batch()?, runs: 0, report: BatchReport::default() },
         };
+        let first = within.runs;
         while within.runs < runs {
-            if within.runs > 0 && stop.requested() {
+            if within.runs > first && stop.requested() {
                 self.within = Some(within);
                 return Ok(false);
             }

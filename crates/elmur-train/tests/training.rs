@@ -205,6 +205,78 @@ fn batches_begun_ahead_are_reported_in_order() {
     assert_eq!(ahead.waiting(), 0);
 }
 
+/// Long crops take minutes: a request to stop is heard between two optimizer steps, and what was done so far
+/// is saved with what the windows carry.
+#[test]
+fn a_batch_that_was_interrupted_goes_on_to_the_same_bytes() {
+    for device_threads in [1, 2] {
+        let folder = Folder::new(&format!("within-{device_threads}"));
+        let config = tiny(&["train.segments=6", "train.batches=4", "env.length=18", "eval.every=0"]);
+        let data = prepared(&config).data;
+        let trainer = || Trainer::new(&config, &data, &Pool::new(device_threads)).unwrap();
+        let (mut whole, mut parts) = (trainer(), trainer());
+        let stop = Stop::default();
+        stop.request(15);
+        let mut interruptions = 0;
+        for _ in 0..4 {
+            whole.queue().unwrap();
+            // Every call makes one step and is stopped; every other time by another process.
+            while !parts.queue_until(&stop).unwrap() {
+                assert!(parts.is_within_batch());
+                interruptions += 1;
+                if interruptions % 2 == 0 {
+                    parts.save(&folder.join("state")).unwrap();
+                    parts = trainer();
+                    parts.load(&folder.join("state")).unwrap();
+                }
+            }
+            let (a, b) = (whole.report().unwrap(), parts.report().unwrap());
+            assert_eq!(a, b);
+        }
+        assert_eq!(interruptions, 4 * 5);
+        whole.save(&folder.join("whole")).unwrap();
+        parts.save(&folder.join("parts")).unwrap();
+        assert!(bytes(&folder.join("whole")) == bytes(&folder.join("parts")));
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_and_kept_aside() {
+    let folder = Folder::new("damaged");
+    let config = tiny(&["train.checkpoint_every=2", "eval.every=0"]);
+    let (whole, parts) = (folder.join("whole"), folder.join("parts"));
+    run(&whole, &config, false, None).unwrap();
+    run(&parts, &config, false, Some(6)).unwrap();
+    for (newest, file) in [(6, "model.safetensors"), (8, "state.safetensors"), (10, "progress.json")] {
+        let path = parts.join(format!("checkpoints/{newest:08}"));
+        let mut bytes = std::fs::read(path.join(file)).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(path.join(file), bytes).unwrap();
+        let stop = Stop::default();
+        let mut notes = Vec::new();
+        let run_folder = RunFolder::open(&parts).unwrap();
+        let ended = train(&run_folder, &prepared(&config), true, &stop, &mut |event| match event {
+            Event::Note(note) => notes.push(note.to_owned()),
+            Event::Batch(report) if report.batch == newest + 2 => stop.request(2),
+            _ => {}
+        });
+        assert!(ended.is_ok(), "{ended:?}");
+        assert!(notes.len() == 1 && notes[0].contains(file), "{notes:?}");
+        assert!(parts.join(format!("checkpoints/{newest:08}.damaged")).is_dir());
+    }
+    assert_eq!(run(&parts, &config, true, None).unwrap(), Ended::Finished);
+    assert!(bytes(&whole.join("checkpoints/last")) == bytes(&parts.join("checkpoints/last")));
+    // Where none is whole, the error says what to do.
+    for entry in std::fs::read_dir(parts.join("checkpoints")).unwrap().map(|e| e.unwrap()) {
+        if entry.path().join("state.safetensors").exists() {
+            std::fs::write(entry.path().join("state.safetensors"), b"x").unwrap();
+        }
+    }
+    let error = run(&parts, &config, true, None).unwrap_err().to_string();
+    assert!(error.contains("begin another run"), "{error}");
+}
+
 #[test]
 fn other_seeds_give_other_weights() {
     let dataset = prepared(&tiny(&[])).data;
