@@ -165,16 +165,21 @@ fn clear(out: &Path) -> Result<()> {
         if !same || (begun && !out.join(DEMONSTRATIONS).exists()) {
             return Err(Error::file(out, "holds a run that is not a demo; choose another --out"));
         }
-    } else if !out.join(DEMONSTRATIONS).exists() && !is_remnant(out) {
+    } else if !is_remnant(out) {
+        // A demo that was killed between removing an earlier one and making its own leaves no run, at most
+        // demonstrations and pictures, which are replaced.
         return Ok(());
     }
     RunFolder::remove(out)
 }
 
-/// Whether a folder holds nothing but an empty `checkpoints`, as a demo that was killed at once leaves it.
+/// Whether a folder without a run has an empty `checkpoints` and beside it nothing but what demos leave, as a
+/// demo that was killed at once leaves it.
 fn is_remnant(out: &Path) -> bool {
     let empty = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut all| all.next().is_none());
-    let ours = |name: &str| name == "checkpoints" || name == ".lock" || name.ends_with(".tmp");
+    let leaves =
+        ["checkpoints", ".lock", DEMONSTRATIONS, "success.svg", "success.png", "slots.svg", "slots.png"];
+    let ours = |name: &str| leaves.contains(&name) || name.ends_with(".tmp");
     let all = std::fs::read_dir(out);
     empty(&out.join("checkpoints"))
         && all.is_ok_and(|mut all| all.all(|e| e.is_ok_and(|e| ours(&e.file_name().to_string_lossy()))))

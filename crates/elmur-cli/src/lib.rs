@@ -244,8 +244,11 @@ fn completed(context: &Context) -> clap::Command {
     let presets = values(elmur_train::RunConfig::preset_names());
     let envs = values(context.registry.names());
     let with = |command: clap::Command, name: &str, values: &PossibleValuesParser| {
-        let values = values.clone();
-        command.mut_arg(name, |arg| arg.value_parser(values))
+        // Not `mut_arg`, which would move the argument behind all others.
+        command.mut_args(|arg| match arg.get_id() == name {
+            true => arg.value_parser(values.clone()),
+            false => arg,
+        })
     };
     Cli::command()
         .mut_subcommand("train", |command| with(command, "preset", &presets))

@@ -93,6 +93,13 @@ pub fn plot_error(path: &Path, error: impl ToString) -> Error {
 /// Scores of single checkpoints by (training length, length).
 fn scores(path: &Path) -> Result<BTreeMap<(u64, u64), Vec<f64>>> {
     let problem = |problem: String| Error::file(path, problem);
+    if path.is_dir() {
+        let rows = format!("elmur eval {} --lengths 9,30,90 --json > rows.jsonl", path.display());
+        return Err(problem(format!(
+            "a folder; expected a file of `elmur eval --json` rows: write one with `{rows}`, or draw the learning \
+             curves of a run with `elmur plot run`"
+        )));
+    }
     let text = std::fs::read_to_string(path).map_err(|e| problem(e.to_string()))?;
     let mut all: BTreeMap<_, Vec<f64>> = BTreeMap::new();
     for (i, line) in text.lines().enumerate() {

@@ -25,6 +25,8 @@ pub struct Bar {
     first: u64,
     start: Instant,
     shown: Option<Instant>,
+    /// Whether it was shown that all is done.
+    whole: bool,
     terminal: bool,
 }
 
@@ -34,7 +36,15 @@ impl Bar {
     /// A bar that begins when `done` of `total` are done.
     pub fn new(label: &str, done: u64, total: u64) -> Self {
         let terminal = std::io::stderr().is_terminal();
-        Self { label: label.to_owned(), total, first: done, start: Instant::now(), shown: None, terminal }
+        Self {
+            label: label.to_owned(),
+            total,
+            first: done,
+            start: Instant::now(),
+            shown: None,
+            whole: false,
+            terminal,
+        }
     }
 
     /// Shows where we are, if it is time to.
@@ -42,9 +52,12 @@ impl Bar {
         let pause = if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(10) };
         let due =
             self.shown.map_or(!self.terminal || self.start.elapsed() > pause, |at| at.elapsed() > pause);
-        if is_quiet() || (!due && done < self.total) {
+        // The end is shown at once, but once: what follows it, such as a validation, waits for its turn.
+        let ends = done >= self.total && !self.whole;
+        if is_quiet() || !(due || ends) {
             return;
         }
+        self.whole = done >= self.total;
         self.shown = Some(Instant::now());
         let line = self.line(done, unit, note, self.start.elapsed());
         if self.terminal {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use elmur_engine::{DType, Precision};
 use elmur_envs::popgym::trace::Trace;
 use elmur_model::golden;
-use elmur_train::Result;
+use elmur_train::{Error, Result};
 use serde_json::json;
 
 use crate::device::DeviceArgs;
@@ -45,7 +45,23 @@ pub fn run(args: &Args) -> Result<bool> {
         json && !file.with_extension("safetensors").exists()
     };
     let (tasks, models): (Vec<&PathBuf>, Vec<&PathBuf>) = args.files.iter().partition(is_task);
+    models.iter().try_for_each(|file| check_model(file))?;
     Ok(verify_models(&models, args)? & verify_tasks(&tasks, args.json)?)
+}
+
+/// Refuses what cannot be a trace of a model.
+fn check_model(file: &Path) -> Result<()> {
+    let problem = if !file.exists() {
+        "no such file"
+    } else if file.extension().is_none_or(|e| e != "safetensors") {
+        "not a trace; expected NAME.safetensors with NAME.json beside it (a model's), or NAME.json or NAME.json.gz \
+         (a POPGym task's)"
+    } else if !file.with_extension("json").is_file() {
+        "not a trace: NAME.safetensors and NAME.json belong together, and the .json is missing"
+    } else {
+        return Ok(());
+    };
+    Err(Error::file(file, problem))
 }
 
 fn name(file: &Path) -> String {

@@ -99,6 +99,10 @@ impl RunConfig {
         // Arrays do not tell their spaces; who wants to be judged in the environment says that they are its.
         let known = environment.filter(|_| self.eval.on == Some(Judge::Env));
         let known = known.map(|environment| environment.plain().spaces().clone());
+        if !file.exists() {
+            let problem = "no such dataset; say with --data PATH where the data lie, or collect some with `elmur collect`";
+            return Err(Error::file(file, problem));
+        }
         let data = elmur_data::open(file, known.as_ref())?;
         Prepared::new(self.clone(), data, registry, keep_ends)
     }
@@ -172,6 +176,12 @@ impl Prepared {
                         environment.name()
                     ));
                     config.env = None;
+                    if !ends.action.is_discrete() && config.eval.target.take().is_some() {
+                        notes.push(format!(
+                            "the target of {} is none for errors; with env=null, eval.target=X sets one",
+                            environment.name()
+                        ));
+                    }
                 }
             }
         }
