@@ -11,7 +11,7 @@ use elmur_envs::popgym::Family;
 use elmur_model::elmur::config::MemoryInit;
 use elmur_model::elmur::{Elmur, published, theory};
 use elmur_model::window::{Built, parameter_graph};
-use elmur_model::{Checkpoint, Error, PolicyConfig, checkpoint, presets};
+use elmur_model::{Checkpoint, Error, PolicyConfig, checkpoint};
 use elmur_train::{Result, RunConfig, RunFolder};
 use serde_json::{Value, json};
 
@@ -278,7 +278,8 @@ fn describe_memory(config: &Elmur, total: usize) {
 pub fn list_presets(as_json: bool) {
     if as_json {
         for name in RunConfig::preset_names() {
-            let summary = presets::find(&name).map(|preset| preset.summary.to_owned()).unwrap_or_else(|| {
+            let named = RunConfig::preset_summaries().iter().find(|(known, _)| *known == name);
+            let summary = named.map(|(_, summary)| (*summary).to_owned()).unwrap_or_else(|| {
                 let family = Family::ALL.iter().find(|family| name.contains(family.name()));
                 family.map(|family| family.summary().to_owned()).unwrap_or_default()
             });
@@ -286,8 +287,8 @@ pub fn list_presets(as_json: bool) {
         }
         return;
     }
-    for preset in presets::all() {
-        say(&format!("{:<24} {}", preset.name, preset.summary));
+    for (name, summary) in RunConfig::preset_summaries() {
+        say(&format!("{name:<24} {summary}"));
     }
     say(
         "popgym-TASK              POPGym's 48 tasks with small models that train what they write (ours); TASK is a",

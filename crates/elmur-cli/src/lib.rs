@@ -165,7 +165,7 @@ pub fn run_from<A>(args: impl IntoIterator<Item = A>, registry: Registry) -> Exi
 where
     A: Into<std::ffi::OsString> + Clone,
 {
-    let cli = Cli::parse_from(args);
+    let cli = Cli::try_parse_from(args).unwrap_or_else(|error| refuse(&error));
     progress::set_quiet(cli.quiet);
     let context = Context { registry, stop: Stop::default() };
     // Other commands have nothing to save: signals end them at once.
@@ -183,6 +183,17 @@ where
             ExitCode::from(code_of(&error, &context.stop))
         }
     }
+}
+
+/// Ends the process because of a mistake in the arguments: a bad value in one line, like other mistakes.
+fn refuse(error: &clap::Error) -> ! {
+    use clap::error::ErrorKind::{InvalidValue, ValueValidation};
+    if matches!(error.kind(), InvalidValue | ValueValidation) {
+        let text = error.to_string();
+        report(text.lines().next().unwrap_or_default());
+        std::process::exit(2);
+    }
+    error.exit()
 }
 
 /// 2 for what the user can mend, 128 + n after signal n, 1 for the rest: divergence, a full disk.
@@ -250,10 +261,13 @@ fn completed(context: &Context) -> clap::Command {
             false => arg,
         })
     };
+    let first = |command: clap::Command, name: &str, values: &PossibleValuesParser| {
+        with(command, name, values).mut_arg(name, |arg| arg.index(1))
+    };
     Cli::command()
-        .mut_subcommand("train", |command| with(command, "preset", &presets))
-        .mut_subcommand("inspect", |command| with(command, "what", &presets))
-        .mut_subcommand("collect", |command| with(command, "env", &envs))
+        .mut_subcommand("train", |command| first(command, "preset", &presets))
+        .mut_subcommand("inspect", |command| first(command, "what", &presets))
+        .mut_subcommand("collect", |command| first(command, "env", &envs))
         .mut_subcommand("eval", |command| with(command, "env", &envs))
 }
 

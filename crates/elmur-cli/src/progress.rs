@@ -25,8 +25,8 @@ pub struct Bar {
     first: u64,
     start: Instant,
     shown: Option<Instant>,
-    /// Whether it was shown that all is done.
-    whole: bool,
+    /// Whether the end has been shown.
+    ended: bool,
     terminal: bool,
 }
 
@@ -42,7 +42,7 @@ impl Bar {
             first: done,
             start: Instant::now(),
             shown: None,
-            whole: false,
+            ended: false,
             terminal,
         }
     }
@@ -52,12 +52,11 @@ impl Bar {
         let pause = if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(10) };
         let due =
             self.shown.map_or(!self.terminal || self.start.elapsed() > pause, |at| at.elapsed() > pause);
-        // The end is shown at once, but once: what follows it, such as a validation, waits for its turn.
-        let ends = done >= self.total && !self.whole;
-        if is_quiet() || !(due || ends) {
+        let ends = done >= self.total && !self.ended;
+        if is_quiet() || (!due && !ends) {
             return;
         }
-        self.whole = done >= self.total;
+        self.ended |= ends;
         self.shown = Some(Instant::now());
         let line = self.line(done, unit, note, self.start.elapsed());
         if self.terminal {

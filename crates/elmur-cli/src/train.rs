@@ -19,9 +19,10 @@ use crate::{Context, note, report, say, signals};
 #[derive(clap::Args)]
 pub struct Args {
     /// Preset (see `elmur presets`) or the config.json of a run; not with --resume.
+    #[arg(index = 1)]
     preset: Option<String>,
     /// Changes to the config: KEY=VALUE, such as train.lr=1e-3 (see `elmur inspect PRESET --keys`).
-    #[arg(value_name = "KEY=VALUE")]
+    #[arg(value_name = "KEY=VALUE", index = 2)]
     overrides: Vec<String>,
     /// Write the run to this folder; default: out/PRESET-SEED.
     #[arg(long)]

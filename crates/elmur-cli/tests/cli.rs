@@ -82,7 +82,8 @@ fn published_weights_become_a_checkpoint() {
     let target = folder.join("checkpoint");
     let weights = golden("tmaze-small.safetensors");
     let run = |config: &str| {
-        elmur(&["import", weights.to_str().unwrap(), "--config", config, "--out", target.to_str().unwrap()])
+        let weights = weights.to_str().unwrap();
+        elmur(&["import", weights, "--config", config, "--force", "--out", target.to_str().unwrap()])
     };
     let output = run(file.to_str().unwrap());
     assert_eq!(output.status.code(), Some(0), "{}", err(&output));

@@ -53,8 +53,8 @@ fn collected_episodes_are_the_same_for_any_number_of_threads() {
     assert_eq!(about["metadata"]["env"], "popgym-RepeatPreviousEasy-v0");
     assert_eq!(about["metadata"]["version"], "1.0.7");
     assert!((about["return"]["mean"].as_f64().unwrap() - 1.0).abs() < 1e-5);
-    // The first three of 51 answers are not heeded.
-    assert!((about["counted"].as_f64().unwrap() - 48.0 / 51.0).abs() < 1e-9);
+    // The first three of 51 answers are not used.
+    assert!((about["imitated"].as_f64().unwrap() - 48.0 / 51.0).abs() < 1e-9);
     assert!(fine(&["inspect", &path]).contains("94.1% of steps"));
 }
 

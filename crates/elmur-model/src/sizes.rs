@@ -134,7 +134,7 @@ mod tests {
     /// What is added up from settings is what the graph declares.
     #[test]
     fn parameters_are_counted_without_building_a_graph() {
-        let mut policies: Vec<PolicyConfig> = presets::all().into_iter().map(|preset| preset.model).collect();
+        let mut policies: Vec<PolicyConfig> = presets::all().into_iter().map(|(_, policy)| policy).collect();
         let base = presets::model("tmaze-quick").unwrap().elmur("test").unwrap().clone();
         let mut change = |change: &dyn Fn(&mut Elmur)| {
             let mut config = base.clone();

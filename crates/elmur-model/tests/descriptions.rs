@@ -23,7 +23,7 @@ fn leaves(key: &str, value: &Value, out: &mut Vec<String>) {
 }
 
 fn policies() -> Vec<PolicyConfig> {
-    let mut all: Vec<PolicyConfig> = presets::all().into_iter().map(|preset| preset.model).collect();
+    let mut all: Vec<PolicyConfig> = presets::all().into_iter().map(|(_, policy)| policy).collect();
     let small = common::small();
     for observation in [
         Encoder::Categorical { sizes: vec![3, 4], encoding: CategoricalEncoding::OneHot },

@@ -18,7 +18,6 @@ mod metrics;
 mod none;
 mod offline;
 pub mod overrides;
-mod popgym;
 mod prepare;
 mod presets;
 mod resident;

@@ -14,7 +14,6 @@ use elmur_model::window::{Begin, training_graph};
 use crate::config::{Judge, RunConfig, below_model};
 use crate::error::{Error, Result};
 use crate::folder::MAX_SMALL;
-use crate::trainer::train_settings;
 
 /// The devices of a run, open.
 #[derive(Debug, Clone)]
@@ -187,12 +186,19 @@ impl Prepared {
         }
         let architecture = config.model.architecture();
         architecture.ends().check(data.spaces(), "dataset")?;
-        let settings = train_settings(&config, None);
+        let settings = config.train.program_settings(None);
         training_graph(architecture, &settings, Begin::Fresh)?;
         let (data, held_out, validation) = match on {
             Judge::Env => (data, None, config.validation_environment(registry)?),
+            Judge::Data if data.episodes() < 2 => {
+                notes
+                    .push("a single episode leaves none to judge on: judged by its training loss".to_owned());
+                (data, None, None)
+            }
             Judge::Data => {
-                let (train, held_out) = split(&data, config.data.held_out, u64::from(config.data.seed))?;
+                // At least one episode, however few there are.
+                let share = config.data.held_out.max(1.0 / data.episodes() as f64);
+                let (train, held_out) = split(&data, share, u64::from(config.data.seed))?;
                 notes.push(format!(
                     "judged on {} held-out episodes of {} (data.held_out, eval.on)",
                     held_out.episodes(),

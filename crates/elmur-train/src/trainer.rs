@@ -15,7 +15,7 @@ use elmur_model::tensors::{self, HostTensor, Notes, TensorData, Tensors};
 use elmur_model::window::{Begin, REPORT, RNG, TrainSettings, WindowProgram, training_graph};
 use elmur_model::{Architecture, Checkpoint, Fingerprint, init};
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::feed::{fill_inputs, request};
 use crate::resident::Resident;
@@ -91,18 +91,19 @@ const WITHIN: &str = "trainer.within";
 /// Beginning of the names of carried states in the state's file.
 const CARRIED: &str = "carried/";
 
-/// The settings of a config's training programs; `table`: rows of the data where they lie on the device.
-pub(crate) fn train_settings(config: &RunConfig, table: Option<usize>) -> TrainSettings {
-    let t = &config.train;
-    TrainSettings {
-        batch: t.batch,
-        label_smoothing: t.label_smoothing,
-        optimizer: AdamW { betas: t.betas, weight_decay: t.weight_decay, ..AdamW::default() },
-        clip: t.clip,
-        dtype: DType::F32,
-        export_gradients: false,
-        dropout: true,
-        table,
+impl TrainConfig {
+    /// The settings of training programs; `table`: rows of the data where they lie on the device.
+    pub fn program_settings(&self, table: Option<usize>) -> TrainSettings {
+        TrainSettings {
+            batch: self.batch,
+            label_smoothing: self.label_smoothing,
+            optimizer: AdamW { betas: self.betas, weight_decay: self.weight_decay, ..AdamW::default() },
+            clip: self.clip,
+            dtype: DType::F32,
+            export_gradients: false,
+            dropout: true,
+            table,
+        }
     }
 }
 
@@ -114,7 +115,7 @@ impl Trainer {
         let architecture: Arc<dyn Architecture> = (&config.model).into();
         architecture.ends().check(source.spaces(), "dataset")?;
         let t = &config.train;
-        let settings = train_settings(config, Resident::rows(&*architecture, &**source, &device));
+        let settings = t.program_settings(Resident::rows(&*architecture, &**source, &device));
         let graph = |begin: Begin| training_graph(&*architecture, &settings, begin);
         let mut graphs = vec![graph(Begin::Fresh)?];
         if t.segments > architecture.window().unroll {

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use elmur_base::Row;
 use elmur_engine::Pool;
+use elmur_model::init;
 use elmur_model::session::{Choose, Seen, Session};
-use elmur_model::{Result, init};
+use elmur_train::Result;
 use serde_json::json;
 
 use super::policy::{Model, observations};
@@ -60,7 +61,9 @@ pub fn run(args: &Args) -> Result<()> {
         session.reset(&seeds)?;
         session.select_action(&rows, seen, Choose::Greedy, actions.as_mut())?;
         let kept = session.snapshot(&rows)?;
-        let mut row = |work: &str, call: &mut dyn FnMut(&mut Session) -> Result<()>| -> Result<()> {
+        let mut row = |work: &str,
+                       call: &mut dyn FnMut(&mut Session) -> elmur_model::Result<()>|
+         -> Result<()> {
             let mut times: Vec<Duration> = Vec::new();
             for _ in 0..args.calls.max(1) {
                 let start = Instant::now();

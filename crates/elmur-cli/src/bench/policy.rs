@@ -10,10 +10,10 @@ use std::time::Instant;
 use elmur_base::{Field, Row};
 use elmur_engine::{DType, Device, Pool, Store};
 use elmur_model::ends::Encoder;
-use elmur_model::presets::{self, Preset};
 use elmur_model::session::{Seen, Session};
 use elmur_model::window::{Begin, TrainSettings, WindowProgram, training_graph};
-use elmur_model::{Architecture, Error, PolicyConfig, Result, init};
+use elmur_model::{Architecture, PolicyConfig, init};
+use elmur_train::{Error, Result, RunConfig};
 use serde_json::json;
 
 use super::{Times, WARM_UP, print, round};
@@ -74,8 +74,8 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub fn preset(&self) -> Result<Preset> {
-        let mut preset = preset(&self.preset)?;
+    pub fn preset(&self) -> Result<RunConfig> {
+        let mut preset = RunConfig::preset(&self.preset)?;
         if let PolicyConfig::Elmur(model) = &mut preset.model
             && self.no_images
         {
@@ -87,17 +87,6 @@ impl Model {
         }
         Ok(preset)
     }
-}
-
-fn preset(name: &str) -> Result<Preset> {
-    presets::find(name).ok_or_else(|| {
-        let names: Vec<&str> = presets::all().iter().map(|p| p.name).collect();
-        Error::Config {
-            key: "preset".into(),
-            expected: format!("one of {}", names.join(", ")),
-            got: name.into(),
-        }
-    })
 }
 
 /// Runs `elmur bench step`.
@@ -211,23 +200,14 @@ pub fn train(args: &TrainArgs) -> Result<()> {
 
 /// A model in training on made-up data.
 struct TrainBench<'a> {
-    preset: &'a Preset,
+    preset: &'a RunConfig,
     programs: Vec<WindowProgram>,
 }
 
 impl<'a> TrainBench<'a> {
-    fn new(preset: &'a Preset, dropout: bool, device: &Device) -> Result<Self> {
+    fn new(preset: &'a RunConfig, dropout: bool, device: &Device) -> Result<Self> {
         let architecture = preset.model.architecture();
-        let settings = TrainSettings {
-            batch: preset.train.batch,
-            label_smoothing: preset.train.label_smoothing,
-            optimizer: preset.train.optimizer(),
-            clip: preset.train.clip,
-            dtype: DType::F32,
-            export_gradients: false,
-            dropout,
-            table: None,
-        };
+        let settings = TrainSettings { dropout, ..preset.train.program_settings(None) };
         let store = init::parameters(architecture, 0)?.to(device)?;
         let mut programs = Vec::new();
         for begin in [Begin::Fresh, Begin::Continue] {
@@ -259,7 +239,7 @@ fn stride(device: &Device) -> usize {
 /// Several models, each on a thread and a queue of its own, all at once.
 fn train_side_by_side(
     args: &TrainArgs,
-    (preset, dropout): (&Preset, bool),
+    (preset, dropout): (&RunConfig, bool),
     device: &Device,
     work: &str,
 ) -> Result<()> {

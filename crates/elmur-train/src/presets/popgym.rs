@@ -4,12 +4,12 @@ use elmur_envs::popgym::{Family, Task, Version};
 use elmur_envs::{Encoding, EnvSpec, Registry, Wrappers};
 use elmur_model::PolicyConfig;
 use elmur_model::ends::{Action, Encoder};
-use elmur_model::presets::{self, TrainPreset};
+use elmur_model::presets as policies;
 
-use crate::config::{EvalConfig, RunConfig};
+use crate::config::{RunConfig, TrainConfig};
 use crate::error::Result;
-use crate::presets::{data, train_config, validation};
-use crate::schedule::{Decay, Unit};
+use crate::presets::{demonstrations, settings, validation};
+use crate::schedule::Schedule;
 
 /// Episodes of demonstrations, as in the published datasets.
 const EPISODES: usize = 3000;
@@ -94,8 +94,8 @@ fn ends_of(env: &EnvSpec) -> Result<(Vec<Encoder>, Action)> {
 }
 
 /// A run of 3,000 batches with standardized observations, validated every 100 batches.
-fn run_of(task: Task, env: EnvSpec, model: PolicyConfig, train: &TrainPreset, decay: Decay) -> RunConfig {
-    let mut run = run(env, model, train, decay);
+fn run_of(task: Task, env: EnvSpec, model: PolicyConfig, train: TrainConfig) -> RunConfig {
+    let mut run = run(env, model, train);
     (run.train.epochs, run.train.batches) = (None, Some(3000));
     // Positions of a pole that is held upright differ in the third decimal.
     run.train.standardize = true;
@@ -109,28 +109,30 @@ fn run_of(task: Task, env: EnvSpec, model: PolicyConfig, train: &TrainPreset, de
 fn small(task: Task) -> Result<RunConfig> {
     let env = env_of(task, false);
     let (observation, action) = ends_of(&env)?;
-    let (model, train) = presets::popgym_small(observation, action, crop(task));
-    Ok(run_of(task, env, model.into(), &train, Decay::Cosine))
+    let model = policies::popgym_small(observation, action, crop(task));
+    let train = settings::small(&model, crop(task));
+    Ok(run_of(task, env, model.into(), train))
 }
 
 /// BC-LSTM with the published sizes on our environment and data, over whole crops.
 fn bc_lstm(task: Task) -> Result<RunConfig> {
     let env = env_of(task, false);
     let (observation, action) = ends_of(&env)?;
-    let (model, train) = presets::bc_lstm(observation, action, crop(task));
-    let train = TrainPreset { batch: 128, lr: 1e-3, ..train };
-    Ok(run_of(task, env, PolicyConfig::BcLstm(model), &train, Decay::Linear))
+    let model = policies::bc_lstm(observation, action, crop(task));
+    let train = TrainConfig { batch: 128, lr: 1e-3, ..settings::bc_lstm() };
+    Ok(run_of(task, env, PolicyConfig::BcLstm(model), train))
 }
 
 /// Decision Transformer on our environment and data, its context the whole crop.
 fn dt(task: Task) -> Result<RunConfig> {
     let env = env_of(task, true);
     let (observation, action) = ends_of(&env)?;
-    let (mut model, train) = presets::dt(observation, action, crop(task));
+    let mut model = policies::dt(observation, action, crop(task));
     // The published sizes of RepeatFirst with half its layers, for every task.
     (model.d_head, model.d_ff, model.layers, model.action_tanh) = (64, 32, 4, !model.action.is_discrete());
-    let train = TrainPreset { batch: 64, lr: 1e-3, warmup: 100, ..train };
-    Ok(run_of(task, env, PolicyConfig::Dt(model), &train, Decay::Linear))
+    let schedule = Schedule { warmup: 100, ..settings::dt().schedule };
+    let train = TrainConfig { lr: 1e-3, schedule, ..settings::dt() };
+    Ok(run_of(task, env, PolicyConfig::Dt(model), train))
 }
 
 /// The published choices: numbers as they are through a linear map, no previous action, the older rules,
@@ -140,21 +142,15 @@ fn paper(task: Task) -> Result<RunConfig> {
         Wrappers { encoding: Encoding::Floats, flat_action: is_board(task), ..Wrappers::default() };
     let env = env(task, Version::V106, wrappers);
     let (observation, action) = ends_of(&env)?;
-    let (model, train) = presets::popgym_paper(observation, action, published_segment(task));
+    let model = policies::popgym_paper(observation, action, published_segment(task));
     let sample = model.action.is_discrete() && !is_board(task);
-    let mut run = run(env, model.into(), &train, Decay::Linear);
+    let mut run = run(env, model.into(), settings::popgym_paper());
     run.eval.sample = sample;
     Ok(run)
 }
 
-fn run(env: EnvSpec, model: PolicyConfig, train: &TrainPreset, decay: Decay) -> RunConfig {
-    RunConfig {
-        env: Some(env),
-        data: data(EPISODES),
-        train: train_config(train, Unit::Steps, decay),
-        eval: EvalConfig { every: Some(50), ..validation() },
-        model,
-    }
+fn run(env: EnvSpec, model: PolicyConfig, train: TrainConfig) -> RunConfig {
+    RunConfig { env: Some(env), data: demonstrations(EPISODES), model, train, eval: validation() }
 }
 
 fn is_board(task: Task) -> bool {
@@ -209,7 +205,7 @@ mod tests {
     #[test]
     fn the_published_choice_for_autoencode_is_the_papers_model() {
         let run = RunConfig::preset("popgym-AutoencodeEasy-compat").unwrap();
-        assert_eq!(Some(&run.model), presets::model("popgym-autoencode-easy").as_ref());
+        assert_eq!(Some(&run.model), policies::model("popgym-autoencode-easy").as_ref());
         assert_eq!(run, RunConfig::preset("popgym-autoencode-easy").unwrap());
         assert!(run.eval.sample && run.env.unwrap().settings["version"] == "1.0.6");
     }
