@@ -261,13 +261,10 @@ fn completed(context: &Context) -> clap::Command {
             false => arg,
         })
     };
-    let first = |command: clap::Command, name: &str, values: &PossibleValuesParser| {
-        with(command, name, values).mut_arg(name, |arg| arg.index(1))
-    };
     Cli::command()
-        .mut_subcommand("train", |command| first(command, "preset", &presets))
-        .mut_subcommand("inspect", |command| first(command, "what", &presets))
-        .mut_subcommand("collect", |command| first(command, "env", &envs))
+        .mut_subcommand("train", |command| with(command, "preset", &presets))
+        .mut_subcommand("inspect", |command| with(command, "what", &presets))
+        .mut_subcommand("collect", |command| with(command, "env", &envs))
         .mut_subcommand("eval", |command| with(command, "env", &envs))
 }
 

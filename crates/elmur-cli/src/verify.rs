@@ -39,13 +39,21 @@ fn gpu_tolerance(precision: Precision) -> f64 {
 
 /// Replays every file; true if all are within tolerance.
 pub fn run(args: &Args) -> Result<bool> {
-    // A model's `.json` beside its trace is not a trace of its own.
-    let is_task = |file: &&PathBuf| {
-        let json = file.extension().is_some_and(|e| e == "json" || e == "gz");
-        json && !file.with_extension("safetensors").exists()
-    };
-    let (tasks, models): (Vec<&PathBuf>, Vec<&PathBuf>) = args.files.iter().partition(is_task);
-    models.iter().try_for_each(|file| check_model(file))?;
+    let (mut tasks, mut models): (Vec<PathBuf>, Vec<PathBuf>) = Default::default();
+    for file in &args.files {
+        let beside = file.with_extension("safetensors");
+        if file.extension().is_some_and(|e| e == "json") && beside.exists() {
+            // A part of a model's trace; the pair is one, whichever of the two is given.
+            if !args.files.contains(&beside) {
+                models.push(beside);
+            }
+        } else if file.extension().is_some_and(|e| e == "json" || e == "gz") {
+            tasks.push(file.clone());
+        } else {
+            check_model(file)?;
+            models.push(file.clone());
+        }
+    }
     Ok(verify_models(&models, args)? & verify_tasks(&tasks, args.json)?)
 }
 
@@ -70,7 +78,7 @@ fn name(file: &Path) -> String {
 }
 
 /// POPGym: observations and flags exactly, rewards to 1e-9, states of control tasks in every bit.
-fn verify_tasks(files: &[&PathBuf], as_json: bool) -> Result<bool> {
+fn verify_tasks(files: &[PathBuf], as_json: bool) -> Result<bool> {
     let mut fine = true;
     for (index, file) in files.iter().enumerate() {
         let trace = Trace::read(file)?;
@@ -107,7 +115,7 @@ fn verify_tasks(files: &[&PathBuf], as_json: bool) -> Result<bool> {
 }
 
 /// Every file in f64 and f32.
-fn verify_models(files: &[&PathBuf], args: &Args) -> Result<bool> {
+fn verify_models(files: &[PathBuf], args: &Args) -> Result<bool> {
     if files.is_empty() {
         return Ok(true);
     }

@@ -328,6 +328,12 @@ fn verify_says_what_a_trace_is() {
     let weights = folder.path("weights.safetensors");
     std::fs::write(&weights, b"").unwrap();
     refused(&["verify", &weights], &["the .json is missing"]);
+    // Of a trace in two files either is enough, and both are one.
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../elmur-model/tests/golden");
+    let [one, other] = ["json", "safetensors"].map(|end| golden.join(format!("tmaze-small.{end}")));
+    let [one, other] = [&one, &other].map(|path| path.to_str().unwrap());
+    assert_eq!(rows(&fine(&["verify", "--json", one])).len(), 2);
+    assert_eq!(rows(&fine(&["verify", "--json", one, other])).len(), 2);
 }
 
 #[test]
@@ -426,18 +432,67 @@ fn completions_know_presets_and_environments() {
     }
 }
 
-/// `/dev/full` is a disk that is always full.
+/// Runs the program where no file may have more than 8 KiB: writing more fails as on a full disk.
+#[cfg(unix)]
+fn where_disks_are_full(args: &[&str]) -> std::process::Output {
+    let script = "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\"";
+    Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_elmur")]).args(args).output().unwrap()
+}
+
 #[test]
-#[cfg(target_os = "linux")]
-fn a_full_disk_is_not_the_users_mistake() {
-    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let run = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_elmur"));
-        command.args(args).stdout(full()).output().unwrap()
+#[cfg(unix)]
+fn a_full_disk_is_not_the_users_mistake_and_what_was_done_is_kept() {
+    let folder = Folder::new("full");
+    let [data, whole] = ["data.elmur", "whole.elmur"].map(|name| folder.path(name));
+    let exhausted = |args: &[&str]| {
+        let output = where_disks_are_full(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output));
+        assert!(text(&output).contains("error: "), "{args:?}: {}", text(&output));
     };
-    let output = run(&["presets"]);
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-    assert!(text(&output).contains("standard output"), "{}", text(&output));
+    let collect = |out: &str| {
+        let args = ["collect", "tmaze", "--length", "9", "--episodes", "300", "--out", out];
+        args.map(str::to_owned)
+    };
+    let args = collect(&data);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    exhausted(&args);
+    assert!(!Path::new(&data).exists());
+    let output = elmur(&args);
+    assert!(output.status.success() && text(&output).contains("going on after"), "{}", text(&output));
+    let undisturbed = collect(&whole);
+    fine(&undisturbed.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(std::fs::read(&data).unwrap() == std::fs::read(&whole).unwrap());
+
+    let run = folder.path("run");
+    exhausted(&tiny(&run, &[]));
+    assert!(names(format!("{run}/checkpoints")).is_empty());
+    refused(&["eval", &run], &["no checkpoint yet", "elmur train --resume"]);
+    fine(&["train", "--resume", &run]);
+    exhausted(&["plot", "run", &run, "--out", &folder.path("picture")]);
+    let demo = folder.path("demo");
+    exhausted(&["demo", "--out", &demo]);
+    exhausted(&["demo", "--out", &demo]);
+    // Standard output too can be on a full disk.
+    if let Ok(full) = std::fs::OpenOptions::new().write(true).open("/dev/full") {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elmur"));
+        let output = command.arg("presets").stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    }
+}
+
+#[test]
+fn a_run_that_has_not_begun_says_so() {
+    let folder = Folder::new("not-begun");
+    let run = folder.path("run");
+    fine(&tiny(&run, &[]));
+    for name in ["checkpoints", "tensorboard"] {
+        std::fs::remove_dir_all(format!("{run}/{name}")).unwrap();
+    }
+    std::fs::remove_file(format!("{run}/metrics.jsonl")).unwrap();
+    std::fs::create_dir(format!("{run}/checkpoints")).unwrap();
+    refused(&["eval", &run], &["no checkpoint yet", "elmur train --resume"]);
+    refused(&["plot", "run", &run, "--out", &folder.path("picture")], &["no batches yet"]);
+    assert!(fine(&["inspect", &run]).contains("a run of 0 batches"));
 }
 
 /// Progress on a terminal; `script` gives one.

@@ -52,27 +52,29 @@ fn symbols_of_an_own_task_are_learnt_and_judged_by_accuracy() {
     let folder = Folder::new("symbols");
     let data = symbols(&folder, 400);
     assert!(fine(&["inspect", &data]).contains("400 episodes"));
-    let run = folder.path("run");
     let settings = ["model.segment_length=4", "train.batch=32", "train.lr=0.003", "train.epochs=0"];
-    let more = ["train.batches=300", "eval.every=50", "--data", &data, "--out", &run];
-    let output = elmur(&[&["train", "tmaze-quick"], &settings[..], &more].concat());
-    let said = text(&output);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(said.contains("not from tmaze") && said.contains("40 held-out episodes of 400"), "{said}");
-    // The hint at the end works.
-    let hint = said.lines().find_map(|line| line.strip_prefix("try it: elmur ")).unwrap();
-    let judged = fine(&hint.split(' ').collect::<Vec<_>>());
-    assert!(judged.contains("accuracy 1.000") || judged.contains("accuracy 0.9"), "{judged}");
-    let row = &rows(&fine(&["eval", &run, "--data", &data, "--json"]))[0];
-    assert!(row["measure"] == "accuracy" && row["actions"] == 400, "{row}");
-    assert!(row["score"].as_f64().unwrap() > 0.95, "{row}");
-    // The best checkpoint is the latest of the highest accuracy.
-    let metrics = rows(&std::fs::read_to_string(format!("{run}/metrics.jsonl")).unwrap());
-    let scores = metrics.iter().filter_map(|row| Some((row["score"].as_f64()?, row["batch"].as_u64()?)));
-    let best = scores.max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).unwrap();
-    let link = std::fs::read_link(format!("{run}/checkpoints/best")).unwrap();
-    assert_eq!(link.to_str().unwrap(), format!("{:08}", best.1));
-    refused(&["eval", &run], &["--data PATH"]);
+    for preset in ["tmaze-quick", "small"] {
+        let run = folder.path(preset);
+        let more = ["train.batches=300", "eval.every=50", "--data", &data, "--out", &run];
+        let output = elmur(&[&["train", preset], &settings[..], &more].concat());
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert!(said.contains("40 held-out episodes of 400"), "{said}");
+        // The hint at the end works.
+        let hint = said.lines().find_map(|line| line.strip_prefix("try it: elmur ")).unwrap();
+        let judged = fine(&hint.split(' ').collect::<Vec<_>>());
+        assert!(judged.contains("accuracy 1.000") || judged.contains("accuracy 0.9"), "{judged}");
+        let row = &rows(&fine(&["eval", &run, "--data", &data, "--json"]))[0];
+        assert!(row["measure"] == "accuracy" && row["actions"] == 400, "{row}");
+        assert!(row["score"].as_f64().unwrap() > 0.95, "{row}");
+        // The best checkpoint is the latest of the highest accuracy.
+        let metrics = rows(&std::fs::read_to_string(format!("{run}/metrics.jsonl")).unwrap());
+        let scores = metrics.iter().filter_map(|row| Some((row["score"].as_f64()?, row["batch"].as_u64()?)));
+        let best = scores.max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).unwrap();
+        let link = std::fs::read_link(format!("{run}/checkpoints/best")).unwrap();
+        assert_eq!(link.to_str().unwrap(), format!("{:08}", best.1));
+        refused(&["eval", &run], &["--data PATH"]);
+    }
 }
 
 #[test]
@@ -95,6 +97,15 @@ fn continuous_actions_of_an_own_task_are_judged_by_their_error() {
     let about = &rows(&fine(&["inspect", &run, "--json"]))[0];
     assert_eq!(about["best_validation"].as_f64(), scores.iter().copied().reduce(f64::min), "{about}");
     assert!(about["accuracy"].is_null(), "{about}");
+}
+
+#[test]
+fn a_single_episode_is_judged_by_its_loss_without_the_target_of_another_task() {
+    let folder = Folder::new("single");
+    let (data, run) = (symbols(&folder, 1), folder.path("run"));
+    let more = ["eval.every=2", "--data", &data, "--out", &run];
+    let said = fine(&[&["train", "tmaze-quick"], &SMALL[..], &more].concat());
+    assert!(said.contains("done: "), "{said}");
 }
 
 #[test]

@@ -167,6 +167,7 @@ impl Prepared {
                     config.model.fit_to(data.spaces()).map_err(below_model)?;
                 }
                 let ends = config.model.architecture().ends();
+                let mut by_error = data.episodes() < 2;
                 if let Some(environment) = &environment
                     && ends.check(environment.spaces(), "environment").is_err()
                 {
@@ -175,12 +176,15 @@ impl Prepared {
                         environment.name()
                     ));
                     config.env = None;
-                    if !ends.action.is_discrete() && config.eval.target.take().is_some() {
-                        notes.push(format!(
-                            "the target of {} is none for errors; with env=null, eval.target=X sets one",
-                            environment.name()
-                        ));
-                    }
+                    by_error |= !ends.action.is_discrete();
+                }
+                if let Some(environment) = environment.filter(|_| by_error)
+                    && config.eval.target.take().is_some()
+                {
+                    notes.push(format!(
+                        "the target of {} is none for errors; with env=null, eval.target=X sets one",
+                        environment.name()
+                    ));
                 }
             }
         }
