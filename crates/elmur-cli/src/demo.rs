@@ -53,6 +53,8 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     );
     let prepared = config.prepare(&registry, true)?;
     let folder = RunFolder::create(&args.out, &prepared.config)?;
+    // Another demo must not take the folder while the demonstrations are written.
+    let lock = folder.lock()?;
     signals::acknowledge(stop);
 
     let file = args.out.join(DEMONSTRATIONS);
@@ -73,9 +75,10 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         Checkpoint::parameter_count(&config.model)?,
         grouped(config.eval.settings["length"].as_u64().unwrap_or(0))
     ));
-    if let Ended::Stopped(signal) =
-        train::watch(&Devices::open(&config)?, &folder, &prepared, false, stop, false)?
-    {
+    let devices = Devices::open(&config)?;
+    // Training takes the lock itself.
+    drop(lock);
+    if let Ended::Stopped(signal) = train::watch(&devices, &folder, &prepared, false, stop, false)? {
         say(&format!("stopped and saved; go on with: elmur train --resume {}", args.out.display()));
         return Ok(ExitCode::from(128 + signal as u8));
     }

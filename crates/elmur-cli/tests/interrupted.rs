@@ -164,8 +164,21 @@ fn a_demo_leaves_a_running_one_alone() {
     refused(&["train", "tmaze-quick", "--force", "--out", &out], &["another process trains this run"]);
     assert!(names(&out).iter().all(|name| name.ends_with(".tmp") || before.contains(name)));
     assert!(before.iter().all(|name| name.ends_with(".tmp") || Path::new(&out).join(name).exists()));
-    // A run that is no demo is never taken for one.
     drop(first);
+    // From the moment its folder is made.
+    let fresh = folder.path("fresh");
+    let mut first = Running(start(&["demo", "--out", &fresh, "--longest", "9"]));
+    until(Path::new(&fresh).join("config.json"), 1);
+    refused(
+        &["demo", "--out", &fresh, "--longest", "9", "--seed", "1"],
+        &["another process trains this run"],
+    );
+    let config = std::fs::read_to_string(Path::new(&fresh).join("config.json")).unwrap();
+    assert_eq!(rows(&config.replace('\n', " "))[0]["train"]["seed"], 0);
+    until(Path::new(&fresh).join("metrics.jsonl"), 500);
+    assert!(first.0.try_wait().unwrap().is_none());
+    drop(first);
+    // A run that is no demo is never taken for one.
     let run = folder.path("run");
     fine(&tiny(&run, &[]));
     refused(&["demo", "--out", &run], &["not a demo"]);
@@ -220,4 +233,24 @@ fn a_demo_that_was_killed_early_does_not_block_its_folder() {
         }
         begins("killed between two demos");
     }
+}
+
+#[test]
+fn seeds_trained_together_are_stopped_and_saved_together() {
+    let folder = Folder::new("seeds-stop");
+    let (parts, whole) = (folder.path("parts"), folder.path("whole"));
+    let long = ["train.checkpoint_every=100000", "eval.every=0"];
+    let child = start(&tiny(&parts, &[&long[..], &["--seeds", "2", "train.batches=100000"]].concat()));
+    (0..2).for_each(|seed| until(format!("{parts}/seed-{seed}/metrics.jsonl"), 500));
+    signal(&child, "TERM");
+    let output = ended(child, 10);
+    assert_eq!(output.status.code(), Some(143), "{}", text(&output));
+    let run = format!("{parts}/seed-1");
+    assert!(text(&output).contains(&format!("elmur train --resume {run}")), "{}", text(&output));
+    let last = std::fs::read_link(Path::new(&run).join("checkpoints/last")).unwrap();
+    let end = last.to_str().unwrap().parse::<u64>().unwrap() + 2;
+    let batches = format!("train.batches={end}");
+    fine(&["train", "--resume", &run, &batches]);
+    fine(&tiny(&whole, &[&long[..], &["--seed", "1", &batches]].concat()));
+    assert!(checkpoint(&run, end) == checkpoint(&whole, end));
 }
