@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use elmur_base::{FieldMut, Spaces};
 
 use crate::episode::{ColumnRef, Episode, EpisodeRef};
 use crate::error::{Error, Result};
 use crate::format::{Header, checksum};
-use crate::native::{Reader, Writer};
-use crate::open::open;
-use crate::source::{Layout, Outline, Part, Source, check_read};
+use crate::layout::{Layout, Outline, Part};
+use crate::source::{Source, check_read};
 
 /// One or more episodes of the same spaces in memory, all of them checked. Anything that learns takes it as a
 /// [`Source`], without any file.
@@ -53,26 +52,11 @@ impl Dataset {
         Self { layout: header.layout(), header, episodes, checksums, torn_bytes }
     }
 
-    /// Reads all episodes of a file or folder, of any format that [`open`] knows, into memory.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::load(&*open(path, None)?)
-    }
-
     /// Reads all episodes of a source into memory.
     pub fn load(source: &dyn Source) -> Result<Self> {
         let episodes = (0..source.episodes()).map(|i| source.episode(i)).collect::<Result<_>>()?;
         let loaded = Self::from_episodes(source.spaces().clone(), source.metadata().clone(), episodes)?;
         Ok(Self { torn_bytes: source.torn_bytes(), ..loaded })
-    }
-
-    /// Reads the bytes of an `.elmur` file.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        Reader::named(bytes, Path::new("bytes"))?.into_dataset()
-    }
-
-    /// Writes all episodes to a new `.elmur` file: see [`save`].
-    pub fn save(&self, path: impl Into<PathBuf>) -> Result<()> {
-        save(self, path)
     }
 
     /// Number of episodes.
@@ -104,16 +88,6 @@ impl Dataset {
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.header.metadata
     }
-}
-
-/// Writes all episodes of a source to an `.elmur` file, which appears at `path` when it is complete. A file
-/// that is there already is an error. One episode is in memory at a time.
-pub fn save(source: &dyn Source, path: impl Into<PathBuf>) -> Result<()> {
-    let mut writer = Writer::create(path, source.spaces(), source.metadata().clone())?;
-    for i in 0..source.episodes() {
-        writer.push(&source.episode(i)?)?;
-    }
-    writer.finish()
 }
 
 impl Source for Dataset {

@@ -4,38 +4,9 @@
 //! leaf length].
 
 use elmur_base::{FieldMut, Leaf, Row, Space, Spaces, Values, bound_at};
-use serde::{Deserialize, Serialize};
 
 use crate::error::{Fault, Result};
-use crate::source::{Layout, Outline};
-
-/// Element type of a column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ElementType {
-    /// 32-bit floats, for boxes.
-    F32,
-    /// 32-bit integers, for discrete leaves.
-    I32,
-    /// Bytes, for leaves of bytes and for boxes of pixels, where byte `b` is the number b / 255.
-    U8,
-}
-
-impl ElementType {
-    /// Bytes per element.
-    pub fn size(self) -> usize {
-        if self == ElementType::U8 { 1 } else { 4 }
-    }
-
-    /// The name in files and messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            ElementType::F32 => "f32",
-            ElementType::I32 => "i32",
-            ElementType::U8 => "u8",
-        }
-    }
-}
+use crate::layout::{ElementType, Layout, Outline};
 
 /// The numbers of one leaf, [rows, leaf length].
 #[derive(Debug, Clone, PartialEq)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use elmur_base::Field;
 
-use crate::source::Part;
+use crate::layout::Part;
 
 /// Result with the error type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -13,9 +13,9 @@ use std::path::Path;
 use elmur_base::{Space, Spaces};
 use serde::{Deserialize, Serialize};
 
-use crate::episode::{Column, ColumnRef, ElementType, Episode, EpisodeRef, fits};
+use crate::episode::{Column, ColumnRef, Episode, EpisodeRef, fits};
 use crate::error::{Error, Fault, Result};
-use crate::source::{Layout, Outline, Part};
+use crate::layout::{ElementType, Layout, Outline, Part};
 
 #[cfg(target_endian = "big")]
 compile_error!("elmur-data reads parts of little-endian files as they lie; this machine is big-endian");

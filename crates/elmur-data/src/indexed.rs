@@ -9,10 +9,12 @@ use std::time::SystemTime;
 
 use elmur_base::{FieldMut, Leaf, Spaces};
 
-use crate::episode::{ColumnRef, ElementType, check_rewards, check_steps, misfit_fault};
+use crate::episode::{ColumnRef, check_rewards, check_steps, misfit_fault};
 use crate::error::{Error, Fault, Result};
 use crate::format::{Aligned, BAD_MARKS, HEAD, Head, Header, SHAPE, Shape, places};
-use crate::source::{Layout, Outline, Part, Source, check_read};
+use crate::layout::ElementType;
+use crate::layout::{Layout, Outline, Part};
+use crate::source::{Source, check_read};
 
 /// Bytes of a record that are in memory at once while a file is indexed.
 const BUFFER: usize = 1 << 18;

@@ -47,6 +47,8 @@ mod episode;
 mod error;
 mod format;
 mod indexed;
+mod layout;
+mod limits;
 mod loader;
 mod native;
 mod npy;
@@ -59,18 +61,18 @@ mod subset;
 mod window;
 mod wrap;
 
-pub use dataset::{Dataset, save};
-pub use episode::{Column, ColumnRef, ElementType, Episode, EpisodeRef};
+pub use dataset::Dataset;
+pub use episode::{Column, ColumnRef, Episode, EpisodeRef};
 pub use error::{Error, Fault, Result};
 pub use indexed::ElmurFile;
+pub use layout::{ColumnType, ElementType, Layout, Outline, Part};
+pub use limits::Limits;
 pub use loader::{Batch, Buffer, Loader, Request};
-pub use native::{Reader, Writer};
+pub use native::{Reader, Writer, save};
 pub use npz_write::{NpzWriter, write_npz};
-pub use open::{Limits, is_data, open, open_with};
+pub use open::{is_data, open, open_with};
 pub use sampler::{Crop, Sampler};
-pub use source::{
-    ColumnType, Layout, Outline, Part, Source, Summary, check_read, chunks, earlier_fingerprint,
-};
+pub use source::{Source, Summary, check_read, chunks, earlier_fingerprint};
 pub use subset::{Subset, split};
 pub use window::Window;
 pub use wrap::{WrappedSource, wrap};

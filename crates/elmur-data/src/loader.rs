@@ -315,7 +315,7 @@ mod tests {
 
     use super::*;
     use crate::Dataset;
-    use crate::source::{Layout, Outline, Part};
+    use crate::layout::{Layout, Outline, Part};
     use crate::window::tests::dataset;
 
     /// A source that several threads may read, with pauses of its own, and that can be told to fail.

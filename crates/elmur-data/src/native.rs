@@ -13,7 +13,8 @@ use crate::episode::{Episode, EpisodeRef};
 use crate::error::{Error, Result};
 use crate::format::{Aligned, HEAD, Head, Header, decode, encode};
 use crate::indexed::{Indexed, index};
-use crate::source::Layout;
+use crate::layout::Layout;
+use crate::source::Source;
 
 /// Reads a stream of the `.elmur` format: an iterator of checked episodes.
 #[derive(Debug)]
@@ -302,6 +303,28 @@ fn refuse_existing(path: &Path, replace: bool) -> Result<()> {
         return Ok(());
     }
     Err(Error::file(path, "exists already; choose another name, or replace it with --force"))
+}
+
+impl Dataset {
+    /// Reads the bytes of an `.elmur` file.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Reader::named(bytes, Path::new("bytes"))?.into_dataset()
+    }
+
+    /// Writes all episodes to a new `.elmur` file: see [`save`].
+    pub fn save(&self, path: impl Into<PathBuf>) -> Result<()> {
+        save(self, path)
+    }
+}
+
+/// Writes all episodes of a source to an `.elmur` file, which appears at `path` when it is complete. A file
+/// that is there already is an error. One episode is in memory at a time.
+pub fn save(source: &dyn Source, path: impl Into<PathBuf>) -> Result<()> {
+    let mut writer = Writer::create(path, source.spaces(), source.metadata().clone())?;
+    for i in 0..source.episodes() {
+        writer.push(&source.episode(i)?)?;
+    }
+    writer.finish()
 }
 
 /// Locks a file against a second writer, where the file system supports locks.

@@ -10,7 +10,8 @@ use elmur_base::{Leaf, Space, Spaces};
 use flate2::bufread::DeflateDecoder;
 use rawzip::{CompressionMethod, ZipArchive};
 
-use crate::episode::{Column, ElementType, Episode};
+use crate::episode::{Column, Episode};
+use crate::layout::ElementType;
 
 /// Longest header of an array, in bytes.
 const MAX_HEADER: usize = 1 << 16;

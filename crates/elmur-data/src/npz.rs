@@ -23,12 +23,14 @@ use std::time::SystemTime;
 use elmur_base::{FieldMut, Space, Spaces};
 
 use crate::dataset::{Dataset, read_episode};
-use crate::episode::{Column, ElementType, Episode};
+use crate::episode::{Column, Episode};
 use crate::error::{Error, Result};
 use crate::format::{Header, checksum};
+use crate::layout::ElementType;
+use crate::layout::{Layout, Outline, Part};
+use crate::limits::Limits;
 use crate::npy::{Array, Recording};
-use crate::open::Limits;
-use crate::source::{Layout, Outline, Part, Source, check_read};
+use crate::source::{Source, check_read};
 
 /// Most integers per step for which a space is inferred.
 const MAX_INTS: usize = 1 << 16;

@@ -9,8 +9,9 @@ use flate2::Compression;
 use flate2::write::DeflateEncoder;
 use rawzip::{CompressionMethod, ZipArchiveWriter};
 
-use crate::episode::{ColumnRef, ElementType, EpisodeRef};
+use crate::episode::{ColumnRef, EpisodeRef};
 use crate::error::{Error, Result};
+use crate::layout::ElementType;
 use crate::npz::list;
 use crate::source::Source;
 

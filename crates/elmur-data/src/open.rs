@@ -7,31 +7,14 @@ use std::sync::Arc;
 
 use elmur_base::Spaces;
 
+use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::format::MAGIC;
 use crate::indexed::ElmurFile;
+use crate::limits::Limits;
 use crate::native::Reader;
 use crate::npz;
 use crate::source::Source;
-
-/// How much memory reading may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Data up to this many bytes is kept in memory; more is read from disk when it is needed. It also bounds
-    /// the decoded episodes that are remembered of formats that can only be decoded whole. Default: 256 MiB.
-    pub memory: u64,
-    /// The most bytes that one compressed file may inflate to, and that it may have itself. A file that
-    /// claims more is refused before it is inflated, and one that has more than it claims is refused while it
-    /// is. Reading a file takes at most three times as much memory: the file, its numbers, and a copy of them
-    /// in another type. Default: 512 MiB.
-    pub inflated: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { memory: 256 << 20, inflated: 512 << 20 }
-    }
-}
 
 /// Opens a path that holds a format, with known spaces or none.
 type Open = fn(&Path, Option<&Spaces>, &Limits) -> Result<Arc<dyn Source>>;
@@ -57,6 +40,13 @@ const FORMATS: [Format; 3] = [
 /// that fits is kept in memory, and the rest is read when it is needed (see [`Limits`]).
 pub fn open(path: impl AsRef<Path>, known: Option<&Spaces>) -> Result<Arc<dyn Source>> {
     open_with(path, known, &Limits::default())
+}
+
+impl Dataset {
+    /// Reads all episodes of a file or folder, of any format that [`open`] knows, into memory.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load(&*open(path, None)?)
+    }
 }
 
 /// [`open`] with other bounds on memory.

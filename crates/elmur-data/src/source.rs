@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use elmur_base::{FieldMut, Leaf, Space, Spaces, Statistics};
+use elmur_base::{FieldMut, Spaces, Statistics};
 use serde::Serialize;
 
-use crate::episode::{Column, ElementType, Episode};
+use crate::episode::{Column, Episode};
 use crate::error::{Error, Result};
 use crate::format::{self, Fnv};
+use crate::layout::{ColumnType, Layout, Outline, Part};
 
 /// Episodes of the same spaces that can be read a range of steps at a time, from memory or from disk.
 ///
@@ -135,112 +136,6 @@ pub trait Source: fmt::Debug + Send + Sync {
             terminated,
             truncated,
         })
-    }
-}
-
-/// One of the columns that an episode is recorded in, with one row per step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Part {
-    /// Leaf `i` of the observation, [T, leaf length], or [T + 1, leaf length] with the observation after the
-    /// last action.
-    Observation(usize),
-    /// Leaf `i` of the action, [T, leaf length].
-    Action(usize),
-    /// Rewards, `[T]`, as f32.
-    Reward,
-    /// Whether each step's action is worth imitating, `[T]`, as bool; recorded only where
-    /// [`Outline::marked`].
-    Imitate,
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Part::Observation(leaf) => write!(f, "observation leaf {leaf}"),
-            Part::Action(leaf) => write!(f, "action leaf {leaf}"),
-            Part::Reward => write!(f, "reward"),
-            Part::Imitate => write!(f, "imitate"),
-        }
-    }
-}
-
-/// Element type and width of a column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ColumnType {
-    /// Element type of the column.
-    pub element: ElementType,
-    /// Numbers per row.
-    pub width: usize,
-}
-
-/// Element types and widths of all columns of an episode.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
-    /// One per leaf of the observation space.
-    pub observations: Vec<ColumnType>,
-    /// One per leaf of the action space.
-    pub actions: Vec<ColumnType>,
-}
-
-impl Layout {
-    /// The layout of columns that have the leaves' widths and the given element types.
-    pub fn new(spaces: &Spaces, observations: &[ElementType], actions: &[ElementType]) -> Self {
-        let columns = |space: &Space, types: &[ElementType]| {
-            let column = |(element, leaf): (&ElementType, Leaf<'_>)| ColumnType {
-                element: *element,
-                width: leaf.len(),
-            };
-            types.iter().zip(space.leaves()).map(column).collect()
-        };
-        Self {
-            observations: columns(&spaces.observation, observations),
-            actions: columns(&spaces.action, actions),
-        }
-    }
-
-    /// Numbers per row of a column, and the name of the type that it is read in: f32, i32, u8 or bool. None
-    /// for a leaf that the spaces do not have.
-    pub fn column(&self, part: Part) -> Option<(&'static str, usize)> {
-        let leaf =
-            |columns: &[ColumnType], leaf: usize| columns.get(leaf).map(|c| (c.element.name(), c.width));
-        match part {
-            Part::Observation(i) => leaf(&self.observations, i),
-            Part::Action(i) => leaf(&self.actions, i),
-            Part::Reward => Some(("f32", 1)),
-            Part::Imitate => Some(("bool", 1)),
-        }
-    }
-}
-
-/// What is known of an episode without reading its numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outline {
-    /// T, the number of actions taken, at least 1.
-    pub steps: usize,
-    /// Whether the observation after the last action was recorded: T + 1 observations instead of T.
-    pub final_observation: bool,
-    /// Whether the task had ended.
-    pub terminated: bool,
-    /// Whether the episode was cut off, by a time limit for example.
-    pub truncated: bool,
-    /// Whether steps are marked as worth imitating or not; otherwise all are.
-    pub marked: bool,
-}
-
-impl Outline {
-    /// Number of rows of a column of this episode.
-    pub fn rows(&self, part: Part) -> usize {
-        match part {
-            Part::Observation(_) => self.steps + usize::from(self.final_observation),
-            Part::Action(_) | Part::Reward => self.steps,
-            Part::Imitate => {
-                if self.marked {
-                    self.steps
-                } else {
-                    0
-                }
-            }
-        }
     }
 }
 

@@ -8,7 +8,8 @@ use elmur_base::{FieldMut, Spaces};
 use elmur_rng::Rng;
 
 use crate::error::{Error, Result};
-use crate::source::{Layout, Outline, Part, Source, check_read};
+use crate::layout::{Layout, Outline, Part};
+use crate::source::{Source, check_read};
 
 /// Some episodes of a source, by their numbers, in any order.
 #[derive(Debug, Clone)]

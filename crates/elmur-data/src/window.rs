@@ -3,9 +3,11 @@
 use elmur_base::{Field, FieldMut, Leaf};
 
 use crate::Crop;
-use crate::episode::{Column, ElementType, pixel};
+use crate::episode::{Column, pixel};
 use crate::error::{Error, Result};
-use crate::source::{ColumnType, Outline, Part, Source, chunks};
+use crate::layout::ElementType;
+use crate::layout::{ColumnType, Outline, Part};
+use crate::source::{Source, chunks};
 
 /// Steps `offset..offset + length` of every crop of a batch: [rows, length] steps.
 #[derive(Debug, Clone, Copy)]

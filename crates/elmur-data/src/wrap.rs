@@ -9,7 +9,8 @@ use elmur_envs::{Wrappers, Wrapping};
 
 use crate::episode::{Column, own_type, pixel};
 use crate::error::{Error, Result};
-use crate::source::{ColumnType, Layout, Outline, Part, Source, check_read, chunks};
+use crate::layout::{ColumnType, Layout, Outline, Part};
+use crate::source::{Source, check_read, chunks};
 
 /// A source as the wrapped environment would have shown it. Data is kept without wrappers, and each policy
 /// sees it in its own way; nothing is copied.

@@ -8,7 +8,7 @@ use elmur_rng::Rng;
 
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
-use crate::registry::{EnvSpec, Facts, Family, Metric, Purpose};
+use crate::family::{EnvSpec, Facts, Family, Metric, Purpose};
 
 const GRAVITY: f64 = 9.8;
 const POLE_MASS: f64 = 0.1;

@@ -12,6 +12,7 @@
 mod cartpole;
 mod env;
 mod error;
+mod family;
 pub mod popgym;
 mod registry;
 mod tmaze;
@@ -21,7 +22,8 @@ mod wrappers;
 pub use cartpole::{CartPole, CartPolePlayer};
 pub use env::{Env, Player, Step};
 pub use error::{Error, Result};
-pub use registry::{EnvSpec, Environment, Facts, Family, Metric, Purpose, Registry, Setting};
+pub use family::{EnvSpec, Facts, Family, Metric, Purpose, Setting};
+pub use registry::{Environment, Registry};
 pub use tmaze::{Corridor, TMaze, TMazePlayer};
 pub use vec_env::{AnyVecEnv, Autoreset, VecEnv, VecStep};
 pub use wrappers::{Encoding, Wrapped, Wrappers, Wrapping};

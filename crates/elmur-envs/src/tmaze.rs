@@ -18,7 +18,7 @@ use elmur_rng::Rng;
 
 use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
-use crate::registry::{EnvSpec, Facts, Family, Metric, Purpose, Setting};
+use crate::family::{EnvSpec, Facts, Family, Metric, Purpose, Setting};
 
 const RIGHT: i32 = 0;
 const UP: i32 = 1;

@@ -8,7 +8,7 @@ use super::trace::{Report, Trace};
 use super::*;
 use crate::env::{Env, Player};
 use crate::error::{Error, Result};
-use crate::registry::{self, EnvSpec, Facts, Metric, Purpose, Setting};
+use crate::family::{self, EnvSpec, Facts, Metric, Purpose, Setting};
 use crate::vec_env::{AnyVecEnv, VecEnv};
 
 /// Code that needs the concrete types of a task, because a `Box<dyn Env>` would be too slow or know too
@@ -168,7 +168,7 @@ impl Popgym {
     }
 }
 
-impl registry::Family for Popgym {
+impl family::Family for Popgym {
     fn names(&self) -> Vec<String> {
         Task::all().map(|task| task.id().to_owned()).collect()
     }
