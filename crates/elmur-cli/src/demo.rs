@@ -53,6 +53,8 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     );
     let prepared = config.prepare(&registry, true)?;
     let folder = RunFolder::create(&args.out, &prepared.config)?;
+    // Another demo must not take the folder while the demonstrations are written.
+    let lock = folder.lock()?;
     signals::acknowledge(stop);
 
     let file = args.out.join(DEMONSTRATIONS);
@@ -73,9 +75,10 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         Checkpoint::parameter_count(&config.model)?,
         grouped(config.eval.settings["length"].as_u64().unwrap_or(0))
     ));
-    if let Ended::Stopped(signal) =
-        train::watch(&Devices::open(&config)?, &folder, &prepared, false, stop, false)?
-    {
+    let devices = Devices::open(&config)?;
+    // Training takes the lock itself.
+    drop(lock);
+    if let Ended::Stopped(signal) = train::watch(&devices, &folder, &prepared, false, stop, false)? {
         say(&format!("stopped and saved; go on with: elmur train --resume {}", args.out.display()));
         return Ok(ExitCode::from(128 + signal as u8));
     }
@@ -165,16 +168,21 @@ fn clear(out: &Path) -> Result<()> {
         if !same || (begun && !out.join(DEMONSTRATIONS).exists()) {
             return Err(Error::file(out, "holds a run that is not a demo; choose another --out"));
         }
-    } else if !out.join(DEMONSTRATIONS).exists() && !is_remnant(out) {
+    } else if !is_remnant(out) {
+        // A demo that was killed between removing an earlier one and making its own leaves no run, at most
+        // demonstrations and pictures, which are replaced.
         return Ok(());
     }
     RunFolder::remove(out)
 }
 
-/// Whether a folder holds nothing but an empty `checkpoints`, as a demo that was killed at once leaves it.
+/// Whether a folder without a run has an empty `checkpoints` and beside it nothing but what demos leave, as a
+/// demo that was killed at once leaves it.
 fn is_remnant(out: &Path) -> bool {
     let empty = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut all| all.next().is_none());
-    let ours = |name: &str| name == "checkpoints" || name == ".lock" || name.ends_with(".tmp");
+    let leaves =
+        ["checkpoints", ".lock", DEMONSTRATIONS, "success.svg", "success.png", "slots.svg", "slots.png"];
+    let ours = |name: &str| leaves.contains(&name) || name.ends_with(".tmp");
     let all = std::fs::read_dir(out);
     empty(&out.join("checkpoints"))
         && all.is_ok_and(|mut all| all.all(|e| e.is_ok_and(|e| ours(&e.file_name().to_string_lossy()))))

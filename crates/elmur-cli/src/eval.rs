@@ -84,6 +84,10 @@ fn load(path: &Path, device: &Device) -> Result<Policy> {
         return Err(Error::file(path, problem));
     }
     let (path, run) = checkpoint_of(path);
+    if let Some(run) = run.as_ref().filter(|_| !path.exists()) {
+        let run = run.path().display();
+        return Err(Error::file(&path, format!("no checkpoint yet; go on with: elmur train --resume {run}")));
+    }
     let mut checkpoint = Checkpoint::load(&path)?;
     if !device.is_cpu() {
         checkpoint.params = checkpoint.params.to(device).map_err(elmur_model::Error::from)?;

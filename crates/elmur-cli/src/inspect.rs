@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use elmur_base::Statistics;
+use elmur_base::files::read_small;
 use elmur_engine::DType;
 use elmur_envs::popgym::Family;
 use elmur_model::elmur::config::MemoryInit;
@@ -58,11 +59,35 @@ fn config_of(what: &str) -> Result<PolicyConfig> {
     }
     if path.is_file() {
         // The config of a run has its model's inside.
-        return Ok(RunConfig::read(path).map(|run| run.model).or_else(|_| checkpoint::read_config(path))?);
+        let (run, config) = (RunConfig::read(path), checkpoint::read_config(path));
+        return run.map(|run| run.model).or(config.map_err(|cause| not_a_config(path, cause.into())));
     }
     let presets = RunConfig::expected_preset(what);
     let expected = format!("a checkpoint, a config.json, a run, a dataset or a preset: {presets}");
     Err(Error::Input { what: "model", expected, got: what.to_owned() }.into())
+}
+
+/// The config of a run from a file.
+pub fn read_run(path: &Path) -> Result<RunConfig> {
+    RunConfig::read(path).map_err(|cause| not_a_config(path, cause))
+}
+
+/// Says what a file is that was taken for a config; the cause, if it looks like one after all.
+fn not_a_config(path: &Path, cause: elmur_train::Error) -> elmur_train::Error {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let text = read_small(path, 1 << 20).unwrap_or_default();
+    let keys = ["model", "kind", "d_model"];
+    if serde_json::from_str::<Value>(&text).is_ok_and(|tree| keys.iter().any(|key| tree.get(key).is_some())) {
+        return cause;
+    }
+    let problem = if elmur_data::is_data(path) {
+        "a dataset, not a config".to_owned()
+    } else if checkpoint::is_checkpoint(parent) || RunFolder::is_run(parent) {
+        format!("a part of {}; give that folder", parent.display())
+    } else {
+        "neither a config.json nor a dataset".to_owned()
+    };
+    elmur_train::Error::file(path, problem)
 }
 
 /// What a dataset holds.
@@ -151,7 +176,7 @@ fn run_config(what: &str) -> Result<RunConfig> {
     if RunFolder::is_run(path) {
         return RunFolder::open(path)?.config();
     }
-    if path.is_file() { RunConfig::read(path) } else { RunConfig::preset(what) }
+    if path.is_file() { read_run(path) } else { RunConfig::preset(what) }
 }
 
 /// Shows a preset, checkpoint, config, run or dataset.

@@ -255,16 +255,16 @@ fn completed(context: &Context) -> clap::Command {
     let presets = values(elmur_train::RunConfig::preset_names());
     let envs = values(context.registry.names());
     let with = |command: clap::Command, name: &str, values: &PossibleValuesParser| {
-        let values = values.clone();
-        command.mut_arg(name, |arg| arg.value_parser(values))
-    };
-    let first = |command: clap::Command, name: &str, values: &PossibleValuesParser| {
-        with(command, name, values).mut_arg(name, |arg| arg.index(1))
+        // Not `mut_arg`, which would move the argument behind all others.
+        command.mut_args(|arg| match arg.get_id() == name {
+            true => arg.value_parser(values.clone()),
+            false => arg,
+        })
     };
     Cli::command()
-        .mut_subcommand("train", |command| first(command, "preset", &presets))
-        .mut_subcommand("inspect", |command| first(command, "what", &presets))
-        .mut_subcommand("collect", |command| first(command, "env", &envs))
+        .mut_subcommand("train", |command| with(command, "preset", &presets))
+        .mut_subcommand("inspect", |command| with(command, "what", &presets))
+        .mut_subcommand("collect", |command| with(command, "env", &envs))
         .mut_subcommand("eval", |command| with(command, "env", &envs))
 }
 

@@ -86,13 +86,24 @@ pub fn make_folder(picture: &Path) -> Result<()> {
 }
 
 /// A drawing's error as one of ours.
-pub fn plot_error(path: &Path, error: impl ToString) -> Error {
-    Error::file(path, error)
+pub fn plot_error(path: &Path, error: draw::Error) -> Error {
+    match error {
+        // It names its file itself.
+        draw::Error::Base(error) => error.into(),
+        error => Error::file(path, error),
+    }
 }
 
 /// Scores of single checkpoints by (training length, length).
 fn scores(path: &Path) -> Result<BTreeMap<(u64, u64), Vec<f64>>> {
     let problem = |problem: String| Error::file(path, problem);
+    if path.is_dir() {
+        let rows = format!("elmur eval {} --lengths 9,30,90 --json > rows.jsonl", path.display());
+        return Err(problem(format!(
+            "a folder; expected a file of `elmur eval --json` rows: write one with `{rows}`, or draw the learning \
+             curves of a run with `elmur plot run`"
+        )));
+    }
     let text = std::fs::read_to_string(path).map_err(|e| problem(e.to_string()))?;
     let mut all: BTreeMap<_, Vec<f64>> = BTreeMap::new();
     for (i, line) in text.lines().enumerate() {
@@ -156,12 +167,17 @@ fn heat_map(from: &[PathBuf], picture: &Picture) -> Result<Vec<PathBuf>> {
     Ok(vec![picture.out.clone()])
 }
 
+const NO_BATCHES: &str = "no batches yet; go on with: elmur train --resume RUN";
+
 /// Two pictures: shares and scores, and losses.
 fn runs(from: &[PathBuf], picture: &Picture) -> Result<Vec<PathBuf>> {
     let (mut scores, mut losses) = (Vec::new(), Vec::new());
     for path in from {
         let folder = RunFolder::open(path)?;
         let metrics = folder.metrics();
+        if !metrics.exists() {
+            return Err(Error::file(path, NO_BATCHES));
+        }
         let text = std::fs::read_to_string(&metrics).map_err(|e| Error::io(&metrics, e))?;
         let found: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let measure = found.iter().find_map(|row| row["measure"].as_str()).unwrap_or("score");
@@ -196,7 +212,7 @@ fn runs(from: &[PathBuf], picture: &Picture) -> Result<Vec<PathBuf>> {
         }
     }
     if drawn.is_empty() {
-        return Err(Error::file(&from[0], "no batches yet; train the run first"));
+        return Err(Error::file(&from[0], NO_BATCHES));
     }
     Ok(drawn)
 }

@@ -111,7 +111,11 @@ fn config_of(name: &str) -> Result<RunConfig> {
         let problem = "a run; repeat it with its config.json, or go on with --resume";
         return Err(Error::file(path, problem));
     }
-    if path.is_file() { RunConfig::read(path) } else { RunConfig::preset(name) }
+    if elmur_data::is_data(path) {
+        let problem = format!("a dataset; name a preset too: elmur train tmaze-quick --data {name}");
+        return Err(Error::file(path, problem));
+    }
+    if path.is_file() { crate::inspect::read_run(path) } else { RunConfig::preset(name) }
 }
 
 /// A name for the folder of a run: the preset's, or that of the folder that the config lies in.

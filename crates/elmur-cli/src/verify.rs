@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use elmur_engine::{DType, Precision};
 use elmur_envs::popgym::trace::Trace;
 use elmur_model::golden;
-use elmur_train::Result;
+use elmur_train::{Error, Result};
 use serde_json::json;
 
 use crate::device::DeviceArgs;
@@ -39,13 +39,37 @@ fn gpu_tolerance(precision: Precision) -> f64 {
 
 /// Replays every file; true if all are within tolerance.
 pub fn run(args: &Args) -> Result<bool> {
-    // A model's `.json` beside its trace is not a trace of its own.
-    let is_task = |file: &&PathBuf| {
-        let json = file.extension().is_some_and(|e| e == "json" || e == "gz");
-        json && !file.with_extension("safetensors").exists()
-    };
-    let (tasks, models): (Vec<&PathBuf>, Vec<&PathBuf>) = args.files.iter().partition(is_task);
+    let (mut tasks, mut models): (Vec<PathBuf>, Vec<PathBuf>) = Default::default();
+    for file in &args.files {
+        let beside = file.with_extension("safetensors");
+        if file.extension().is_some_and(|e| e == "json") && beside.exists() {
+            // A part of a model's trace; the pair is one, whichever of the two is given.
+            if !args.files.contains(&beside) {
+                models.push(beside);
+            }
+        } else if file.extension().is_some_and(|e| e == "json" || e == "gz") {
+            tasks.push(file.clone());
+        } else {
+            check_model(file)?;
+            models.push(file.clone());
+        }
+    }
     Ok(verify_models(&models, args)? & verify_tasks(&tasks, args.json)?)
+}
+
+/// Refuses what cannot be a trace of a model.
+fn check_model(file: &Path) -> Result<()> {
+    let problem = if !file.exists() {
+        "no such file"
+    } else if file.extension().is_none_or(|e| e != "safetensors") {
+        "not a trace; expected NAME.safetensors with NAME.json beside it (a model's), or NAME.json or NAME.json.gz \
+         (a POPGym task's)"
+    } else if !file.with_extension("json").is_file() {
+        "not a trace: NAME.safetensors and NAME.json belong together, and the .json is missing"
+    } else {
+        return Ok(());
+    };
+    Err(Error::file(file, problem))
 }
 
 fn name(file: &Path) -> String {
@@ -54,7 +78,7 @@ fn name(file: &Path) -> String {
 }
 
 /// POPGym: observations and flags exactly, rewards to 1e-9, states of control tasks in every bit.
-fn verify_tasks(files: &[&PathBuf], as_json: bool) -> Result<bool> {
+fn verify_tasks(files: &[PathBuf], as_json: bool) -> Result<bool> {
     let mut fine = true;
     for (index, file) in files.iter().enumerate() {
         let trace = Trace::read(file)?;
@@ -91,7 +115,7 @@ fn verify_tasks(files: &[&PathBuf], as_json: bool) -> Result<bool> {
 }
 
 /// Every file in f64 and f32.
-fn verify_models(files: &[&PathBuf], args: &Args) -> Result<bool> {
+fn verify_models(files: &[PathBuf], args: &Args) -> Result<bool> {
     if files.is_empty() {
         return Ok(true);
     }

@@ -98,6 +98,10 @@ impl RunConfig {
         // Arrays do not tell their spaces; who wants to be judged in the environment says that they are its.
         let known = environment.filter(|_| self.eval.on == Some(Judge::Env));
         let known = known.map(|environment| environment.plain().spaces().clone());
+        if !file.exists() {
+            let problem = "no such dataset; say with --data PATH where the data lie, or collect some with `elmur collect`";
+            return Err(Error::file(file, problem));
+        }
         let data = elmur_data::open(file, known.as_ref())?;
         Prepared::new(self.clone(), data, registry, keep_ends)
     }
@@ -163,6 +167,7 @@ impl Prepared {
                     config.model.fit_to(data.spaces()).map_err(below_model)?;
                 }
                 let ends = config.model.architecture().ends();
+                let mut by_error = data.episodes() < 2;
                 if let Some(environment) = &environment
                     && ends.check(environment.spaces(), "environment").is_err()
                 {
@@ -171,6 +176,15 @@ impl Prepared {
                         environment.name()
                     ));
                     config.env = None;
+                    by_error |= !ends.action.is_discrete();
+                }
+                if let Some(environment) = environment.filter(|_| by_error)
+                    && config.eval.target.take().is_some()
+                {
+                    notes.push(format!(
+                        "the target of {} is none for errors; with env=null, eval.target=X sets one",
+                        environment.name()
+                    ));
                 }
             }
         }

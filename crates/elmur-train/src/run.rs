@@ -172,6 +172,7 @@ impl Run<'_, '_> {
             if !trainer.queue_until(self.stop)? {
                 // Stopped within a batch: it is continued when the run is resumed.
                 self.take_reports(trainer, 0)?;
+                self.metrics.check_present()?;
                 self.folder.save(trainer, &self.progress)?;
                 return Ok(Ended::Stopped(self.stop.signal()));
             }
