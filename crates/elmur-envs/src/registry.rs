@@ -147,7 +147,13 @@ impl EnvSpec {
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         let value = self.settings.get(key).cloned().unwrap_or(Value::Null);
         let got = value.to_string();
-        serde_json::from_value(value).map_err(|e| Error::config(key, e.to_string(), got))
+        serde_json::from_value(value).map_err(|e| {
+            // Of "invalid value: integer `0`, expected a nonzero u32" the end.
+            let problem = e.to_string();
+            let expected =
+                problem.rsplit_once("expected ").map_or(problem.as_str(), |(_, expected)| expected);
+            Error::config(key, expected, got)
+        })
     }
 }
 
@@ -397,7 +403,8 @@ mod tests {
         assert!(message(EnvSpec::new("cartpole").with("length", 7)).contains("cartpole has none"));
         assert!(message(maze().with("length", "long")).contains("a value like 30"));
         assert!(message(maze().with("length", 2)).contains("at least 3"));
-        assert!(message(maze().with("length", -2)).contains("length"));
+        let negative = message(maze().with("length", -2));
+        assert_eq!(negative, "environment `length`: expected u64, got -2");
         let version = EnvSpec::new("popgym-CountRecallEasy").with("version", "2");
         assert!(message(version).contains("1.0.6 or 1.0.7"));
     }
