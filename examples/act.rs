@@ -20,8 +20,8 @@ use elmur::train::RunFolder;
 
 /// Robots that act under one policy, each in a row of its own.
 const ROBOTS: usize = 3;
-/// Steps of an episode of each robot.
-const EPISODES: [u64; ROBOTS] = [70, 110, 1 << 40];
+/// Steps of an episode of each robot; the last robot's never ends.
+const EPISODES: [u64; ROBOTS] = [70, 110, u64::MAX];
 /// What a policy that is told a return to reach is told.
 const RETURNS: [f32; ROBOTS] = [1.0; ROBOTS];
 
@@ -35,7 +35,7 @@ fn sense(step: usize, observations: &mut Row) {
 /// Where a robot moves.
 fn actuate(_actions: &Row) {}
 
-/// The bytes of a saved policy. A program can also have them built in, with `include_bytes!` of a checkpoint's
+/// The bytes of a saved policy. A program can also have them built in: `include_bytes!` of a checkpoint's
 /// `model.safetensors`.
 fn saved(path: Option<&String>) -> Result<Vec<u8>, Box<dyn Error>> {
     if let Some(path) = path.map(PathBuf::from) {
@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut actions = Row::zeros(session.action_widths(), ROBOTS);
 
     let (mut latencies, mut late) = (Vec::with_capacity(steps), 0);
-    let period = Duration::from_secs_f64(1.0 / rate);
+    let period = Duration::try_from_secs_f64(1.0 / rate)?;
     let mut tick = Instant::now();
     for step in 0..steps {
         sense(step, &mut observations);
@@ -92,10 +92,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         // What the robots remember survives the end of a process: a session made anew goes on from the bytes.
         if step == steps / 2 {
             let bytes = session.snapshot(&all)?.to_bytes()?;
-            let times = session.times().to_vec();
             session = warm(&policy)?;
             session.restore(&all, &Snapshot::from_bytes(&bytes)?)?;
-            println!("step {step}: restored from {} bytes at times {times:?}", bytes.len());
+            println!("step {step}: restored {} bytes, at times {:?}", bytes.len(), session.times());
             tick = Instant::now();
         }
 
@@ -107,8 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     latencies.sort_unstable();
-    let percentile =
-        |p: usize| latencies[(latencies.len() * p / 100).min(latencies.len() - 1)].as_secs_f64() * 1e6;
+    let percentile = |p: usize| latencies.get(steps * p / 100).map_or(0.0, |time| time.as_secs_f64() * 1e6);
     println!("{steps} steps of {ROBOTS} robots at {rate} per second, {late} late");
     println!("latency per step: p50 {:.0} us, p99 {:.0} us", percentile(50), percentile(99));
     Ok(())

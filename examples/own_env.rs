@@ -4,7 +4,6 @@
 
 #![allow(clippy::print_stdout)]
 
-use std::num::NonZeroU32;
 use std::process::ExitCode;
 
 use elmur::base::{Space, Spaces, Stop, Values, ValuesMut};
@@ -14,6 +13,7 @@ use elmur::envs::{
 use elmur::model::Checkpoint;
 use elmur::rng::Rng;
 use elmur::train::{Evaluation, Event, RunConfig, RunFolder, evaluate, overrides, train};
+use elmur_plot::learning_curves;
 
 /// Numbers 0 to 3 are colours, shown and named; QUIET is shown and answered while nothing happens.
 const QUIET: i32 = 4;
@@ -46,7 +46,7 @@ impl Env for Bell {
         let (success, terminated) = (left == 0 && answer == self.colour, left == 0 || answer != QUIET);
         self.left = if terminated { None } else { Some(left - 1) };
         observation.ints[0] = if self.left == Some(0) { BELL } else { QUIET };
-        let reward = f64::from(u8::from(success));
+        let reward = f64::from(success);
         Ok(Step { reward, terminated, truncated: false, success: terminated.then_some(success) })
     }
 }
@@ -75,7 +75,7 @@ impl Family for Bells {
         vec![Setting::new("wait", 25, "Steps from the colour to the bell, at most.")]
     }
     fn make(&self, spec: &EnvSpec, purpose: Purpose) -> Result<Box<dyn Env>> {
-        let wait = spec.get::<NonZeroU32>("wait")?.get();
+        let wait = spec.get::<std::num::NonZeroU32>("wait")?.get();
         let spaces = Spaces { observation: Space::Discrete { n: 6 }, action: Space::Discrete { n: 5 } };
         Ok(Box::new(Bell { spaces, wait, purpose, colour: 0, left: None }))
     }
@@ -107,15 +107,8 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
             curve.push((batch as f64, score.value.mean));
         }
     })?;
-    elmur_plot::learning_curves(
-        "out/bell/curve",
-        "Bell",
-        "batch",
-        "score",
-        &[("bell".into(), curve)],
-        false,
-    )?;
-
+    let curves = [("bell".to_owned(), curve)];
+    learning_curves("out/bell/curve", "Validation", "batch", "success rate", &curves, false)?;
     let policy = Checkpoint::load(&folder.best())?;
     for wait in [25, 150] {
         let env = registry.find(&EnvSpec::new("bell").with("wait", wait))?;

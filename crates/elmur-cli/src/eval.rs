@@ -193,12 +193,7 @@ fn varied(args: &Args, first: &Environment) -> Result<Option<(String, Vec<Value>
         return Err(crate::keys::config("lengths", expected, first.name()));
     }
     let lengths: Vec<Value> = args.lengths.iter().map(|length| (*length).into()).collect();
-    Ok(match own {
-        Some(own) => {
-            Some(("length".to_owned(), if lengths.is_empty() { vec![own.clone()] } else { lengths }))
-        }
-        None => None,
-    })
+    Ok(own.map(|own| ("length".to_owned(), if lengths.is_empty() { vec![own.clone()] } else { lengths })))
 }
 
 fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &Context) -> Result<()> {

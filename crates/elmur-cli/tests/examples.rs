@@ -9,7 +9,8 @@ use std::process::Command;
 
 use common::{Folder, text};
 
-/// An example beside the program under test: `cargo test` builds both.
+/// An example beside the program under test. `cargo test` builds both, but with `--test examples` not the
+/// examples.
 fn example(name: &str) -> PathBuf {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_elmur"));
     let path = program.parent().unwrap().join("examples").join(name);
@@ -74,7 +75,9 @@ fn recordings_in_memory_are_learnt() {
 fn a_control_loop_acts_resets_rows_and_survives_a_restart() {
     let folder = Folder::new("act");
     let output = run("act", &folder, &[]);
-    for part in ["robot 0 begins another episode", "restored", "300 steps of 3 robots", "p50", "p99"] {
+    for part in
+        ["robot 0 begins another episode", "at times [11, 41, 151]", "300 steps of 3 robots", "p50", "p99"]
+    {
         assert!(output.contains(part), "{part}: {output}");
     }
     // A checkpoint by its folder.

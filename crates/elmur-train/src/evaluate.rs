@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use elmur_base::{Row, Statistics, Stop};
 use elmur_engine::{Device, Pool, Store};
 use elmur_envs::{Environment, Metric, Purpose};
-use elmur_model::{Checkpoint, PolicyConfig};
 use elmur_model::session::{Choose, Seen, Session};
+use elmur_model::{Checkpoint, PolicyConfig};
 use elmur_pool::granted_threads;
 use elmur_rng::Stream;
 

@@ -90,7 +90,7 @@ pub fn evaluate_offline(
     }
     let measure = if ends.action.is_discrete() { Measure::Accuracy } else { Measure::MeanSquaredError };
     let episodes = means.len();
-    let score = Score { measure, value: Statistics::of(means.into_iter()) };
+    let score = Score { measure, value: Statistics::of(means) };
     Ok(OfflineOutcome { score, actions, episodes })
 }
 

@@ -20,11 +20,7 @@ pub fn names_ends(overrides: &[impl AsRef<str>]) -> bool {
 /// The config with every `key=value` applied in order, checked, with a value for every setting of its
 /// environment. Encoders and head follow from the environment's spaces, so that changed wrappers need no
 /// other change, unless an override names them ([`names_ends`]).
-pub fn apply(
-    config: &RunConfig,
-    overrides: &[impl AsRef<str>],
-    registry: &Registry,
-) -> Result<RunConfig> {
+pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Registry) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
     for text in overrides.iter().map(AsRef::as_ref) {
         let Some((key, value)) = text.split_once('=') else {

@@ -280,7 +280,7 @@ impl Run<'_, '_> {
         let Some(env) = validation else {
             // Nothing to act in and nothing held out: the training loss is all there is.
             let (sum, count) = self.progress.losses;
-            let value = elmur_base::Statistics::of([sum / count.max(1) as f64].into_iter());
+            let value = elmur_base::Statistics::of([sum / count.max(1) as f64]);
             let score = Score { measure: Measure::Loss, value };
             return Ok((score, row(&score)));
         };
@@ -334,9 +334,9 @@ fn check_resumable(old: &RunConfig, new: &RunConfig) -> Result<()> {
 /// Whether two specs mean the same environment. Settings that one of them leaves out have their defaults.
 fn same_environment(old: Option<&EnvSpec>, new: Option<&EnvSpec>) -> bool {
     let (Some(old), Some(new)) = (old, new) else { return old.is_none() == new.is_none() };
-    let settings = old.settings.iter();
+    let mut settings = old.settings.iter();
     let same = |(key, value): (&String, &Value)| new.settings.get(key).is_none_or(|new| new == value);
-    old.name == new.name && old.wrappers == new.wrappers && settings.map(same).all(|same| same)
+    old.name == new.name && old.wrappers == new.wrappers && settings.all(same)
 }
 
 fn batch_row(report: &BatchReport, seconds: f64) -> Value {
