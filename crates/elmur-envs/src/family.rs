@@ -143,7 +143,13 @@ impl EnvSpec {
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         let value = self.settings.get(key).cloned().unwrap_or(Value::Null);
         let got = value.to_string();
-        serde_json::from_value(value).map_err(|e| Error::config(key, e.to_string(), got))
+        serde_json::from_value(value).map_err(|e| {
+            // Of "invalid value: integer `0`, expected a nonzero u32" the end.
+            let problem = e.to_string();
+            let expected =
+                problem.rsplit_once("expected ").map_or(problem.as_str(), |(_, expected)| expected);
+            Error::config(key, expected, got)
+        })
     }
 }
 

@@ -242,6 +242,18 @@ impl Session {
         &*self.context.architecture
     }
 
+    /// How many floats, integers and bytes one observation has.
+    pub fn observation_widths(&self) -> Widths {
+        self.widths
+    }
+
+    /// How many floats or integers one action has.
+    pub fn action_widths(&self) -> Widths {
+        let dim = self.action.dim();
+        let (floats, ints) = if self.action.is_discrete() { (0, dim) } else { (dim, 0) };
+        Widths { floats, ints, bytes: 0 }
+    }
+
     /// Environment steps since each row's episode began.
     pub fn times(&self) -> &[u64] {
         &self.times
@@ -399,12 +411,7 @@ impl Session {
             rows.iter().for_each(|row| self.rows[*row].open = false);
             return Err(Error::input("policy", "finite actions", "others; reset these rows"));
         }
-        let widths = if discrete {
-            Widths { ints: dim, ..Widths::default() }
-        } else {
-            Widths { floats: dim, ..Widths::default() }
-        };
-        let outputs = self.action.outputs();
+        let (widths, outputs) = (self.action_widths(), self.action.outputs());
         for (i, row) in rows.iter().enumerate() {
             let outputs = &self.outputs[i * outputs..(i + 1) * outputs];
             choose(&self.action, outputs, how, &mut self.rows[*row].draws, actions.row(widths, i));

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use elmur_base::{Row, Statistics, Stop};
 use elmur_engine::{Device, Pool, Store};
 use elmur_envs::{Environment, Metric, Purpose};
-use elmur_model::PolicyConfig;
 use elmur_model::session::{Choose, Seen, Session};
+use elmur_model::{Checkpoint, PolicyConfig};
 use elmur_pool::granted_threads;
 use elmur_rng::Stream;
 
@@ -58,6 +58,23 @@ pub struct Evaluation<'a> {
     /// The device that computes the policy; its parameters must lie there. On a GPU all episodes act side by
     /// side.
     pub device: &'a Device,
+}
+
+impl<'a> Evaluation<'a> {
+    /// A policy's likeliest actions in 100 test episodes of an environment, on the device where its parameters
+    /// lie. Other choices are fields: `Evaluation { episodes: 20, ..Evaluation::of(&policy, &env) }`.
+    pub fn of(policy: &'a Checkpoint, env: &'a Environment) -> Self {
+        Self {
+            policy: &policy.config,
+            params: &policy.params,
+            env,
+            episodes: 100,
+            seeds: Seeds::Test(0),
+            sample: false,
+            threads: None,
+            device: policy.params.device(),
+        }
+    }
 }
 
 /// What became of one episode.

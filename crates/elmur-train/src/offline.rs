@@ -5,7 +5,7 @@ use elmur_data::{Crop, Source, Window};
 use elmur_engine::{DType, Device, Store};
 use elmur_model::ends::Action;
 use elmur_model::window::{Begin, WindowProgram, evaluation_graph};
-use elmur_model::{Architecture, PolicyConfig};
+use elmur_model::{Architecture, Checkpoint, PolicyConfig};
 
 use crate::error::{Error, Result};
 use crate::measure::{Measure, Score};
@@ -26,6 +26,13 @@ pub struct OfflineEvaluation<'a> {
     pub data: &'a dyn Source,
     /// The device that computes the policy; its parameters must lie there.
     pub device: &'a Device,
+}
+
+impl<'a> OfflineEvaluation<'a> {
+    /// A policy judged on all episodes of `data`, on the device where its parameters lie.
+    pub fn of(policy: &'a Checkpoint, data: &'a dyn Source) -> Self {
+        Self { policy: &policy.config, params: &policy.params, data, device: policy.params.device() }
+    }
 }
 
 /// How well a policy predicts recorded actions.

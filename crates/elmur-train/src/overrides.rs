@@ -4,7 +4,7 @@
 //! answered with the nearest.
 
 use elmur_base::did_you_mean;
-use elmur_envs::Registry;
+use elmur_envs::{EnvSpec, Registry};
 use serde_json::Value;
 
 use crate::config::{RunConfig, below_model};
@@ -12,22 +12,28 @@ use crate::error::{Error, Result};
 
 /// Whether any override sets encoders or the head; they are then not derived from the spaces of the
 /// environment or the data.
-pub fn names_ends(overrides: &[String]) -> bool {
+pub fn names_ends(overrides: &[impl AsRef<str>]) -> bool {
     let ends = ["model=", "model.observation", "model.action=", "model.action."];
-    overrides.iter().any(|text| ends.iter().any(|end| text.starts_with(end)))
+    overrides.iter().any(|text| ends.iter().any(|end| text.as_ref().starts_with(end)))
 }
 
 /// The config with every `key=value` applied in order, checked, with a value for every setting of its
 /// environment. Encoders and head follow from the environment's spaces, so that changed wrappers need no
 /// other change, unless an override names them ([`names_ends`]).
-pub fn apply(config: &RunConfig, overrides: &[String], registry: &Registry) -> Result<RunConfig> {
+pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Registry) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
-    for text in overrides {
+    for text in overrides.iter().map(AsRef::as_ref) {
         let Some((key, value)) = text.split_once('=') else {
-            return Err(Error::config(text.as_str(), "KEY=VALUE, such as train.lr=1e-3", text));
+            return Err(Error::config(text, "KEY=VALUE, such as train.lr=1e-3", text));
         };
-        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        let mut value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         let key = SHORT.iter().find(|(short, _)| *short == key).map_or(key, |(_, key)| key);
+        if key == "env"
+            && let Value::String(name) = &value
+        {
+            // Written out, so that settings can follow: env=tmaze env.length=90.
+            value = serde_json::to_value(EnvSpec::new(name)).unwrap_or(value);
+        }
         *entry(&mut tree, key)? = value;
         if key == "env" {
             // Another environment has other settings and another target.
@@ -42,7 +48,7 @@ pub fn apply(config: &RunConfig, overrides: &[String], registry: &Registry) -> R
             } else {
                 plain(&error.to_string())
             };
-            return Err(Error::Override { key: key.to_owned(), problem, text: text.clone() });
+            return Err(Error::Override { key: key.to_owned(), problem, text: text.to_owned() });
         }
     }
     let mut config: RunConfig =
@@ -139,8 +145,7 @@ mod tests {
     use elmur_model::ends::Encoder;
 
     fn change(overrides: &[&str]) -> Result<RunConfig> {
-        let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
-        apply(&RunConfig::preset("tmaze-quick").unwrap(), &overrides, &Registry::builtin())
+        apply(&RunConfig::preset("tmaze-quick").unwrap(), overrides, &Registry::builtin())
     }
 
     #[test]
@@ -171,6 +176,16 @@ mod tests {
         // An encoder that is named is kept.
         let error = change(&["model.observation.0.vector.dim=3"]).unwrap_err().to_string();
         assert!(error.contains("observations for the policy's"), "{error}");
+    }
+
+    #[test]
+    fn settings_and_wrappers_follow_the_name_of_another_environment() {
+        let other = ["env=cartpole", "env=tmaze", "env.length=90", "env.wrappers.first_step=true"];
+        let env = change(&other).unwrap().env.unwrap();
+        assert_eq!((env.name.as_str(), &env.settings["length"]), ("tmaze", &90.into()));
+        assert_eq!(env.wrappers.names(), ["first_step"]);
+        let error = change(&["env=cartpole", "env.length=90"]).unwrap_err().to_string();
+        assert!(error.contains("cartpole has none"), "{error}");
     }
 
     #[test]
