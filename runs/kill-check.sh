@@ -45,7 +45,10 @@ command_of() {
         command=(train --resume run)
         how=resumed
       fi ;;
-    collect) command=("${COLLECT[@]}") ;;
+    collect)
+      command=("${COLLECT[@]}")
+      # The file appears when it is whole; killed after that, there is nothing to go on with.
+      if [ -e "$OUT/killed/data/maze.elmur" ]; then command=(inspect data/maze.elmur); fi ;;
     eval) command=("${EVAL[@]}") ;;
     demo) command=("${DEMO[@]}") ;;
   esac
