@@ -97,7 +97,10 @@ fn load(path: &Path, device: &Device) -> Result<Policy> {
 
 /// One line per dataset: how well recorded actions are predicted.
 fn on_data(args: &Args, policies: &[Policy], path: &Path, device: &Device, stop: &Stop) -> Result<()> {
-    let data = elmur_data::open(path, None)?;
+    let data = {
+        let _watch = crate::signals::EndAtOnce::new(stop);
+        elmur_data::open(path, None)?
+    };
     let mut scores = Vec::new();
     for policy in policies {
         let bar = Mutex::new(Bar::new("evaluating", 0, 1000));

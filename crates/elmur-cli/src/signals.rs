@@ -1,7 +1,7 @@
 //! Signals that ask a command to save and end.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use elmur_base::Stop;
@@ -30,6 +30,39 @@ pub fn listen(stop: &Stop) -> std::io::Result<()> {
         unsafe { signal_hook::low_level::register(signal, hear)? };
     }
     Ok(())
+}
+
+/// Lets signals end the program at once as long as the guard lives: for work that may take long and that
+/// nobody would miss, such as checking a large file.
+pub struct EndAtOnce(Arc<AtomicBool>);
+
+impl EndAtOnce {
+    /// Begins to watch.
+    pub fn new(stop: &Stop) -> Self {
+        let (alive, stop) = (Arc::new(AtomicBool::new(true)), stop.clone());
+        let watched = Arc::clone(&alive);
+        let wait = move || {
+            while watched.load(Ordering::Acquire) {
+                if stop.requested() {
+                    // The work may end by itself meanwhile, and in better order.
+                    std::thread::sleep(Duration::from_millis(300));
+                    if watched.load(Ordering::Acquire) {
+                        crate::report("error: stopped");
+                        std::process::exit(128 + stop.signal() as i32);
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        };
+        let _ = std::thread::Builder::new().name("elmur-signals".to_owned()).spawn(wait);
+        Self(alive)
+    }
+}
+
+impl Drop for EndAtOnce {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// Says that a signal was heard as soon as it was, since what it interrupts may take a while to save.

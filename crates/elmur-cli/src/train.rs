@@ -213,6 +213,8 @@ fn several(args: &Args, name: &str, devices: &Devices, first: &Prepared, stop: &
 /// Data and environment of a run, with a progress bar where the player takes its time.
 fn prepare(config: &RunConfig, registry: &Registry, keep_ends: bool, stop: &Stop) -> Result<Prepared> {
     let start = Instant::now();
+    // Nothing is lost by not reading data to its end.
+    let _watch = signals::EndAtOnce::new(stop);
     let mut bar = Bar::new("collecting", 0, config.data.episodes as u64);
     let prepared = config.prepare_watched(registry, keep_ends, stop, &mut |done| {
         if start.elapsed() > Duration::from_secs(2) {

@@ -70,8 +70,8 @@ pub trait Player: Send {
     /// ([`Player::overruled`]).
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>);
 
-    /// Tells that `action` is taken instead of the last action that was chosen. Returns false if the player
-    /// cannot go on from there.
+    /// Tells the player that `action` was taken instead of the one it chose last. Returns false if it cannot go
+    /// on from there.
     fn overruled(&mut self, _action: Values<'_>) -> bool {
         false
     }

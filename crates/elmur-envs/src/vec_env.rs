@@ -29,7 +29,7 @@ pub struct VecEnv<E> {
     rules: Rules,
     pool: Pool,
     claims: Claims,
-    /// Number of lists of rows so far; tells the rows of the newest list from others.
+    /// Number of calls with a list of rows so far; a row keeps the number of the last that listed it.
     lists: u64,
 }
 

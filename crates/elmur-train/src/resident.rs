@@ -21,7 +21,7 @@ pub(crate) struct Resident {
 const HOST_BYTES: usize = 64 << 20;
 
 impl Resident {
-    /// Rows of the tables, if the data is to lie on the device: on a GPU with room.
+    /// Number of rows of the tables; none if the data stay on the host: on the CPU, or too large for the GPU.
     pub fn rows(architecture: &dyn Architecture, source: &dyn Source, device: &Device) -> Option<usize> {
         let rows: usize = (0..source.episodes()).map(|i| source.steps(i) + 1).sum();
         let ends = architecture.ends();
@@ -104,7 +104,7 @@ impl Resident {
         &self.store
     }
 
-    /// Tells a program the rows of a window's steps, as window `k` of its run.
+    /// Writes the rows of a window's steps to the input of a program, as window `k` of its run.
     pub fn fill(&self, program: &mut WindowProgram, k: usize, window: Window<'_>) -> Result<()> {
         let count = program.windows();
         let steps = program.program.input_mut::<i32>("steps")?;

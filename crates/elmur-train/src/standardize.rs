@@ -1,5 +1,5 @@
-//! Encoders that begin fitted to their data, so that positions that differ in the third decimal tell as much
-//! as numbers around one.
+//! Standardizes vector observations: the mean and standard deviation of the data are folded into the initial
+//! weights of the encoder.
 
 use elmur_base::FieldMut;
 use elmur_data::{ElementType, Part, Source, chunks};
