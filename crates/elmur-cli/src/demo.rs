@@ -52,9 +52,8 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         "T-Maze: a corridor with a fork at its end. The first observation tells which way to turn, none after it does.",
     );
     let prepared = config.prepare(&registry, true)?;
-    let folder = RunFolder::create(&args.out, &prepared.config)?;
     // Another demo must not take the folder while the demonstrations are written.
-    let lock = folder.lock()?;
+    let (folder, lock) = RunFolder::create_locked(&args.out, &prepared.config)?;
     signals::acknowledge(stop);
 
     let file = args.out.join(DEMONSTRATIONS);

@@ -493,6 +493,15 @@ fn a_run_that_has_not_begun_says_so() {
     refused(&["eval", &run], &["no checkpoint yet", "elmur train --resume"]);
     refused(&["plot", "run", &run, "--out", &folder.path("picture")], &["no batches yet"]);
     assert!(fine(&["inspect", &run]).contains("a run of 0 batches"));
+    // What is left of a process that died between removing a run and making another; and what is not a run.
+    let left = folder.path("left");
+    std::fs::create_dir(&left).unwrap();
+    std::fs::write(format!("{left}/.lock"), b"").unwrap();
+    fine(&tiny(&left, &["--force"]));
+    let other = folder.path("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(format!("{other}/thesis.txt"), b"").unwrap();
+    refused(&tiny(&other, &["--force"]), &["not a run"]);
 }
 
 /// Progress on a terminal; `script` gives one.

@@ -123,7 +123,26 @@ impl Progress {
 impl RunFolder {
     /// Makes the folder of a new run. A folder that already holds one is refused.
     pub fn create(path: &Path, config: &RunConfig) -> Result<Self> {
+        Self::create_locked(path, config).map(|(folder, _)| folder)
+    }
+
+    /// [`RunFolder::create`] that takes the run for this process ([`RunFolder::lock`]) before anything of it can
+    /// be seen. The lock must be dropped before the run is trained, which takes it again.
+    pub fn create_locked(path: &Path, config: &RunConfig) -> Result<(Self, RunLock)> {
         let folder = Self(path.to_owned());
+        folder.refuse_taken()?;
+        fs::create_dir_all(folder.checkpoints())
+            .map_err(|e| Error::file(path, format!("{e}; choose another --out")))?;
+        let lock = folder.lock()?;
+        // Another process may have been faster.
+        folder.refuse_taken()?;
+        folder.save_config(config)?;
+        Ok((folder, lock))
+    }
+
+    /// Refuses a folder in which no run can be made.
+    fn refuse_taken(&self) -> Result<()> {
+        let (folder, path) = (self, self.path());
         if folder.config_path().exists() || folder.metrics().exists() {
             return Err(Error::file(
                 path,
@@ -136,10 +155,7 @@ impl RunFolder {
                 "has a folder `checkpoints` with something in it; choose another --out",
             ));
         }
-        fs::create_dir_all(folder.checkpoints())
-            .map_err(|e| Error::file(path, format!("{e}; choose another --out")))?;
-        folder.save_config(config)?;
-        Ok(folder)
+        Ok(())
     }
 
     /// Removes the run in a folder, so that another can be made there. What does not belong to a run stays. A
@@ -150,7 +166,9 @@ impl RunFolder {
             return Ok(());
         }
         if !folder.checkpoints().is_dir() && !folder.config_path().is_file() {
-            let empty = fs::read_dir(path).map_err(|e| Error::io(path, e))?.next().is_none();
+            // A process that died after removing a run leaves the lock's file.
+            let mut entries = fs::read_dir(path).map_err(|e| Error::io(path, e))?.filter_map(|e| e.ok());
+            let empty = entries.all(|entry| entry.file_name() == ".lock");
             return if empty { Ok(()) } else { Err(Error::file(path, "not a run; choose another --out")) };
         }
         let _lock = folder.lock()?;
