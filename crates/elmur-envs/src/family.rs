@@ -169,17 +169,10 @@ impl<'de> Deserialize<'de> for EnvSpec {
             Name(String),
             All(Written),
         }
-        let Written { name, wrappers, mut settings } = match NameOrAll::deserialize(deserializer)? {
+        let Written { name, wrappers, settings } = match NameOrAll::deserialize(deserializer)? {
             NameOrAll::Name(name) => return Ok(Self::new(name)),
             NameOrAll::All(written) => written,
         };
-        // Earlier files have every setting of every environment, with these values where they mean nothing.
-        if settings.get("length").is_some_and(|length| *length == 0) {
-            settings.remove("length");
-        }
-        if settings.get("version").is_some_and(|version| *version == "1.0.7") {
-            settings.remove("version");
-        }
         Ok(Self { name, settings, wrappers })
     }
 }

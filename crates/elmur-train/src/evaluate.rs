@@ -110,10 +110,12 @@ impl Outcome {
         if self.success_rate().is_some() { asked } else { Metric::Return }
     }
 
-    /// Share of episodes that solved the task; none where the environment does not say of every episode.
+    /// Share of episodes that solved the task; none where the environment says it of no episode. Episodes of
+    /// which it does not say so did not.
     pub fn success_rate(&self) -> Option<Statistics> {
-        let all: Option<Vec<bool>> = self.episodes.iter().map(|e| e.success).collect();
-        all.map(|all| Statistics::of(all.into_iter().map(|success| f64::from(u8::from(success)))))
+        let known = self.episodes.iter().any(|episode| episode.success.is_some());
+        let rate = |episode: &EpisodeResult| f64::from(u8::from(episode.success == Some(true)));
+        known.then(|| Statistics::of(self.episodes.iter().map(rate)))
     }
 
     /// Mean return over episodes.
@@ -217,6 +219,9 @@ fn act_out(
         let seen = Seen { observation: env.observations(), returns: Some(&returns) };
         session.select_action(&all, seen, how, actions.as_mut())?;
         let taken = env.step(actions.values())?;
+        if let Some(row) = taken.rewards.iter().position(|reward| !reward.is_finite()) {
+            return Err(Error::config("reward", "finite numbers from the environment", taken.rewards[row]));
+        }
         for row in 0..rows {
             if !running[row] {
                 continue;

@@ -79,6 +79,9 @@ impl std::fmt::Display for DataNote {
 pub(crate) struct Progress {
     /// Best score so far (more is better), and its batch.
     pub best: Option<(f64, u64)>,
+    /// What that score is of: measure and settings of validation. Scores of something else do not compare.
+    #[serde(default)]
+    pub judged_by: Option<String>,
     /// Number of evaluations running that reached the target.
     pub reached: u32,
     /// Sum and number of losses since the last checkpoint.
@@ -95,8 +98,13 @@ struct ProgressFile {
 }
 
 impl Progress {
-    /// Takes note of a score. Among equals the latest is the best, since it has learnt most.
-    pub fn improves(&mut self, score: f64, batch: u64) -> bool {
+    /// Takes note of a score by this measure and settings. Among equals the latest is the best, since it has
+    /// learnt most.
+    pub fn improves(&mut self, score: f64, batch: u64, judged_by: String) -> bool {
+        if self.judged_by.as_ref().is_some_and(|before| *before != judged_by) {
+            self.best = None;
+        }
+        self.judged_by = Some(judged_by);
         let best = self.best.is_none_or(|(best, _)| score >= best);
         if best {
             self.best = Some((score, batch));
@@ -164,6 +172,14 @@ impl RunFolder {
         let folder = Self(path.to_owned());
         if !path.exists() {
             return Ok(());
+        }
+        let foreign = Error::file(path, "holds something that is not a run; choose another --out");
+        if folder.config_path().is_file() {
+            // Configs of checkpoints and of other programs have the same name.
+            folder.config().map_err(|_| foreign)?;
+        } else if fs::read_dir(folder.checkpoints()).is_ok_and(|all| !all.filter_map(|e| e.ok()).all(is_ours))
+        {
+            return Err(foreign);
         }
         if !folder.checkpoints().is_dir() && !folder.config_path().is_file() {
             // A process that died after removing a run leaves the lock's file.
@@ -269,8 +285,10 @@ impl RunFolder {
             let text = serde_json::to_vec_pretty(&now).map_err(|e| Error::file(&path, e))?;
             return Ok(write_atomic(&path, &text)?);
         }
-        let then: DataNote =
-            serde_json::from_str(&read_small(&path, MAX_SMALL)?).map_err(|e| Error::file(&path, e))?;
+        let then: DataNote = serde_json::from_str(&read_small(&path, MAX_SMALL)?).map_err(|e| {
+            let problem = format!("damaged ({e}); if the run's data are the same as ever, remove this file");
+            Error::file(&path, problem)
+        })?;
         let now = DataNote::of(data, Some(&then))?;
         if then == now {
             return Ok(());
@@ -394,16 +412,16 @@ impl RunFolder {
                     self.go_on_from(&name, &progress, trainer.batches())?;
                     return Ok((progress, notes));
                 }
-                // Another model is not damage.
-                Err(error @ Error::Mismatch { .. }) => return Err(error),
-                Err(error) => problems.push((name, error.to_string())),
+                Err(error) if is_damage(&error) => problems.push((name, error.to_string())),
+                // Another model, data that cannot be read, a device without memory: not this folder's fault.
+                Err(error) => return Err(error),
             }
         }
         if let Some((_, problem)) = problems.first() {
             let problem = format!("no checkpoint of this run can be read ({problem}); begin another run");
             return Err(Error::file(&folder, problem));
         }
-        self.forget_metrics_after(0)?;
+        self.forget_metrics_after(0, false)?;
         Ok((Progress::default(), notes))
     }
 
@@ -417,7 +435,7 @@ impl RunFolder {
                 self.link("best", &best)?;
             }
         }
-        self.forget_metrics_after(batches)
+        self.forget_metrics_after(batches, progress.evaluation_due)
     }
 
     /// Removes what processes that died have left: half-written and half-removed checkpoints and files.
@@ -454,13 +472,18 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Drops rows of batches that will be done again.
-    fn forget_metrics_after(&self, batch: u64) -> Result<()> {
+    /// Drops rows of batches that will be done again, and with `evaluation_due` those of the evaluation after
+    /// `batch`.
+    fn forget_metrics_after(&self, batch: u64, evaluation_due: bool) -> Result<()> {
         let path = self.metrics();
-        let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
+        let Ok(bytes) = fs::read(&path) else { return Ok(()) };
+        let text = String::from_utf8_lossy(&bytes);
         let keep = |line: &&str| {
             let row = serde_json::from_str::<Value>(line);
-            row.is_ok_and(|row| row["batch"].as_u64().is_some_and(|b| b <= batch))
+            row.is_ok_and(|row| {
+                let again = evaluation_due && row["score"].is_number();
+                row["batch"].as_u64().is_some_and(|b| b < batch || (b == batch && !again))
+            })
         };
         let kept: String = text.lines().filter(keep).flat_map(|line| [line, "\n"]).collect();
         Ok(write_atomic(&path, kept.as_bytes())?)
@@ -469,6 +492,28 @@ impl RunFolder {
 
 /// Largest size of a run's small files, in bytes.
 pub(crate) const MAX_SMALL: u64 = 1 << 20;
+
+/// Whether an entry of `checkpoints` is one that runs make.
+fn is_ours(entry: fs::DirEntry) -> bool {
+    let name = entry.file_name().into_string().unwrap_or_default();
+    let number = name.trim_start_matches('.').split('.').next().unwrap_or_default();
+    let numbered = number.len() >= 8 && number.bytes().all(|b| b.is_ascii_digit());
+    numbered || ["last", "best", ".last.tmp", ".best.tmp"].contains(&name.as_str())
+}
+
+/// Whether loading a checkpoint failed because of what its files hold.
+fn is_damage(error: &Error) -> bool {
+    use elmur_base::Error::{File, Io};
+    match error {
+        Error::Base(File { .. }) | Error::Model(elmur_model::Error::Base(File { .. })) => true,
+        Error::Base(Io { cause, .. }) | Error::Model(elmur_model::Error::Base(Io { cause, .. })) => {
+            // Text that is not text, and files that are gone.
+            matches!(cause.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::NotFound)
+        }
+        Error::Model(elmur_model::Error::Config { .. } | elmur_model::Error::Input { .. }) => true,
+        _ => false,
+    }
+}
 
 /// Whether a folder holds nothing but files of a checkpoint.
 fn is_part(path: &Path) -> bool {

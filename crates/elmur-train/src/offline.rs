@@ -90,6 +90,9 @@ pub fn evaluate_offline(
     }
     let measure = if ends.action.is_discrete() { Measure::Accuracy } else { Measure::MeanSquaredError };
     let episodes = means.len();
+    if actions == 0 {
+        return Err(Error::config("data", "at least one action to imitate", "none in these episodes"));
+    }
     let score = Score { measure, value: Statistics::of(means) };
     Ok(OfflineOutcome { score, actions, episodes })
 }

@@ -36,9 +36,16 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
         }
         *entry(&mut tree, key)? = value;
         if key == "env" {
-            // Another environment has other settings and another target.
-            *entry(&mut tree, "eval.settings")? = Value::Object(serde_json::Map::new());
-            *entry(&mut tree, "eval.target")? = Value::Null;
+            // Another environment has other settings and another target, unless they are given.
+            let given = |keys: &[&str]| {
+                overrides.iter().any(|text| keys.iter().any(|key| text.as_ref().starts_with(key)))
+            };
+            if !given(&["eval.settings", "eval.length"]) {
+                *entry(&mut tree, "eval.settings")? = Value::Object(serde_json::Map::new());
+            }
+            if !given(&["eval.target="]) {
+                *entry(&mut tree, "eval.target")? = Value::Null;
+            }
         }
         // After each, so that the message names the override that does not fit.
         if let Err(error) = serde_json::from_value::<RunConfig>(tree.clone()) {
@@ -208,6 +215,11 @@ mod tests {
         assert!(message("env.lenght=9").contains("did you mean `length`"), "{}", message("env.lenght=9"));
         assert!(message("eval.length=2").contains("eval.settings.length"), "{}", message("eval.length=2"));
         assert!(message("model.layers=0").contains("`model.layers`"), "{}", message("model.layers=0"));
+        assert_eq!(
+            change(&["eval.target=0.5", "env=cartpole", "eval.settings={}"]).unwrap().eval.target,
+            Some(0.5)
+        );
+        assert!(message("env.length=0").contains("at least 3"), "{}", message("env.length=0"));
         let pole = change(&["env=cartpole"]).unwrap();
         assert!(pole.env.unwrap().settings.is_empty() && pole.eval.settings.is_empty());
         assert!(message("model.kind=bc-lstm").contains("did you mean `bc_lstm`"));

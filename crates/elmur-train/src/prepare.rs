@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use elmur_base::Stop;
 use elmur_base::files::read_small;
+use elmur_base::{FieldMut, Stop};
 use elmur_data::collect::Demonstrations;
-use elmur_data::{Dataset, Source, split, wrap};
+use elmur_data::{Dataset, Part, Source, split, wrap};
 use elmur_engine::Device;
-use elmur_envs::{Environment, Registry};
+use elmur_envs::{EnvSpec, Environment, Registry, Wrappers};
 use elmur_model::window::{Begin, training_graph};
+use serde_json::Value;
 
 use crate::config::{Judge, RunConfig, below_model};
 use crate::error::{Error, Result};
@@ -66,7 +67,10 @@ impl RunConfig {
     /// Reads the config of a run from a JSON file.
     pub fn read(path: &Path) -> Result<Self> {
         let text = read_small(path, MAX_SMALL)?;
-        serde_json::from_str(&text).map_err(|e| Error::file(path, format!("not a run's config: {e}")))
+        let mut tree: Value =
+            serde_json::from_str(&text).map_err(|e| Error::file(path, format!("not JSON: {e}")))?;
+        modernise(&mut tree);
+        serde_json::from_value(tree).map_err(|e| Error::file(path, format!("not a run's config: {e}")))
     }
 
     /// Plays or reads the demonstrations that the config names and finds out what policies are judged on.
@@ -144,7 +148,14 @@ impl Prepared {
         keep_ends: bool,
     ) -> Result<Self> {
         config.validate()?;
-        let environment = config.environment(registry)?;
+        let mut notes = Vec::new();
+        let mut environment = config.environment(registry)?;
+        if let Some(wrapped) = recorded_wrapped(&config, environment.as_ref(), &*data) {
+            config.env = Some(wrapped);
+            config.complete(registry, keep_ends)?;
+            environment = config.environment(registry)?;
+            notes.push("the data were recorded with wrappers, which the environment now has too".to_owned());
+        }
         let recorded_there = environment.as_ref().is_some_and(|environment| {
             data.metadata().get("env").is_some_and(|name| name == environment.name())
         });
@@ -156,7 +167,6 @@ impl Prepared {
             }
             _ => data,
         };
-        let mut notes = Vec::new();
         match (&environment, on) {
             (Some(environment), Judge::Env) => config.env = Some(environment.spec().clone()),
             (None, Judge::Env) => {
@@ -190,6 +200,9 @@ impl Prepared {
         }
         let architecture = config.model.architecture();
         architecture.ends().check(data.spaces(), "dataset")?;
+        if !has_imitated(&*data)? {
+            return Err(Error::config("data", "at least one action to imitate", "none in all episodes"));
+        }
         let settings = config.train.program_settings(None);
         training_graph(architecture, &settings, Begin::Fresh)?;
         let (data, held_out, validation) = match on {
@@ -215,5 +228,51 @@ impl Prepared {
             architecture.ends().check(validation.spaces(), "environment")?;
         }
         Ok(Self { config, data, held_out, validation, notes })
+    }
+}
+
+/// The environment as the data were recorded in it, if they say that it had other wrappers there.
+fn recorded_wrapped(
+    config: &RunConfig,
+    environment: Option<&Environment>,
+    data: &dyn Source,
+) -> Option<EnvSpec> {
+    let (environment, notes) = (environment?, data.metadata());
+    let known = data.spaces() == environment.spaces() || data.spaces() == environment.plain().spaces();
+    if known || notes.get("env").is_none_or(|name| name != environment.name()) {
+        return None;
+    }
+    let names: Vec<&str> = notes.get("wrappers")?.split(", ").collect();
+    Some(config.env.clone()?.with_wrappers(Wrappers::named(&names).ok()?))
+}
+
+/// Whether any action of the data is to be imitated.
+fn has_imitated(data: &dyn Source) -> Result<bool> {
+    for episode in 0..data.episodes() {
+        let outline = data.outline(episode);
+        if !outline.marked {
+            return Ok(true);
+        }
+        let mut marks = vec![false; outline.steps];
+        data.read(Part::Imitate, episode, 0..outline.steps, FieldMut::Bool(&mut marks))?;
+        if marks.contains(&true) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Earlier configs have every setting of every environment, with these values where they mean nothing.
+fn modernise(config: &mut Value) {
+    let Some(env) = config.get_mut("env").and_then(Value::as_object_mut) else { return };
+    if !env.contains_key("length") || !env.contains_key("version") {
+        return;
+    }
+    if env.get("length").is_some_and(|length| *length == 0) {
+        env.remove("length");
+    }
+    let popgym = env.get("name").and_then(Value::as_str).is_some_and(|name| name.starts_with("popgym-"));
+    if !popgym {
+        env.remove("version");
     }
 }

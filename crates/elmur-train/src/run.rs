@@ -234,6 +234,10 @@ impl Run<'_, '_> {
             Err(Error::Stopped) => return Ok(false),
             Err(error) => return Err(error),
         };
+        if !score.value.mean.is_finite() {
+            let got = format!("{} {}", score.measure.name(), score.value.mean);
+            return Err(Error::config("validation", "a finite score", got));
+        }
         self.metrics.row("validation", batch, &row)?;
         (self.observe)(Event::Evaluated { batch, score });
         let measure = score.measure;
@@ -243,7 +247,14 @@ impl Run<'_, '_> {
         self.progress.reached = if reached { self.progress.reached + 1 } else { 0 };
         self.progress.evaluation_due = false;
         self.progress.losses = (0.0, 0);
-        let best = self.progress.improves(value, batch);
+        let eval = &self.prepared.config.eval;
+        let judged_by = format!(
+            "{} with {} by {}",
+            measure.key(),
+            Value::Object(eval.settings.clone()),
+            if eval.sample { "drawn actions" } else { "likeliest actions" }
+        );
+        let best = self.progress.improves(value, batch, judged_by);
         self.save(trainer)?;
         if best {
             self.folder.link("best", &format!("{batch:08}"))?;
@@ -321,6 +332,7 @@ fn check_resumable(old: &RunConfig, new: &RunConfig) -> Result<()> {
         ("train.segments", t.segments == u.segments),
         ("data", elsewhere(old) == elsewhere(new)),
         ("env", same_environment(old.env.as_ref(), new.env.as_ref())),
+        ("eval.on", old.eval.on.is_none() || old.eval.on == new.eval.on),
     ];
     match fixed.iter().find(|(_, same)| !same) {
         Some((key, _)) => Err(Error::config(

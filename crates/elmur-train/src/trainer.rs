@@ -418,7 +418,15 @@ impl Trainer {
             }
             _ => return Err(missing(COUNTERS)),
         };
-        // Everything has been checked; from here on nothing fails half-way.
+        // The batch is read before anything is changed: reading may fail.
+        self.loader.seek(counters[3] as u64);
+        let within = match within {
+            None => None,
+            Some((runs, tokens)) => {
+                let report = BatchReport { tokens, ..BatchReport::default() };
+                Some(Within { batch: self.loader.next_batch()?, runs, report })
+            }
+        };
         for name in saved.params.names() {
             self.params.set(&name, &saved.params.get::<f32>(&name)?)?;
         }
@@ -430,14 +438,7 @@ impl Trainer {
             }
         }
         [self.batches, self.steps, self.tokens] = [0, 1, 2].map(|i| counters[i] as u64);
-        self.loader.seek(counters[3] as u64);
-        self.within = match within {
-            None => None,
-            Some((runs, tokens)) => {
-                let report = BatchReport { tokens, ..BatchReport::default() };
-                Some(Within { batch: self.loader.next_batch()?, runs, report })
-            }
-        };
+        self.within = within;
         Ok(())
     }
 }

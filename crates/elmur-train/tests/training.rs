@@ -411,6 +411,58 @@ fn folders_that_hold_something_else_are_left_alone() {
     assert!(path.join("checkpoints/00000001/precious").exists() && !path.join("config.json").exists());
 }
 
+/// Removing a run removes nothing else.
+#[test]
+fn what_is_not_a_run_is_not_removed() {
+    let folder = Folder::new("foreign-folder");
+    for (name, config) in [("model", "{\"hidden_size\": 8}"), ("checkpoint", "")] {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.join("checkpoints")).unwrap();
+        std::fs::write(path.join("checkpoints/w.bin"), "precious").unwrap();
+        if !config.is_empty() {
+            std::fs::write(path.join("config.json"), config).unwrap();
+        }
+        let error = RunFolder::remove(&path).unwrap_err().to_string();
+        assert!(error.contains("not a run"), "{error}");
+        assert!(path.join("checkpoints/w.bin").exists());
+    }
+    let run_path = folder.join("run");
+    run(&run_path, &tiny(&[]), false, Some(2)).unwrap();
+    std::fs::write(run_path.join("notes.txt"), "mine").unwrap();
+    RunFolder::remove(&run_path).unwrap();
+    assert!(run_path.join("notes.txt").exists() && !run_path.join("checkpoints").exists());
+}
+
+/// Scores by another measure or at other settings do not compare: the best is chosen anew.
+#[test]
+fn the_best_is_the_best_of_like_scores() {
+    let folder = Folder::new("like");
+    let path = folder.join("run");
+    let config = tiny(&["eval.every=2", "eval.metric=return", "eval.target=null"]);
+    run(&path, &config, false, Some(4)).unwrap();
+    let other = changed(&config, &["eval.settings.length=400"]);
+    assert_eq!(run(&path, &other, true, None).unwrap(), Ended::Finished);
+    let best = std::fs::read_link(path.join("checkpoints/best")).unwrap();
+    let best: u64 = best.to_str().unwrap().parse().unwrap();
+    assert!(best > 4, "{best}: chosen among validations at the new length");
+}
+
+#[test]
+fn data_without_an_action_to_imitate_are_refused() {
+    let spaces = Spaces { observation: Space::unbounded([2]), action: Space::Discrete { n: 3 } };
+    let unmarked = episodes(&spaces);
+    let marked = |mut episode: Episode| {
+        episode.imitate = Some(vec![false; episode.rewards.len()]);
+        episode
+    };
+    let none: Vec<Episode> = unmarked.into_iter().map(marked).collect();
+    let data: Arc<dyn Source> = Arc::new(Dataset::from_episodes(spaces, BTreeMap::new(), none).unwrap());
+    let mut config = RunConfig::preset("small").unwrap();
+    config.train.batches = Some(2);
+    let error = Prepared::new(config, data, &Registry::builtin(), false).unwrap_err().to_string();
+    assert!(error.contains("at least one action to imitate"), "{error}");
+}
+
 #[test]
 fn the_target_ends_a_run_early() {
     let folder = Folder::new("target");
