@@ -150,10 +150,8 @@ impl Target {
             metadata.insert("wrappers".to_owned(), wrappers.names().join(", "));
         }
         if args.npz {
-            if args.force && args.out.is_dir() {
-                remove_npz(&args.out)?;
-            }
-            return Ok(Self::Npz(NpzWriter::create(&args.out, spaces)?));
+            let write = if args.force { NpzWriter::replace } else { NpzWriter::create };
+            return Ok(Self::Npz(write(args.out.clone(), spaces)?));
         }
         if args.append && args.out.exists() {
             let writer = Writer::append_to(&args.out)?;
@@ -225,17 +223,4 @@ impl Target {
             Self::Npz(writer) => Ok(writer.finish()?),
         }
     }
-}
-
-/// Removes a folder that holds nothing but .npz files.
-fn remove_npz(folder: &Path) -> Result<()> {
-    let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
-    for entry in entries.filter_map(|entry| entry.ok()) {
-        if entry.path().extension().is_none_or(|extension| extension != "npz") {
-            let problem =
-                format!("holds {}, not only .npz files; choose another --out", entry.path().display());
-            return Err(Error::file(folder, problem));
-        }
-    }
-    std::fs::remove_dir_all(folder).map_err(|e| Error::io(folder, e))
 }

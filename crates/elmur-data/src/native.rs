@@ -188,13 +188,14 @@ impl Writer {
         let mut aside = path.clone().into_os_string();
         aside.push(".tmp");
         let aside = PathBuf::from(aside);
-        // A pipe there would make this wait for its other end.
-        if fs::metadata(&aside).is_ok_and(|about| !about.is_file()) {
-            return Err(Error::file(&aside, "not a file; remove it, or choose another name"));
-        }
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&aside);
-        let file = file.map_err(|e| Error::io(&aside, e))?;
-        lock(&file, &aside)?;
+        let file =
+            lock_at(&aside, OpenOptions::new().read(true).write(true).create(true).truncate(false), || {
+                // A pipe there would make this wait for its other end.
+                if fs::metadata(&aside).is_ok_and(|about| !about.is_file()) {
+                    return Err(Error::file(&aside, "not a file; remove it, or choose another name"));
+                }
+                Ok(())
+            })?;
         Ok(Self { path, aside: Some(aside), replace, file, header, end: 0, episodes: 0 })
     }
 
@@ -218,12 +219,13 @@ impl Writer {
     /// its end is cut off.
     pub fn append_to(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        // A pipe would make this wait for its other end.
-        if fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
-            return Err(Error::file(&path, "not a file; give the name of an .elmur file"));
-        }
-        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|e| Error::io(&path, e))?;
-        lock(&file, &path)?;
+        let file = lock_at(&path, OpenOptions::new().read(true).write(true), || {
+            // A pipe would make this wait for its other end.
+            if fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
+                return Err(Error::file(&path, "not a file; give the name of an .elmur file"));
+            }
+            Ok(())
+        })?;
         let Indexed { header, records, end, .. } = index(&mut BufReader::new(&file), &path)?;
         file.set_len(end).map_err(|e| Error::io(&path, e))?;
         Ok(Self { path, aside: None, replace: false, file, header, end, episodes: records.len() })
@@ -327,12 +329,33 @@ pub fn save(source: &dyn Source, path: impl Into<PathBuf>) -> Result<()> {
     writer.finish()
 }
 
-/// Locks a file against a second writer, where the file system supports locks.
-fn lock(file: &File, path: &Path) -> Result<()> {
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => {
-            Err(Error::file(path, "another process writes this file; wait for it, or choose another name"))
+/// Opens a file and locks it against a second writer, where the file system supports locks. `prepare` runs
+/// before each try: a file that was renamed or removed before the lock was held is opened again.
+pub(crate) fn lock_at(path: &Path, how: &OpenOptions, prepare: impl Fn() -> Result<()>) -> Result<File> {
+    for _ in 0..100 {
+        prepare()?;
+        let file = how.open(path).map_err(|e| Error::io(path, e))?;
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            break;
         }
-        _ => Ok(()),
+        if is_at(&file, path) {
+            return Ok(file);
+        }
     }
+    Err(Error::file(path, "another process writes this file; wait for it, or choose another name"))
+}
+
+/// Whether this open file is the one that the path names now.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, _: &Path) -> bool {
+    true
 }

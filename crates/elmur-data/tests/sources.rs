@@ -328,7 +328,8 @@ fn a_folder_of_npz_appears_when_it_is_whole_and_a_retry_starts_over() {
     fs::create_dir(folder.join("empty")).unwrap();
     write_npz(folder.join("empty"), &data).unwrap();
     fs::remove_dir_all(&out).unwrap();
-    assert!(write_npz(&out, &data).unwrap_err().to_string().contains("not episodes"));
+    assert!(write_npz(&out, &data).unwrap_err().to_string().contains("not only episodes"));
+    assert!(!aside.join(".lock").exists(), "nothing is added to it");
     assert!(aside.join("notes.txt").exists());
     // What cannot be written leaves nothing.
     assert!(write_npz(folder.join("mixed"), &dataset(2)).is_err());
@@ -346,4 +347,66 @@ fn converting_keeps_everything_that_both_formats_hold() {
     let native = open(folder.join("a.elmur"), None).unwrap();
     assert_eq!(native.fingerprint(), data.fingerprint());
     assert!(save(&*npz, folder.join("a.elmur")).unwrap_err().to_string().contains("exists already"));
+}
+
+#[test]
+fn a_replaced_folder_of_npz_stays_until_the_new_one_is_whole() {
+    let folder = Folder::new("npz-replace");
+    let (out, aside, old) = (folder.join("npz"), folder.join("npz.tmp"), folder.join("npz.tmp.old"));
+    let data = plain();
+    write_npz(&out, &data).unwrap();
+    let before = open(&out, None).unwrap();
+    let unchanged = || assert_eq!(open(&out, None).unwrap().fingerprint(), before.fingerprint());
+    // Interrupted, discarded, and without an episode.
+    let mut writer = NpzWriter::replace(&out, data.spaces()).unwrap();
+    writer.push(data.episode(3)).unwrap();
+    drop(writer);
+    unchanged();
+    NpzWriter::replace(&out, data.spaces()).unwrap().discard();
+    assert!(NpzWriter::replace(&out, data.spaces()).unwrap().finish().is_err());
+    unchanged();
+    // Killed between the renames: the next writer puts the old folder back.
+    fs::rename(&out, &old).unwrap();
+    assert!(NpzWriter::create(&out, data.spaces()).unwrap_err().to_string().contains("already"));
+    unchanged();
+    let mut writer = NpzWriter::replace(&out, data.spaces()).unwrap();
+    writer.push(data.episode(3)).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(open(&out, None).unwrap().episodes(), 1);
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
+    assert!(!aside.exists() && !old.exists());
+    // Never over other files.
+    fs::write(out.join("notes.txt"), "mine").unwrap();
+    assert!(NpzWriter::replace(&out, data.spaces()).unwrap_err().to_string().contains("notes.txt"));
+    fs::write(folder.join("file"), "mine").unwrap();
+    assert!(NpzWriter::replace(folder.join("file"), data.spaces()).is_err());
+}
+
+#[test]
+fn two_writers_of_a_folder_of_npz_do_not_mix_their_episodes() {
+    let folder = Folder::new("npz-two");
+    let (out, data) = (folder.join("npz"), plain());
+    let mut writer = NpzWriter::create(&out, data.spaces()).unwrap();
+    (0..3).for_each(|i| writer.push(data.episode(i)).unwrap());
+    let busy = NpzWriter::create(&out, data.spaces()).unwrap_err().to_string();
+    assert!(busy.contains("another process writes"), "{busy}");
+    // Where locks do not work: lost episodes are found.
+    fs::remove_file(folder.join("npz.tmp/train_data_1.npz")).unwrap();
+    let lost = writer.finish().unwrap_err().to_string();
+    assert!(lost.contains("expected the 3 episodes") && lost.contains("found 2"), "{lost}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn npz_files_tell_episodes_that_were_cut_off_from_those_that_ended() {
+    let folder = Folder::new("npz-ends");
+    let plain = plain();
+    let cut =
+        |i: usize, episode: Episode| Episode { terminated: i % 2 == 0, truncated: i % 2 == 1, ..episode };
+    let episodes = plain.episodes().enumerate().map(|(i, episode)| cut(i, episode.to_episode())).collect();
+    let data = Dataset::from_episodes(plain.spaces().clone(), metadata(), episodes).unwrap();
+    write_npz(folder.join("npz"), &data).unwrap();
+    let npz = open(folder.join("npz"), None).unwrap();
+    assert_eq!(npz.summary().unwrap().truncated, data.summary().unwrap().truncated);
+    assert_eq!(npz.fingerprint(), data.fingerprint());
 }
