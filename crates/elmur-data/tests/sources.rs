@@ -290,14 +290,11 @@ fn an_interrupted_writer_is_continued_where_it_was() {
     writer.push(&episodes(2)[1]).unwrap();
     writer.finish().unwrap();
     assert_eq!(open(&path, None).unwrap().episodes(), 2);
-    // Work of another kind, damage and no work at all: from the start.
+    // Damage and no work at all: from the start.
     fs::remove_file(&path).unwrap();
-    for (leftover, text) in
-        [(&whole[..], "other metadata"), (&whole[..40], "cut"), (b"text", "text"), (b"", "empty")]
-    {
+    for (leftover, text) in [(&whole[..40], "cut"), (b"ELM", "cut early"), (b"", "empty")] {
         fs::write(&aside, leftover).unwrap();
-        let other = BTreeMap::from([("seed".to_owned(), "8".to_owned())]);
-        let mut writer = Writer::resume(&path, &spaces(), other).unwrap();
+        let mut writer = resume();
         assert_eq!(writer.episodes(), 0, "{text}");
         writer.push(&episodes(1)[0]).unwrap();
         writer.discard();
@@ -409,4 +406,86 @@ fn npz_files_tell_episodes_that_were_cut_off_from_those_that_ended() {
     let npz = open(folder.join("npz"), None).unwrap();
     assert_eq!(npz.summary().unwrap().truncated, data.summary().unwrap().truncated);
     assert_eq!(npz.fingerprint(), data.fingerprint());
+}
+
+#[test]
+fn what_lies_beside_a_new_file_is_not_lost_unasked() {
+    let folder = Folder::new("beside");
+    let (path, aside) = (folder.join("a.elmur"), folder.join("a.elmur.tmp"));
+    // A file of another kind, whatever is asked.
+    fs::write(&aside, "my notes").unwrap();
+    for writer in [Writer::create, Writer::replace, Writer::resume, Writer::resume_replacing] {
+        let problem = writer(path.clone(), &spaces(), metadata()).unwrap_err().to_string();
+        assert!(problem.contains("a.elmur.tmp") && problem.contains("another file"), "{problem}");
+        assert_eq!(fs::read(&aside).unwrap(), b"my notes");
+    }
+    fs::remove_file(&aside).unwrap();
+    // An interrupted collection with other settings, unless it may be replaced.
+    let mut writer = Writer::create(&path, &spaces(), metadata()).unwrap();
+    writer.push(&episodes(1)[0]).unwrap();
+    drop(writer);
+    let whole = fs::read(&aside).unwrap();
+    let other = || BTreeMap::from([("seed".to_owned(), "8".to_owned())]);
+    let problem = Writer::resume(&path, &spaces(), other()).unwrap_err().to_string();
+    assert!(problem.contains("other settings") && problem.contains("--force"), "{problem}");
+    assert_eq!(fs::read(&aside).unwrap(), whole);
+    assert_eq!(Writer::resume_replacing(&path, &spaces(), other()).unwrap().episodes(), 0);
+}
+
+#[test]
+fn a_file_cut_to_fewer_episodes_is_the_file_of_these() {
+    let folder = Folder::new("truncate");
+    let (path, other) = (folder.join("a.elmur"), folder.join("b.elmur"));
+    for keep in [0, 1, 3, 5, 9] {
+        let mut writer = Writer::replace(&path, &spaces(), metadata()).unwrap();
+        episodes(5).iter().for_each(|episode| writer.push(episode).unwrap());
+        drop(writer);
+        let mut writer = Writer::resume_replacing(&path, &spaces(), metadata()).unwrap();
+        writer.truncate(keep).unwrap();
+        assert_eq!(writer.episodes(), keep.min(5));
+        episodes(6)[keep.min(5)..].iter().for_each(|episode| writer.push(episode).unwrap());
+        writer.truncate(keep.max(1)).unwrap();
+        writer.finish().unwrap();
+        let _ = fs::remove_file(&other);
+        dataset(keep.clamp(1, 6)).save(&other).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), fs::read(&other).unwrap(), "{keep}");
+    }
+}
+
+/// A source that tells no more than a program of its own has to.
+#[derive(Debug)]
+struct Own(Dataset);
+
+impl Source for Own {
+    fn spaces(&self) -> &Spaces {
+        self.0.spaces()
+    }
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        self.0.metadata()
+    }
+    fn episodes(&self) -> usize {
+        self.0.len()
+    }
+    fn outline(&self, episode: usize) -> elmur_data::Outline {
+        self.0.outline(episode)
+    }
+    fn layout(&self) -> &elmur_data::Layout {
+        self.0.layout()
+    }
+    fn read(
+        &self,
+        part: Part,
+        episode: usize,
+        rows: std::ops::Range<usize>,
+        out: FieldMut<'_>,
+    ) -> elmur_data::Result<()> {
+        self.0.read(part, episode, rows, out)
+    }
+}
+
+#[test]
+fn a_source_of_ones_own_has_the_fingerprint_of_its_episodes() {
+    assert_eq!(Own(dataset(5)).fingerprint(), dataset(5).fingerprint());
+    let (data, episodes) = (dataset(5), episodes(5));
+    assert_eq!(elmur_data::episode_checksum(&episodes[3], data.spaces()), data.checksum(3));
 }
