@@ -398,8 +398,11 @@ fn two_writers_of_a_folder_of_npz_do_not_mix_their_episodes() {
 fn npz_files_tell_episodes_that_were_cut_off_from_those_that_ended() {
     let folder = Folder::new("npz-ends");
     let plain = plain();
-    let cut =
-        |i: usize, episode: Episode| Episode { terminated: i % 2 == 0, truncated: i % 2 == 1, ..episode };
+    let cut = |i: usize, episode: Episode| Episode {
+        terminated: i.is_multiple_of(2),
+        truncated: i % 2 == 1,
+        ..episode
+    };
     let episodes = plain.episodes().enumerate().map(|(i, episode)| cut(i, episode.to_episode())).collect();
     let data = Dataset::from_episodes(plain.spaces().clone(), metadata(), episodes).unwrap();
     write_npz(folder.join("npz"), &data).unwrap();
