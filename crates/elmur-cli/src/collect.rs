@@ -1,13 +1,15 @@
 //! `elmur collect`: an environment's player plays, and what happened goes to disk.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use elmur_base::Stop;
 use elmur_data::collect::Demonstrations;
 use elmur_data::{Dataset, Episode, NpzWriter, Summary, Writer, is_data, open, wrap};
 use elmur_envs::{EnvSpec, Environment, Wrappers};
 use elmur_train::{Error, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::progress::Bar;
 use crate::{Context, note, say};
@@ -20,8 +22,8 @@ pub struct Args {
     /// Record this many episodes.
     #[arg(long, default_value_t = 4800, value_parser = crate::count(1 << 32))]
     episodes: usize,
-    /// Change settings of the environment, separated by commas: KEY=VALUE.
-    #[arg(long, value_delimiter = ',', value_name = "KEY=VALUE")]
+    /// Change a setting of the environment; give it once per setting. The value may be JSON, such as [1,2].
+    #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// T-Maze: draw corridors of every length up to this one (as --set length=N).
     #[arg(long)]
@@ -64,11 +66,8 @@ impl Args {
     fn environment(&self, context: &Context) -> Result<Environment> {
         let mut spec = EnvSpec::new(&self.env).with_wrappers(Wrappers::named(&self.wrappers)?);
         for text in &self.set {
-            let (key, values) = crate::keys::setting(text)?;
-            let [value] = &values[..] else {
-                return Err(crate::keys::config("set", "one value per setting", text));
-            };
-            spec = spec.with(key, value.clone());
+            let (key, value) = setting(text)?;
+            spec = spec.with(key, value);
         }
         if let Some(length) = self.length {
             spec = spec.with("length", length);
@@ -78,6 +77,13 @@ impl Args {
         }
         Ok(context.registry.find(&spec)?)
     }
+}
+
+/// Splits `KEY=VALUE`; a value is JSON where it is JSON, else a word.
+fn setting(text: &str) -> Result<(&str, Value)> {
+    let expected = "KEY=VALUE, such as length=90";
+    let (key, value) = text.split_once('=').ok_or_else(|| crate::keys::config("set", expected, text))?;
+    Ok((key, serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()))))
 }
 
 /// Runs `elmur collect`.
@@ -97,6 +103,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         seed: args.seed,
         noise: args.noise,
         threads: args.threads,
+        stop: context.stop.clone(),
     };
     let mut bar = Bar::new("collecting", first as u64, demonstrations.episodes.end as u64);
     let mut done = first as u64;
@@ -108,7 +115,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     });
     bar.finish();
     if let Err(error) = collected {
-        target.give_up(matches!(error, elmur_data::Error::Stopped));
+        target.give_up(matches!(error, elmur_data::Error::Stopped), &demonstrations.episodes);
         return Err(error.into());
     }
     target.finish()?;
@@ -142,18 +149,16 @@ enum Target {
 impl Target {
     fn open(args: &Args, environment: &Environment) -> Result<Self> {
         let spaces = environment.spaces();
-        let notes =
-            Demonstrations { environment, episodes: 0..0, seed: args.seed, noise: args.noise, threads: 0 };
+        let (seed, noise, stop) = (args.seed, args.noise, Stop::default());
+        let notes = Demonstrations { environment, episodes: 0..0, seed, noise, threads: 0, stop };
         let mut metadata = notes.metadata();
         let wrappers = environment.spec().wrappers;
         if !wrappers.is_none() {
             metadata.insert("wrappers".to_owned(), wrappers.names().join(", "));
         }
         if args.npz {
-            if args.force && args.out.is_dir() {
-                remove_npz(&args.out)?;
-            }
-            return Ok(Self::Npz(NpzWriter::create(&args.out, spaces)?));
+            let write = if args.force { NpzWriter::replace } else { NpzWriter::create };
+            return Ok(Self::Npz(write(args.out.clone(), spaces)?));
         }
         if args.append && args.out.exists() {
             let writer = Writer::append_to(&args.out)?;
@@ -163,8 +168,13 @@ impl Target {
             }
             return Ok(Self::Native { writer, appended: true });
         }
+        if let Some(folder) = args.out.parent() {
+            std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+        }
         let resume = if args.force { Writer::resume_replacing } else { Writer::resume };
-        let writer = resume(args.out.clone(), spaces, metadata)?;
+        let mut writer = resume(args.out.clone(), spaces, metadata)?;
+        // Fewer than an interrupted collection had recorded may be wanted now.
+        writer.truncate(args.episodes)?;
         if writer.episodes() > 0 {
             note(&format!("going on after {} episodes of an interrupted collection", writer.episodes()));
         }
@@ -182,7 +192,7 @@ impl Target {
     fn last(&self, wanted: usize) -> usize {
         match self {
             Self::Native { writer, appended: true } => writer.episodes() + wanted,
-            _ => wanted.max(self.episodes()),
+            _ => wanted,
         }
     }
 
@@ -203,8 +213,9 @@ impl Target {
         }
     }
 
-    /// Ends a collection that was stopped or failed. What was recorded is kept for the next try.
-    fn give_up(self, stopped: bool) {
+    /// Ends a collection of these episodes that was stopped or failed. What was recorded is kept for the next
+    /// try.
+    fn give_up(self, stopped: bool, wanted: &Range<usize>) {
         match self {
             Self::Native { writer, appended: false } if writer.episodes() > 0 => {
                 if stopped {
@@ -213,6 +224,15 @@ impl Target {
                         writer.episodes()
                     ));
                 }
+            }
+            Self::Native { writer, appended: true } => {
+                let added = writer.episodes() - wanted.start;
+                note(&format!(
+                    "{added} of {} episodes were added; the dataset has {} now",
+                    wanted.len(),
+                    writer.episodes()
+                ));
+                writer.discard();
             }
             Self::Native { writer, .. } => writer.discard(),
             Self::Npz(writer) => writer.discard(),
@@ -227,15 +247,15 @@ impl Target {
     }
 }
 
-/// Removes a folder that holds nothing but .npz files.
-fn remove_npz(folder: &Path) -> Result<()> {
-    let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
-    for entry in entries.filter_map(|entry| entry.ok()) {
-        if entry.path().extension().is_none_or(|extension| extension != "npz") {
-            let problem =
-                format!("holds {}, not only .npz files; choose another --out", entry.path().display());
-            return Err(Error::file(folder, problem));
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_one_value_and_may_be_a_list() {
+        assert_eq!(setting("sizes=[1,2]").unwrap(), ("sizes", json!([1, 2])));
+        assert_eq!(setting("length=90").unwrap(), ("length", json!(90)));
+        assert_eq!(setting("name=a,b=c").unwrap(), ("name", json!("a,b=c")));
+        assert!(setting("length").unwrap_err().to_string().contains("KEY=VALUE"));
     }
-    std::fs::remove_dir_all(folder).map_err(|e| Error::io(folder, e))
 }

@@ -5,18 +5,25 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use elmur_base::Row;
+use elmur_base::{Row, Stop};
 use elmur_envs::{Env, Environment, Player, Purpose};
 use elmur_pool::{MAX_THREADS, granted_threads};
 use elmur_rng::Rng;
 
 use crate::episode::{append, columns};
-use crate::{Episode, Result};
+use crate::{Episode, Error, Result};
 
 /// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
 /// player's, so that the player's next actions show how to recover. Random actions, and actions that the
-/// environment does not use, are marked as not worth imitating.
-pub fn play(env: &mut dyn Env, player: &mut dyn Player, seed: u64, noise: f64) -> Result<Episode> {
+/// environment does not use, are marked as not worth imitating. A requested stop is noticed every 1,024 steps
+/// and ends the episode with [`Error::Stopped`].
+pub fn play(
+    env: &mut dyn Env,
+    player: &mut dyn Player,
+    seed: u64,
+    noise: f64,
+    stop: &Stop,
+) -> Result<Episode> {
     let spaces = env.spaces().clone();
     let mut observation = Row::of(&spaces.observation);
     let mut action = Row::of(&spaces.action);
@@ -37,6 +44,9 @@ pub fn play(env: &mut dyn Env, player: &mut dyn Player, seed: u64, noise: f64) -
         if episode.terminated || episode.truncated {
             episode.imitate = imitate.contains(&false).then_some(imitate);
             return Ok(episode);
+        }
+        if episode.rewards.len().is_multiple_of(STEPS_PER_LOOK) && stop.requested() {
+            return Err(Error::Stopped);
         }
         player.act(observation.values(), action.as_mut());
         let slip = noise > 0.0 && rng.uniform(0.0, 1.0) < noise;
@@ -59,6 +69,9 @@ pub fn play(env: &mut dyn Env, player: &mut dyn Player, seed: u64, noise: f64) -
 /// Number of the stream that noise is drawn from.
 const NOISE: u32 = 1 << 30;
 
+/// Steps between two looks at whether a stop was requested.
+const STEPS_PER_LOOK: usize = 1 << 10;
+
 /// Which demonstrations to play.
 #[derive(Debug, Clone)]
 pub struct Demonstrations<'a> {
@@ -73,6 +86,8 @@ pub struct Demonstrations<'a> {
     pub noise: f64,
     /// Threads that play at once; 0: as many as are granted. The episodes do not depend on their number.
     pub threads: usize,
+    /// Ends the collection when it is requested, even within an episode. `Stop::default()`: never.
+    pub stop: Stop,
 }
 
 impl Demonstrations<'_> {
@@ -82,7 +97,7 @@ impl Demonstrations<'_> {
     }
 
     /// Plays all episodes with the environment's own player and hands each to `keep`, in order. An error of
-    /// `keep` ends the collection.
+    /// `keep` ends the collection, and so does a requested stop, with [`Error::Stopped`].
     pub fn collect(&self, mut keep: impl FnMut(Episode) -> Result<()>) -> Result<()> {
         // What is wrong with the settings is found before threads are started.
         drop(self.players()?);
@@ -102,7 +117,7 @@ impl Demonstrations<'_> {
                         let i = next.fetch_add(1, Ordering::Relaxed);
                         let seed = (u64::from(self.seed) << 32) + i as u64;
                         // Where nobody listens any more, `keep` has failed.
-                        let mut played = || play(&mut *env, &mut *player, seed, self.noise);
+                        let mut played = || play(&mut *env, &mut *player, seed, self.noise, &self.stop);
                         if i >= self.episodes.end || sender.send((i, played())).is_err() {
                             return;
                         }
@@ -167,7 +182,7 @@ mod tests {
     }
 
     fn of(environment: &Environment, episodes: Range<usize>) -> Demonstrations<'_> {
-        Demonstrations { environment, episodes, seed: 3, noise: 0.0, threads: 0 }
+        Demonstrations { environment, episodes, seed: 3, noise: 0.0, threads: 0, stop: Stop::default() }
     }
 
     fn played(demonstrations: &Demonstrations<'_>) -> Result<Vec<Episode>> {
@@ -269,8 +284,51 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_within_a_long_episode_ends_the_collection() {
+        struct Endless {
+            spaces: elmur_base::Spaces,
+            steps: usize,
+            stop: Stop,
+        }
+        impl Env for Endless {
+            fn spaces(&self) -> &elmur_base::Spaces {
+                &self.spaces
+            }
+            fn reset(&mut self, _: u64, _: elmur_base::ValuesMut<'_>) -> elmur_envs::Result<()> {
+                Ok(())
+            }
+            fn step(
+                &mut self,
+                _: Values<'_>,
+                _: elmur_base::ValuesMut<'_>,
+            ) -> elmur_envs::Result<elmur_envs::Step> {
+                self.steps += 1;
+                if self.steps == 1500 {
+                    self.stop.request(15);
+                }
+                Ok(elmur_envs::Step { truncated: self.steps == 100_000, ..Default::default() })
+            }
+        }
+        struct Idle;
+        impl Player for Idle {
+            fn reset(&mut self) {}
+            fn act(&mut self, _: Values<'_>, _: elmur_base::ValuesMut<'_>) {}
+        }
+        let spaces =
+            elmur_base::Spaces { observation: Space::unbounded([1]), action: Space::Discrete { n: 2 } };
+        let stop = Stop::default();
+        let mut env = Endless { spaces, steps: 0, stop: stop.clone() };
+        assert!(matches!(play(&mut env, &mut Idle, 0, 0.0, &stop), Err(Error::Stopped)));
+        assert_eq!(env.steps, 2048);
+        // Requested before: nothing is played.
+        let tmaze = task("tmaze");
+        let demonstrations = Demonstrations { stop, ..of(&tmaze, 0..9) };
+        assert!(matches!(played(&demonstrations), Err(Error::Stopped)));
+    }
+
+    #[test]
     fn a_keeper_who_refuses_and_a_foreign_error_end_the_collection() {
-        let refuse = |_| Err(crate::Error::Empty { path: "x".into() });
+        let refuse = |_| Err(Error::Empty { path: "x".into() });
         let env = task("popgym-RepeatFirstEasy");
         assert!(Demonstrations { threads: 3, ..of(&env, 0..1000) }.collect(refuse).is_err());
 

@@ -44,6 +44,13 @@ pub(crate) struct Record {
     outline: Outline,
 }
 
+impl Record {
+    /// Byte at which the record begins.
+    pub(crate) fn begin(&self) -> u64 {
+        self.payload - HEAD as u64
+    }
+}
+
 impl ElmurFile {
     /// Reads a file once, checks every checksum and every number, and keeps where its episodes lie. A torn
     /// record at the end is left out and reported by [`Source::torn_bytes`]; any other damage is an error.

@@ -72,7 +72,7 @@ pub use native::{Reader, Writer, save};
 pub use npz_write::{NpzWriter, write_npz};
 pub use open::{is_data, open, open_with};
 pub use sampler::{Crop, Sampler};
-pub use source::{Source, Summary, check_read, chunks, earlier_fingerprint};
+pub use source::{Source, Summary, check_read, chunks, earlier_fingerprint, episode_checksum};
 pub use subset::{Subset, split};
 pub use window::Window;
 pub use wrap::{WrappedSource, wrap};

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use elmur_base::{Field, FieldMut};
+use elmur_pool::granted_threads;
 
 use crate::error::{Error, Result};
 use crate::source::Source;
@@ -121,6 +122,8 @@ struct State {
     stop: bool,
     /// Threads that read.
     alive: usize,
+    /// Whether one of them has panicked: the batch that it was reading never comes.
+    failed: bool,
 }
 
 impl Shared {
@@ -184,9 +187,8 @@ impl Loader {
     pub fn new(source: &Arc<dyn Source>, sampler: Sampler, request: Request) -> Self {
         let per_step: usize = request.fields.iter().map(|(_, buffer, width)| buffer.size() * width).sum();
         let bytes = (request.rows * request.windows * request.steps).saturating_mul(per_step);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let affordable = (AHEAD_BYTES / bytes.max(1)).max(1);
-        let count = source.reading_threads().min(cores).min(affordable).max(1);
+        let count = source.reading_threads().min(granted_threads()).min(affordable).max(1);
         let ahead = (count + 1).min(affordable) as u64;
         let position = sampler.position();
         let state = State {
@@ -200,13 +202,15 @@ impl Loader {
             spare: Vec::new(),
             stop: false,
             alive: 0,
+            failed: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared = Arc::new(Shared { source: Arc::clone(source), request, state, changed });
         Self { shared, threads: Vec::new(), count, ahead }
     }
 
-    /// The next batch, as soon as it is read. After an error the same batch is tried again.
+    /// The next batch, as soon as it is read. After an error the same batch is tried again, unless the source
+    /// panicked: that is an error from then on.
     pub fn next_batch(&mut self) -> Result<Batch> {
         self.start()?;
         let mut state = self.shared.state();
@@ -225,7 +229,9 @@ impl Loader {
                     self.shared.changed.notify_all();
                     return Err(error);
                 }
-                None if state.alive == 0 => return Err(thread_error("a thread that reads data ended early")),
+                None if state.failed || state.alive == 0 => {
+                    return Err(thread_error("a thread that ended early, by a panic of the source"));
+                }
                 None => state = self.shared.wait(state),
             }
         }
@@ -293,7 +299,10 @@ struct Alive<'a>(&'a Shared);
 
 impl Drop for Alive<'_> {
     fn drop(&mut self) {
-        self.0.state().alive -= 1;
+        let mut state = self.0.state();
+        state.alive -= 1;
+        state.failed |= std::thread::panicking();
+        drop(state);
         self.0.changed.notify_all();
     }
 }
@@ -324,6 +333,7 @@ mod tests {
         data: Dataset,
         reads: AtomicUsize,
         broken: AtomicBool,
+        panics_at: usize,
     }
 
     impl Source for Slow {
@@ -350,6 +360,7 @@ mod tests {
         fn read(&self, part: Part, episode: usize, rows: Range<usize>, out: FieldMut<'_>) -> Result<()> {
             let reads = self.reads.fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(std::time::Duration::from_micros((reads % 7 * 50) as u64));
+            assert!(reads != self.panics_at, "a source that panics once");
             if self.broken.load(Ordering::Relaxed) && episode == 2 {
                 return Err(Error::Empty { path: "broken".into() });
             }
@@ -372,7 +383,12 @@ mod tests {
 
     fn slow() -> Arc<Slow> {
         let data = dataset(&[5, 12, 3, 10, 1, 7]);
-        Arc::new(Slow { data, reads: AtomicUsize::new(0), broken: AtomicBool::new(false) })
+        Arc::new(Slow {
+            data,
+            reads: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
+            panics_at: usize::MAX,
+        })
     }
 
     fn loader(source: Arc<dyn Source>) -> Loader {
@@ -427,6 +443,23 @@ mod tests {
                 assert_eq!(loader.next_batch().unwrap().crops, crops);
             }
         }
+    }
+
+    #[test]
+    fn a_panic_of_the_source_on_one_of_many_threads_is_an_error() {
+        let data = dataset(&[5, 12, 3, 10, 1, 7]);
+        let (reads, broken) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let source = Arc::new(Slow { data, reads, broken, panics_at: 100 });
+        let mut loader = loader(source);
+        // Several threads, whatever this machine has.
+        loader.count = 3;
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let error = (0..100).find_map(|_| loader.next_batch().err());
+            let _ = sender.send(error.map(|error| (error.to_string(), loader.next_batch().is_err())));
+        });
+        let (error, again) = receiver.recv_timeout(std::time::Duration::from_secs(30)).unwrap().unwrap();
+        assert!(error.contains("panic") && again, "{error}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use elmur_base::{Spaces, files};
 use crate::dataset::Dataset;
 use crate::episode::{Episode, EpisodeRef};
 use crate::error::{Error, Result};
-use crate::format::{Aligned, HEAD, Head, Header, decode, encode};
+use crate::format::{Aligned, HEAD, Head, Header, MAGIC, decode, encode};
 use crate::indexed::{Indexed, index};
 use crate::layout::Layout;
 use crate::source::Source;
@@ -134,7 +134,8 @@ impl Writer {
     /// file that is there already is an error: see [`Writer::replace`].
     ///
     /// The `.tmp` file of an interrupted writer can be opened like any other and be continued by
-    /// [`Writer::resume`], until a new writer for the same path starts.
+    /// [`Writer::resume`], until a new writer for the same path starts. A `.tmp` file that is not an `.elmur`
+    /// file is an error and left alone.
     pub fn create(
         path: impl Into<PathBuf>,
         spaces: &Spaces,
@@ -155,7 +156,8 @@ impl Writer {
 
     /// [`Writer::create`] that continues the `<path>.tmp` file of an interrupted writer if it holds episodes of
     /// the same spaces and metadata; [`Writer::episodes`] says how many. A torn record at its end is cut off.
-    /// Where there is no such file, or another or a damaged one, it starts anew.
+    /// Where there is no such file or a damaged one, it starts anew. Episodes of other spaces or metadata are
+    /// an error, so that they are not lost: see [`Writer::resume_replacing`].
     pub fn resume(
         path: impl Into<PathBuf>,
         spaces: &Spaces,
@@ -164,7 +166,8 @@ impl Writer {
         Self::aside(path.into(), spaces, metadata, false)?.continued()
     }
 
-    /// [`Writer::resume`] for a path that may hold a file already, as [`Writer::replace`].
+    /// [`Writer::resume`] for a path that may hold a file already, as [`Writer::replace`]. A `<path>.tmp` file
+    /// of other spaces or metadata is emptied.
     pub fn resume_replacing(
         path: impl Into<PathBuf>,
         spaces: &Spaces,
@@ -188,42 +191,100 @@ impl Writer {
         let mut aside = path.clone().into_os_string();
         aside.push(".tmp");
         let aside = PathBuf::from(aside);
-        // A pipe there would make this wait for its other end.
-        if fs::metadata(&aside).is_ok_and(|about| !about.is_file()) {
-            return Err(Error::file(&aside, "not a file; remove it, or choose another name"));
-        }
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&aside);
-        let file = file.map_err(|e| Error::io(&aside, e))?;
-        lock(&file, &aside)?;
+        let file =
+            lock_at(&aside, OpenOptions::new().read(true).write(true).create(true).truncate(false), || {
+                // A pipe there would make this wait for its other end.
+                if fs::metadata(&aside).is_ok_and(|about| !about.is_file()) {
+                    return Err(Error::file(&aside, "not a file; remove it, or choose another name"));
+                }
+                Ok(())
+            })?;
         Ok(Self { path, aside: Some(aside), replace, file, header, end: 0, episodes: 0 })
     }
 
-    fn emptied(self) -> Result<Self> {
+    fn emptied(mut self) -> Result<Self> {
+        self.refuse_foreign()?;
         self.file.set_len(0).map_err(|e| Error::io(&self.path, e))?;
         Ok(self)
     }
 
+    /// Name of the file that is written to.
+    fn place(&self) -> &Path {
+        self.aside.as_deref().unwrap_or(&self.path)
+    }
+
+    fn rewind(&mut self) -> Result<()> {
+        self.file.rewind().map_err(|e| Error::io(self.place(), e))
+    }
+
+    /// Refuses a file that does not begin as `.elmur` files do.
+    fn refuse_foreign(&mut self) -> Result<()> {
+        self.rewind()?;
+        let mut start = Vec::new();
+        (&self.file)
+            .take(MAGIC.len() as u64)
+            .read_to_end(&mut start)
+            .map_err(|e| Error::io(self.place(), e))?;
+        if MAGIC.starts_with(&start) {
+            return Ok(());
+        }
+        let problem = "expected an interrupted .elmur file or none, found another file; remove it, or choose \
+                       another name";
+        Err(Error::file(self.place(), problem))
+    }
+
     fn continued(mut self) -> Result<Self> {
-        let Ok(found) = index(&mut BufReader::new(&self.file), &self.path) else { return self.emptied() };
-        let same = (&found.header.spaces, &found.header.metadata);
-        if found.records.is_empty() || same != (&self.header.spaces, &self.header.metadata) {
+        self.refuse_foreign()?;
+        self.rewind()?;
+        let size = self.file.metadata().map_err(|e| Error::io(self.place(), e))?.len();
+        let Ok((header, end)) = Header::read(&mut BufReader::new(&self.file), self.place()) else {
+            return self.emptied();
+        };
+        if (&header.spaces, &header.metadata) != (&self.header.spaces, &self.header.metadata) {
+            if !self.replace && size > end {
+                let problem = "an interrupted collection with other settings, seed or spaces; finish that one, \
+                               choose another name, or drop it with --force";
+                return Err(Error::file(self.place(), problem));
+            }
             return self.emptied();
         }
-        self.file.set_len(found.end).map_err(|e| Error::io(&self.path, e))?;
+        self.rewind()?;
+        let Ok(found) = index(&mut BufReader::new(&self.file), self.place()) else { return self.emptied() };
+        if found.records.is_empty() {
+            return self.emptied();
+        }
+        self.file.set_len(found.end).map_err(|e| Error::io(self.place(), e))?;
         (self.header, self.end, self.episodes) = (found.header, found.end, found.records.len());
         Ok(self)
+    }
+
+    /// Removes the last episodes of the file so that at most `episodes` are left. The file is read once to
+    /// find where they end.
+    pub fn truncate(&mut self, episodes: usize) -> Result<()> {
+        if episodes >= self.episodes {
+            return Ok(());
+        }
+        self.rewind()?;
+        let found = index(&mut BufReader::new(&self.file).take(self.end), self.place())?;
+        let Some(first) = found.records.get(episodes) else { return Ok(()) };
+        // Without an episode there is no header either.
+        let end = if episodes == 0 { 0 } else { first.begin() };
+        self.file.set_len(end).map_err(|e| Error::io(self.place(), e))?;
+        (self.end, self.episodes) = (end, episodes);
+        Ok(())
     }
 
     /// Appends to a file in place. All of the file is read and checked, with bounded memory; a torn record at
     /// its end is cut off.
     pub fn append_to(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        // A pipe would make this wait for its other end.
-        if fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
-            return Err(Error::file(&path, "not a file; give the name of an .elmur file"));
-        }
-        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|e| Error::io(&path, e))?;
-        lock(&file, &path)?;
+        let file = lock_at(&path, OpenOptions::new().read(true).write(true), || {
+            // A pipe would make this wait for its other end.
+            if fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
+                return Err(Error::file(&path, "not a file; give the name of an .elmur file"));
+            }
+            Ok(())
+        })?;
         let Indexed { header, records, end, .. } = index(&mut BufReader::new(&file), &path)?;
         file.set_len(end).map_err(|e| Error::io(&path, e))?;
         Ok(Self { path, aside: None, replace: false, file, header, end, episodes: records.len() })
@@ -327,12 +388,33 @@ pub fn save(source: &dyn Source, path: impl Into<PathBuf>) -> Result<()> {
     writer.finish()
 }
 
-/// Locks a file against a second writer, where the file system supports locks.
-fn lock(file: &File, path: &Path) -> Result<()> {
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => {
-            Err(Error::file(path, "another process writes this file; wait for it, or choose another name"))
+/// Opens a file and locks it against a second writer, where the file system supports locks. `prepare` runs
+/// before each try: a file that was renamed or removed before the lock was held is opened again.
+pub(crate) fn lock_at(path: &Path, how: &OpenOptions, prepare: impl Fn() -> Result<()>) -> Result<File> {
+    for _ in 0..100 {
+        prepare()?;
+        let file = how.open(path).map_err(|e| Error::io(path, e))?;
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            break;
         }
-        _ => Ok(()),
+        if is_at(&file, path) {
+            return Ok(file);
+        }
     }
+    Err(Error::file(path, "another process writes this file; wait for it, or choose another name"))
+}
+
+/// Whether this open file is the one that the path names now.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, _: &Path) -> bool {
+    true
 }

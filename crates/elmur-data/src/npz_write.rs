@@ -1,6 +1,6 @@
 //! Writing folders of `.npz` files.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -12,40 +12,72 @@ use rawzip::{CompressionMethod, ZipArchiveWriter};
 use crate::episode::{ColumnRef, EpisodeRef};
 use crate::error::{Error, Result};
 use crate::layout::ElementType;
+use crate::native::lock_at;
 use crate::npz::list;
 use crate::source::Source;
 
+/// Name of the file in the folder aside that is locked while a writer is at work.
+const LOCK: &str = ".lock";
+
 /// Writes a folder of `.npz` files, one episode at a time: the layout of the published datasets. It has no
-/// place for final observations, metadata and the cause of an episode's end.
+/// place for final observations and metadata. An episode that was not terminated is read back as cut off.
 ///
 /// Files are written to the folder `<name>.tmp`, which [`NpzWriter::finish`] renames. What an interrupted
-/// writer left there is removed by the next.
+/// writer left there is removed by the next. A second writer at the same time is an error.
 #[derive(Debug)]
 pub struct NpzWriter {
     folder: PathBuf,
     aside: PathBuf,
+    /// Whether a folder of `.npz` files that is there already may be replaced.
+    replace: bool,
+    /// Held open because it is locked.
+    lock: Option<File>,
     spaces: Spaces,
     episodes: usize,
 }
 
 impl NpzWriter {
-    /// Starts a folder of episodes of these spaces. A folder that is there already must be empty.
+    /// Starts a folder of episodes of these spaces. A folder that is there already must be empty: see
+    /// [`NpzWriter::replace`].
     pub fn create(folder: impl Into<PathBuf>, spaces: &Spaces) -> Result<Self> {
-        let folder = folder.into();
+        Self::aside(folder.into(), spaces, false)
+    }
+
+    /// [`NpzWriter::create`] for a folder that may hold `.npz` files already, and nothing else. They stay as
+    /// they are until [`NpzWriter::finish`] replaces the folder.
+    pub fn replace(folder: impl Into<PathBuf>, spaces: &Spaces) -> Result<Self> {
+        Self::aside(folder.into(), spaces, true)
+    }
+
+    fn aside(folder: PathBuf, spaces: &Spaces, replace: bool) -> Result<Self> {
         spaces.validate()?;
-        refuse_existing(&folder)?;
-        let mut aside = folder.clone().into_os_string();
-        aside.push(".tmp");
-        let aside = PathBuf::from(aside);
-        fs::create_dir_all(&aside).map_err(|e| Error::io(&aside, e))?;
-        for path in list(&aside)? {
-            fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+        refuse_existing(&folder, replace)?;
+        let aside = with_ending(&folder, ".tmp");
+        let lock = locked(&aside)?;
+        let writer = Self { folder, aside, replace, lock: Some(lock), spaces: spaces.clone(), episodes: 0 };
+        if let Err(error) = writer.restore().and_then(|()| refuse_existing(&writer.folder, replace)) {
+            writer.discard();
+            return Err(error);
         }
-        if fs::read_dir(&aside).map_err(|e| Error::io(&aside, e))?.next().is_some() {
-            let problem = "holds files that are not episodes; remove it, or choose another folder";
-            return Err(Error::file(&aside, problem));
+        Ok(writer)
+    }
+
+    /// Where the folder that is replaced lies while the new one takes its name.
+    fn old(&self) -> PathBuf {
+        with_ending(&self.aside, ".old")
+    }
+
+    /// Ends what a writer began that was killed between the two renames of a replacement, or after them.
+    fn restore(&self) -> Result<()> {
+        let old = self.old();
+        if !old.is_dir() {
+            return Ok(());
         }
-        Ok(Self { folder, aside, spaces: spaces.clone(), episodes: 0 })
+        if !self.folder.exists() {
+            return files::rename(&old, &self.folder).map_err(|e| Error::io(&old, e));
+        }
+        refuse_existing(&old, true)?;
+        fs::remove_dir_all(&old).map_err(|e| Error::io(&old, e))
     }
 
     /// Number of episodes written so far.
@@ -75,32 +107,102 @@ impl NpzWriter {
         let _ = fs::remove_dir_all(self.aside);
     }
 
-    /// Gives the folder its name. A folder without episodes is an error.
-    pub fn finish(self) -> Result<()> {
+    /// Gives the folder its name. A folder without episodes is an error, and so is one whose files are not
+    /// the episodes that were written.
+    pub fn finish(mut self) -> Result<()> {
         if self.episodes == 0 {
             let path = self.folder.clone();
             self.discard();
             return Err(Error::Empty { path });
         }
-        refuse_existing(&self.folder)?;
-        let finish = || -> std::io::Result<()> {
+        let (found, written) = (list(&self.aside)?.len(), self.episodes);
+        if found != written {
+            let problem = format!(
+                "expected the {written} episodes that were written, found {found} files; another process \
+                 has changed this folder: write to another one"
+            );
+            return Err(Error::file(&self.aside, problem));
+        }
+        refuse_existing(&self.folder, self.replace)?;
+        if cfg!(windows) {
+            // A folder with an open file in it cannot be renamed there.
+            self.lock = None;
+        }
+        self.rename().map_err(|e| Error::io(&self.folder, e))?;
+        let lock = self.folder.join(LOCK);
+        fs::remove_file(&lock).map_err(|e| Error::io(&lock, e))
+    }
+
+    fn rename(&self) -> std::io::Result<()> {
+        let is_empty = |folder: &Path| fs::read_dir(folder).map(|mut entries| entries.next().is_none());
+        if !self.folder.is_dir() {
+            return files::rename(&self.aside, &self.folder);
+        }
+        if is_empty(&self.folder)? {
             // An empty folder is in the way on some systems.
-            if self.folder.is_dir() {
-                fs::remove_dir(&self.folder)?;
-            }
-            files::rename(&self.aside, &self.folder)
-        };
-        finish().map_err(|e| Error::io(&self.folder, e))
+            fs::remove_dir(&self.folder)?;
+            return files::rename(&self.aside, &self.folder);
+        }
+        let old = self.old();
+        files::rename(&self.folder, &old)?;
+        if let Err(error) = files::rename(&self.aside, &self.folder) {
+            let _ = fs::rename(&old, &self.folder);
+            return Err(error);
+        }
+        fs::remove_dir_all(&old)
     }
 }
 
-fn refuse_existing(folder: &Path) -> Result<()> {
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.to_owned().into_os_string();
+    name.push(ending);
+    PathBuf::from(name)
+}
+
+/// Makes the folder aside, locks it against other writers and empties it. A folder that holds anything but
+/// episodes is left alone.
+fn locked(aside: &Path) -> Result<File> {
+    let path = aside.join(LOCK);
+    let prepare = || {
+        fs::create_dir_all(aside).map_err(|e| Error::io(aside, e))?;
+        refuse_foreign(aside)
+    };
+    let lock = lock_at(&path, OpenOptions::new().write(true).create(true).truncate(false), prepare)?;
+    for path in list(aside)? {
+        fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+    }
+    Ok(lock)
+}
+
+fn refuse_foreign(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
+        let entry = entry.map_err(|e| Error::io(folder, e))?;
+        let episode = entry.path().extension().is_some_and(|extension| extension == "npz");
+        if !(episode && entry.path().is_file()) && entry.file_name() != LOCK {
+            let name = entry.file_name();
+            let problem = format!(
+                "holds {}, not only episodes; remove it, or choose another folder",
+                name.to_string_lossy()
+            );
+            return Err(Error::file(folder, problem));
+        }
+    }
+    Ok(())
+}
+
+fn refuse_existing(folder: &Path, replace: bool) -> Result<()> {
     let mut entries = match fs::read_dir(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(_) if folder.is_file() => {
+            return Err(Error::file(folder, "a file; choose another name for the folder"));
+        }
         entries => entries.map_err(|e| Error::io(folder, e))?,
     };
     if entries.next().is_none() {
         return Ok(());
+    }
+    if replace {
+        return refuse_foreign(folder);
     }
     let what = if list(folder)?.is_empty() { "other files" } else { ".npz files already" };
     Err(Error::file(folder, format!("holds {what}; choose an empty folder")))
@@ -124,7 +226,7 @@ fn archive(episode: &EpisodeRef<'_>, spaces: &Spaces) -> Result<Vec<u8>, String>
     let steps = episode.steps();
     let mut done = vec![0; steps];
     if let Some(last) = done.last_mut() {
-        *last = 1;
+        *last = u8::from(episode.terminated);
     }
     let imitate = episode.imitate.map(|imitate| imitate.iter().map(|x| u8::from(*x)).collect::<Vec<_>>());
     let reward = ColumnRef::F32(episode.rewards);

@@ -11,7 +11,7 @@ use std::ops::Range;
 use elmur_base::{FieldMut, Spaces, Statistics};
 use serde::Serialize;
 
-use crate::episode::{Column, Episode};
+use crate::episode::{Column, Episode, EpisodeRef};
 use crate::error::{Error, Result};
 use crate::format::{self, Fnv};
 use crate::layout::{ColumnType, Layout, Outline, Part};
@@ -41,9 +41,15 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// [`check_read`] finds callers that ask for more.
     fn read(&self, part: Part, episode: usize, rows: Range<usize>, out: FieldMut<'_>) -> Result<()>;
 
-    /// A checksum of an episode's numbers and flags that costs nothing: the CRC-32 that the `.elmur` format
-    /// keeps with every record. Formats without it compute it when they are opened.
-    fn checksum(&self, episode: usize) -> u32;
+    /// A checksum of an episode's numbers and flags: the CRC-32 that the `.elmur` format keeps with every
+    /// record.
+    ///
+    /// Unless a source says otherwise, the episode is read each time to compute it, and one that cannot be
+    /// read has the checksum 0. Sources that are slow to read keep what [`episode_checksum`] gives when they
+    /// are opened.
+    fn checksum(&self, episode: usize) -> u32 {
+        self.episode(episode).map_or(0, |episode| episode_checksum(&episode, self.spaces()))
+    }
 
     /// Number of threads that are worth reading with: one for data in memory, more where reading waits for a
     /// disk or a decoder.
@@ -195,6 +201,11 @@ pub fn check_read(
         return fail(format!("room for {room} numbers, [{}, {width}]", rows.len()), out.len().to_string());
     }
     Ok(())
+}
+
+/// The checksum of an [`Episode`] or [`EpisodeRef`] of these spaces that [`Source::checksum`] tells.
+pub fn episode_checksum<'a>(episode: impl Into<EpisodeRef<'a>>, spaces: &Spaces) -> u32 {
+    format::checksum(&episode.into(), spaces)
 }
 
 /// The checksum that runs of earlier versions noted of their data: it reads all of it, so that it is computed

@@ -232,8 +232,14 @@ mod tests {
         for id in ["popgym-RepeatPreviousEasy", "popgym-BattleshipEasy", "popgym-PositionOnlyPendulumHard"] {
             let environment = registry.find(&EnvSpec::new(id)).unwrap();
             let (environment, mut kept) = (&environment, Vec::new());
-            let demonstrations =
-                Demonstrations { environment, episodes: 0..3, seed: 3, noise: 0.0, threads: 1 };
+            let demonstrations = Demonstrations {
+                environment,
+                episodes: 0..3,
+                seed: 3,
+                noise: 0.0,
+                threads: 1,
+                stop: Default::default(),
+            };
             let keep = |episode| {
                 kept.push(episode);
                 Ok(())

@@ -63,7 +63,8 @@ impl Player for Watch {
 
 fn recorded() -> Dataset {
     let (mut env, mut player) = (Camera::new(), Watch);
-    let episodes: Vec<Episode> = (0..3).map(|seed| play(&mut env, &mut player, seed, 0.0).unwrap()).collect();
+    let episodes: Vec<Episode> =
+        (0..3).map(|seed| play(&mut env, &mut player, seed, 0.0, &Default::default()).unwrap()).collect();
     Dataset::from_episodes(env.spaces, BTreeMap::new(), episodes).unwrap()
 }
 

@@ -290,14 +290,11 @@ fn an_interrupted_writer_is_continued_where_it_was() {
     writer.push(&episodes(2)[1]).unwrap();
     writer.finish().unwrap();
     assert_eq!(open(&path, None).unwrap().episodes(), 2);
-    // Work of another kind, damage and no work at all: from the start.
+    // Damage and no work at all: from the start.
     fs::remove_file(&path).unwrap();
-    for (leftover, text) in
-        [(&whole[..], "other metadata"), (&whole[..40], "cut"), (b"text", "text"), (b"", "empty")]
-    {
+    for (leftover, text) in [(&whole[..40], "cut"), (b"ELM", "cut early"), (b"", "empty")] {
         fs::write(&aside, leftover).unwrap();
-        let other = BTreeMap::from([("seed".to_owned(), "8".to_owned())]);
-        let mut writer = Writer::resume(&path, &spaces(), other).unwrap();
+        let mut writer = resume();
         assert_eq!(writer.episodes(), 0, "{text}");
         writer.push(&episodes(1)[0]).unwrap();
         writer.discard();
@@ -328,7 +325,8 @@ fn a_folder_of_npz_appears_when_it_is_whole_and_a_retry_starts_over() {
     fs::create_dir(folder.join("empty")).unwrap();
     write_npz(folder.join("empty"), &data).unwrap();
     fs::remove_dir_all(&out).unwrap();
-    assert!(write_npz(&out, &data).unwrap_err().to_string().contains("not episodes"));
+    assert!(write_npz(&out, &data).unwrap_err().to_string().contains("not only episodes"));
+    assert!(!aside.join(".lock").exists(), "nothing is added to it");
     assert!(aside.join("notes.txt").exists());
     // What cannot be written leaves nothing.
     assert!(write_npz(folder.join("mixed"), &dataset(2)).is_err());
@@ -346,4 +344,151 @@ fn converting_keeps_everything_that_both_formats_hold() {
     let native = open(folder.join("a.elmur"), None).unwrap();
     assert_eq!(native.fingerprint(), data.fingerprint());
     assert!(save(&*npz, folder.join("a.elmur")).unwrap_err().to_string().contains("exists already"));
+}
+
+#[test]
+fn a_replaced_folder_of_npz_stays_until_the_new_one_is_whole() {
+    let folder = Folder::new("npz-replace");
+    let (out, aside, old) = (folder.join("npz"), folder.join("npz.tmp"), folder.join("npz.tmp.old"));
+    let data = plain();
+    write_npz(&out, &data).unwrap();
+    let before = open(&out, None).unwrap();
+    let unchanged = || assert_eq!(open(&out, None).unwrap().fingerprint(), before.fingerprint());
+    // Interrupted, discarded, and without an episode.
+    let mut writer = NpzWriter::replace(&out, data.spaces()).unwrap();
+    writer.push(data.episode(3)).unwrap();
+    drop(writer);
+    unchanged();
+    NpzWriter::replace(&out, data.spaces()).unwrap().discard();
+    assert!(NpzWriter::replace(&out, data.spaces()).unwrap().finish().is_err());
+    unchanged();
+    // Killed between the renames: the next writer puts the old folder back.
+    fs::rename(&out, &old).unwrap();
+    assert!(NpzWriter::create(&out, data.spaces()).unwrap_err().to_string().contains("already"));
+    unchanged();
+    let mut writer = NpzWriter::replace(&out, data.spaces()).unwrap();
+    writer.push(data.episode(3)).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(open(&out, None).unwrap().episodes(), 1);
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
+    assert!(!aside.exists() && !old.exists());
+    // Never over other files.
+    fs::write(out.join("notes.txt"), "mine").unwrap();
+    assert!(NpzWriter::replace(&out, data.spaces()).unwrap_err().to_string().contains("notes.txt"));
+    fs::write(folder.join("file"), "mine").unwrap();
+    assert!(NpzWriter::replace(folder.join("file"), data.spaces()).is_err());
+}
+
+#[test]
+fn two_writers_of_a_folder_of_npz_do_not_mix_their_episodes() {
+    let folder = Folder::new("npz-two");
+    let (out, data) = (folder.join("npz"), plain());
+    let mut writer = NpzWriter::create(&out, data.spaces()).unwrap();
+    (0..3).for_each(|i| writer.push(data.episode(i)).unwrap());
+    let busy = NpzWriter::create(&out, data.spaces()).unwrap_err().to_string();
+    assert!(busy.contains("another process writes"), "{busy}");
+    // Where locks do not work: lost episodes are found.
+    fs::remove_file(folder.join("npz.tmp/train_data_1.npz")).unwrap();
+    let lost = writer.finish().unwrap_err().to_string();
+    assert!(lost.contains("expected the 3 episodes") && lost.contains("found 2"), "{lost}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn npz_files_tell_episodes_that_were_cut_off_from_those_that_ended() {
+    let folder = Folder::new("npz-ends");
+    let plain = plain();
+    let cut = |i: usize, episode: Episode| Episode {
+        terminated: i.is_multiple_of(2),
+        truncated: i % 2 == 1,
+        ..episode
+    };
+    let episodes = plain.episodes().enumerate().map(|(i, episode)| cut(i, episode.to_episode())).collect();
+    let data = Dataset::from_episodes(plain.spaces().clone(), metadata(), episodes).unwrap();
+    write_npz(folder.join("npz"), &data).unwrap();
+    let npz = open(folder.join("npz"), None).unwrap();
+    assert_eq!(npz.summary().unwrap().truncated, data.summary().unwrap().truncated);
+    assert_eq!(npz.fingerprint(), data.fingerprint());
+}
+
+#[test]
+fn what_lies_beside_a_new_file_is_not_lost_unasked() {
+    let folder = Folder::new("beside");
+    let (path, aside) = (folder.join("a.elmur"), folder.join("a.elmur.tmp"));
+    // A file of another kind, whatever is asked.
+    fs::write(&aside, "my notes").unwrap();
+    for writer in [Writer::create, Writer::replace, Writer::resume, Writer::resume_replacing] {
+        let problem = writer(path.clone(), &spaces(), metadata()).unwrap_err().to_string();
+        assert!(problem.contains("a.elmur.tmp") && problem.contains("another file"), "{problem}");
+        assert_eq!(fs::read(&aside).unwrap(), b"my notes");
+    }
+    fs::remove_file(&aside).unwrap();
+    // An interrupted collection with other settings, unless it may be replaced.
+    let mut writer = Writer::create(&path, &spaces(), metadata()).unwrap();
+    writer.push(&episodes(1)[0]).unwrap();
+    drop(writer);
+    let whole = fs::read(&aside).unwrap();
+    let other = || BTreeMap::from([("seed".to_owned(), "8".to_owned())]);
+    let problem = Writer::resume(&path, &spaces(), other()).unwrap_err().to_string();
+    assert!(problem.contains("other settings") && problem.contains("--force"), "{problem}");
+    assert_eq!(fs::read(&aside).unwrap(), whole);
+    assert_eq!(Writer::resume_replacing(&path, &spaces(), other()).unwrap().episodes(), 0);
+}
+
+#[test]
+fn a_file_cut_to_fewer_episodes_is_the_file_of_these() {
+    let folder = Folder::new("truncate");
+    let (path, other) = (folder.join("a.elmur"), folder.join("b.elmur"));
+    for keep in [0, 1, 3, 5, 9] {
+        let mut writer = Writer::replace(&path, &spaces(), metadata()).unwrap();
+        episodes(5).iter().for_each(|episode| writer.push(episode).unwrap());
+        drop(writer);
+        let mut writer = Writer::resume_replacing(&path, &spaces(), metadata()).unwrap();
+        writer.truncate(keep).unwrap();
+        assert_eq!(writer.episodes(), keep.min(5));
+        episodes(6)[keep.min(5)..].iter().for_each(|episode| writer.push(episode).unwrap());
+        writer.truncate(keep.max(1)).unwrap();
+        writer.finish().unwrap();
+        let _ = fs::remove_file(&other);
+        dataset(keep.clamp(1, 6)).save(&other).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), fs::read(&other).unwrap(), "{keep}");
+    }
+}
+
+/// A source that tells no more than a program of its own has to.
+#[derive(Debug)]
+struct Own(Dataset);
+
+impl Source for Own {
+    fn spaces(&self) -> &Spaces {
+        self.0.spaces()
+    }
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        self.0.metadata()
+    }
+    fn episodes(&self) -> usize {
+        self.0.len()
+    }
+    fn outline(&self, episode: usize) -> elmur_data::Outline {
+        self.0.outline(episode)
+    }
+    fn layout(&self) -> &elmur_data::Layout {
+        self.0.layout()
+    }
+    fn read(
+        &self,
+        part: Part,
+        episode: usize,
+        rows: std::ops::Range<usize>,
+        out: FieldMut<'_>,
+    ) -> elmur_data::Result<()> {
+        self.0.read(part, episode, rows, out)
+    }
+}
+
+#[test]
+fn a_source_of_ones_own_has_the_fingerprint_of_its_episodes() {
+    assert_eq!(Own(dataset(5)).fingerprint(), dataset(5).fingerprint());
+    let (data, episodes) = (dataset(5), episodes(5));
+    assert_eq!(elmur_data::episode_checksum(&episodes[3], data.spaces()), data.checksum(3));
 }

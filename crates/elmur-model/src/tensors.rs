@@ -95,7 +95,13 @@ pub fn read_own(path: &Path) -> Result<(Tensors, Notes)> {
 
 /// The bytes of a file that is not larger than any tensor file.
 pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
-    let size = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    let about = fs::metadata(path).map_err(|e| Error::io(path, e))?;
+    // Opening a pipe would wait for a writer; devices have no end.
+    if !about.is_file() {
+        let what = if about.is_dir() { "a folder" } else { "a pipe, device or socket" };
+        return Err(Error::file(path, format!("{what}; expected a file of tensors: give the name of one")));
+    }
+    let size = about.len();
     if size > MAX_FILE {
         let problem = format!("{size} bytes is more than a checkpoint can have ({MAX_FILE})");
         return Err(Error::file(path, problem));
@@ -249,6 +255,23 @@ mod tests {
         hostile.extend_from_slice(header);
         hostile.extend_from_slice(&[0; 4]);
         assert!(parse(&hostile).is_err());
+    }
+
+    #[test]
+    fn what_is_not_a_file_is_refused_before_it_is_opened() {
+        let folder = std::env::temp_dir();
+        assert!(read(&folder).unwrap_err().to_string().contains("a folder; expected a file"));
+        #[cfg(unix)]
+        {
+            let pipe = folder.join(format!("elmur-model-pipe-{}", std::process::id()));
+            let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+            assert!(made.success());
+            for path in [&pipe, Path::new("/dev/zero")] {
+                let error = read(path).unwrap_err().to_string();
+                assert!(error.contains("a pipe, device or socket"), "{error}");
+            }
+            fs::remove_file(&pipe).unwrap();
+        }
     }
 
     #[test]

@@ -123,6 +123,7 @@ impl RunConfig {
             seed: self.data.seed,
             noise: self.data.noise,
             threads: self.train.threads.unwrap_or(0),
+            stop: stop.clone(),
         };
         let mut episodes = Vec::with_capacity(self.data.episodes.min(1 << 20));
         demonstrations.collect(|episode| {

@@ -1,0 +1,76 @@
+//! `elmur collect` that is interrupted, repeated with other wishes, or run twice at once.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use common::*;
+
+fn collect<'a>(length: &'a str, episodes: &'a str, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let args = ["collect", "tmaze", "--length", length, "--episodes", episodes, "--out", out];
+    [&args[..], more].concat()
+}
+
+#[test]
+fn a_folder_that_is_replaced_stays_when_the_new_collection_is_killed() {
+    let folder = Folder::new("npz-force");
+    let npz = folder.path("npz");
+    fine(&collect("9", "3", &npz, &["--npz"]));
+    let child = start(&collect("300", "1000000", &npz, &["--npz", "--force"]));
+    until(format!("{npz}.tmp/train_data_3.npz"), 1);
+    // A second one at the same time is refused and disturbs nothing.
+    refused(&collect("9", "2", &npz, &["--npz", "--force"]), &["another process writes"]);
+    signal(&child, "KILL");
+    ended(child, 5);
+    assert_eq!(names(&npz).len(), 3);
+    fine(&collect("9", "2", &npz, &["--npz", "--force"]));
+    assert_eq!((names(&npz).len(), names(&folder.0)), (2, vec!["npz".to_owned()]));
+}
+
+#[test]
+fn fewer_episodes_than_an_interrupted_collection_had_are_those_of_an_undisturbed_one() {
+    let folder = Folder::new("fewer");
+    let [out, whole, other] = ["a.elmur", "new/folder/whole.elmur", "b.elmur"].map(|name| folder.path(name));
+    let child = start(&collect("300", "1000000", &out, &[]));
+    until(format!("{out}.tmp"), 100_000);
+    signal(&child, "KILL");
+    ended(child, 5);
+    // Other settings would lose it.
+    refused(&collect("200", "5", &out, &[]), &["other settings", "--force"]);
+    std::fs::copy(format!("{out}.tmp"), format!("{other}.tmp")).unwrap();
+    fine(&collect("300", "5", &out, &[]));
+    fine(&collect("300", "5", &whole, &[]));
+    assert!(std::fs::read(&out).unwrap() == std::fs::read(&whole).unwrap());
+    fine(&collect("200", "5", &other, &["--force"]));
+    std::fs::write(folder.path("c.elmur.tmp"), "my notes").unwrap();
+    refused(&collect("9", "5", &folder.path("c.elmur"), &["--force"]), &["another file"]);
+}
+
+#[test]
+fn a_signal_within_a_long_episode_is_heard() {
+    let folder = Folder::new("long-episode");
+    let out = folder.path("a.elmur");
+    let child = start(&collect("1000000000", "1", &out, &[]));
+    until(format!("{out}.tmp"), 0);
+    std::thread::sleep(Duration::from_millis(300));
+    signal(&child, "TERM");
+    assert_eq!(ended(child, 5).status.code(), Some(143));
+    assert!(!Path::new(&out).exists());
+}
+
+#[test]
+fn an_interrupted_append_says_how_much_was_added() {
+    let folder = Folder::new("append-stop");
+    let out = folder.path("a.elmur");
+    fine(&collect("300", "5", &out, &[]));
+    let before = std::fs::metadata(&out).unwrap().len();
+    let child = start(&collect("300", "1000000", &out, &["--append"]));
+    until(&out, before + 100_000);
+    signal(&child, "TERM");
+    let output = ended(child, 5);
+    assert!(text(&output).contains("of 1000000 episodes were added"), "{}", text(&output));
+}
