@@ -115,7 +115,15 @@ fn config_of(name: &str) -> Result<RunConfig> {
         let problem = format!("a dataset; name a preset too: elmur train tmaze-quick --data {name}");
         return Err(Error::file(path, problem));
     }
-    if path.is_file() { crate::inspect::read_run(path) } else { RunConfig::preset(name) }
+    if path.is_file() {
+        return crate::inspect::read_run(path);
+    }
+    if name.contains(std::path::is_separator) || path.extension().is_some_and(|e| e == "json") {
+        let problem = if path.is_dir() { "a folder that holds no run" } else { "no such file" };
+        let remedy = "name a preset (see `elmur presets`) or the config.json of a run";
+        return Err(Error::file(path, format!("{problem}; {remedy}")));
+    }
+    RunConfig::preset(name)
 }
 
 /// A name for the folder of a run: the preset's, or that of the folder that the config lies in.

@@ -531,3 +531,61 @@ fn seeds_trained_together_show_their_progress() {
     assert!(said.contains("training ") && said.contains("batches/s") && said.contains("loss"), "{said}");
     assert!(said.contains("seed 1, batch 6: validation success rate"), "{said}");
 }
+
+/// Arguments that train a tiny policy on CartPole.
+fn balancing<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let env = ["env={\"name\":\"cartpole\"}", "eval.settings={}", "data.episodes=20", "eval.target=null"];
+    [&["train", "tmaze-quick"], &SMALL[..], &env, more, &["--out", out]].concat()
+}
+
+#[test]
+fn runs_of_different_measures_are_judged_by_one() {
+    let folder = Folder::new("one-metric");
+    let (solved, summed) = (folder.path("solved"), folder.path("summed"));
+    fine(&balancing(&solved, &["eval.metric=success"]));
+    fine(&balancing(&summed, &["eval.metric=return"]));
+    let judged = |more: &[&str]| {
+        let args = [&["eval", &solved, &summed, "--episodes", "10", "--json"], more].concat();
+        rows(&fine(&args)).iter().map(|row| row["measure"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    // The environment decides where the runs do not agree, and the user over all.
+    assert_eq!(judged(&[]), ["return"; 3]);
+    assert_eq!(judged(&["--metric", "success"]), ["success_rate"; 3]);
+    let said = fine(&["eval", &solved, &summed, "--episodes", "10"]);
+    assert!(said.contains("cartpole: return "), "{said}");
+    let said = fine(&["eval", &solved, &solved, "--episodes", "10"]);
+    assert!(said.contains("cartpole: success rate "), "{said}");
+    refused(&["eval", &solved, "--env", "popgym-RepeatFirstEasy", "--metric", "nothing"], &["--metric"]);
+}
+
+#[test]
+fn recordings_are_judged_as_far_as_asked() {
+    let folder = Folder::new("first-episodes");
+    let (data, run) = (folder.path("maze.elmur"), folder.path("run"));
+    fine(&["collect", "tmaze", "--episodes", "40", "--length", "9", "--out", &data]);
+    fine(&tiny(&run, &[]));
+    let episodes = |more: &[&str]| {
+        let args = [&["eval", &run, "--data", &data, "--json"], more].concat();
+        rows(&fine(&args)).iter().map(|row| row["episodes"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(episodes(&["--episodes", "7"]), [7, 7]);
+    assert_eq!(episodes(&[]), [40, 40]);
+    assert_eq!(episodes(&["--episodes", "1000"]), [40, 40]);
+}
+
+#[test]
+fn what_is_no_checkpoint_and_no_config_is_named_as_such() {
+    let folder = Folder::new("neither");
+    let (file, run) = (folder.path("notes.txt"), folder.path("run"));
+    std::fs::write(&file, b"notes").unwrap();
+    fine(&tiny(&run, &[]));
+    refused(&["eval", &file], &["neither a run nor a checkpoint"]);
+    refused(&["eval", &folder.path("")], &["neither a run nor a checkpoint"]);
+    let part = format!("{run}/checkpoints/last/model.safetensors");
+    refused(&["eval", &part], &["a part of", "give that folder"]);
+    for name in ["nosuch/config.json", "nosuch.json"] {
+        let said = refused(&["train", name], &["no such file", "elmur presets"]);
+        assert!(!said.contains("tmaze-quick"), "{said}");
+    }
+    refused(&["train", "tmaze-quik"], &["tmaze-quick"]);
+}
