@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use elmur_data::Writer;
+use elmur_data::collect::Demonstrations;
+use elmur_data::{ElmurFile, Source, Writer};
 use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::elmur::theory;
 use elmur_model::{Checkpoint, Elmur};
@@ -47,6 +48,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     let begin = Instant::now();
     let mut config = RunConfig::preset("tmaze-quick")?;
     config.train.seed = args.seed;
+    refuse_foreign(&args.out, &config, &registry)?;
     clear(&args.out)?;
     say(
         "T-Maze: a corridor with a fork at its end. The first observation tells which way to turn, none after it does.",
@@ -151,8 +153,51 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
 /// The demo's dataset in its folder.
 const DEMONSTRATIONS: &str = "demonstrations.elmur";
 
+/// The demo's pictures in its folder.
+const PICTURES: [&str; 4] = ["success.svg", "success.png", "slots.svg", "slots.png"];
+
 fn maze(registry: &Registry, length: u64) -> Result<Environment> {
     Ok(registry.find(&EnvSpec::new("tmaze").with("length", length))?)
+}
+
+/// Refuses a folder that has files of the names that a demo writes, but of another origin: demonstrations,
+/// whole or begun, of other episodes, and pictures where no demo has been.
+fn refuse_foreign(out: &Path, config: &RunConfig, registry: &Registry) -> Result<()> {
+    let foreign = |name: &str, why: &str| {
+        Err(Error::file(&out.join(name), format!("{why} and would be replaced; choose another --out")))
+    };
+    let Some(spec) = &config.env else { return Ok(()) };
+    let environment = registry.find(spec)?;
+    let ours = Demonstrations {
+        environment: &environment,
+        episodes: 0..config.data.episodes,
+        seed: config.data.seed,
+        noise: config.data.noise,
+        threads: 0,
+    };
+    let metadata = ours.metadata();
+    let noted = |file: &ElmurFile| {
+        // Demonstrations of a run have a note of its wrappers, also where there are none.
+        let mut notes = file.metadata().clone();
+        notes.retain(|key, value| key != "wrappers" || !value.is_empty());
+        notes == metadata
+    };
+    let (whole, begun) = (out.join(DEMONSTRATIONS), format!("{DEMONSTRATIONS}.tmp"));
+    if whole.exists() {
+        let same = |file: ElmurFile| noted(&file) && file.episodes() == config.data.episodes;
+        if !ElmurFile::open(&whole).is_ok_and(same) {
+            return foreign(DEMONSTRATIONS, "is not of a demo");
+        }
+    } else if !out.join("config.json").exists()
+        && let Some(picture) = PICTURES.iter().find(|name| out.join(name).exists())
+    {
+        return foreign(picture, "is not of a demo, which has demonstrations beside it,");
+    }
+    // One that was torn before its first episode was whole has nothing to lose.
+    if ElmurFile::open(out.join(&begun)).is_ok_and(|file| !noted(&file)) {
+        return foreign(&begun, "is not of a demo");
+    }
+    Ok(())
 }
 
 /// Removes what an earlier demo left, and only that. A demo that is running is left alone.
@@ -179,9 +224,8 @@ fn clear(out: &Path) -> Result<()> {
 /// demo that was killed at once leaves it.
 fn is_remnant(out: &Path) -> bool {
     let empty = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut all| all.next().is_none());
-    let leaves =
-        ["checkpoints", ".lock", DEMONSTRATIONS, "success.svg", "success.png", "slots.svg", "slots.png"];
-    let ours = |name: &str| leaves.contains(&name) || name.ends_with(".tmp");
+    let leaves = ["checkpoints", ".lock", DEMONSTRATIONS];
+    let ours = |name: &str| leaves.contains(&name) || PICTURES.contains(&name) || name.ends_with(".tmp");
     let all = std::fs::read_dir(out);
     empty(&out.join("checkpoints"))
         && all.is_ok_and(|mut all| all.all(|e| e.is_ok_and(|e| ours(&e.file_name().to_string_lossy()))))

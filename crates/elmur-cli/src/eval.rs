@@ -1,16 +1,16 @@
 //! `elmur eval`: how well checkpoints act on episodes that no choice has seen, or predict recorded actions.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use elmur_base::{Statistics, Stop};
-use elmur_data::Source;
+use elmur_base::{Spaces, Statistics, Stop};
+use elmur_data::{Source, Subset};
 use elmur_engine::Device;
 use elmur_envs::{EnvSpec, Environment, Metric};
-use elmur_model::Checkpoint;
+use elmur_model::{Checkpoint, checkpoint};
 use elmur_train::{
-    Error, Evaluation, Measure, OfflineEvaluation, Outcome, Result, RunConfig, Score, Seeds, evaluate,
-    evaluate_offline,
+    Error, Evaluation, Measure, OfflineEvaluation, Outcome, Result, RunConfig, RunFolder, Score, Seeds,
+    evaluate, evaluate_offline,
 };
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ pub struct Args {
     env: Option<String>,
     /// Evaluate on the recorded episodes of this dataset instead: accuracy of discrete actions, mean squared
     /// error of continuous ones.
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["env", "set", "lengths", "sample", "plot"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["env", "set", "lengths", "sample", "plot", "metric"])]
     data: Option<PathBuf>,
     /// Evaluate at these values of a setting of the environment: KEY=V1,V2.
     #[arg(long, value_name = "KEY=VALUES", conflicts_with = "lengths")]
@@ -40,9 +40,14 @@ pub struct Args {
     /// the run's validation.
     #[arg(long, value_delimiter = ',')]
     lengths: Vec<u64>,
-    /// Act out this many episodes per run.
-    #[arg(long, default_value_t = 100, value_parser = crate::count(1 << 24))]
-    episodes: usize,
+    /// Act out this many episodes per run; default: 100. With --data: judge the first N episodes; default:
+    /// all.
+    #[arg(long, value_name = "N", value_parser = crate::count(1 << 24))]
+    episodes: Option<usize>,
+    /// Judge all runs by this measure; default: that of the runs' validation if they agree, else that of the
+    /// environment.
+    #[arg(long, value_enum)]
+    metric: Option<MetricName>,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     #[arg(long)]
     sample: bool,
@@ -60,6 +65,27 @@ pub struct Args {
     plot: Option<PathBuf>,
 }
 
+/// What episodes are judged by, as --metric names it.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum MetricName {
+    /// Mean sum of an episode's rewards.
+    Return,
+    /// Share of episodes that solved the task.
+    Success,
+}
+
+impl From<MetricName> for Metric {
+    fn from(name: MetricName) -> Self {
+        match name {
+            MetricName::Return => Metric::Return,
+            MetricName::Success => Metric::Success,
+        }
+    }
+}
+
+/// Number of episodes per run without --episodes.
+const EPISODES: usize = 100;
+
 /// A checkpoint, and the config of its run if it lies in one.
 struct Policy {
     path: PathBuf,
@@ -73,7 +99,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let policies: Vec<Policy> =
         args.checkpoints.iter().map(|path| load(path, &device)).collect::<Result<_>>()?;
     match &args.data {
-        Some(data) => on_data(args, &policies, data, &device, &context.stop),
+        Some(data) => on_data(args, &policies, data, &device, context),
         None => in_environment(args, &policies, &device, context),
     }
 }
@@ -81,6 +107,15 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 fn load(path: &Path, device: &Device) -> Result<Policy> {
     if !path.exists() {
         let problem = "no such run or checkpoint; train one with `elmur train`, or see `elmur demo`";
+        return Err(Error::file(path, problem));
+    }
+    if !RunFolder::is_run(path) && !checkpoint::is_checkpoint(path) {
+        let parent = path.parent().unwrap_or(Path::new("."));
+        let problem = if RunFolder::is_run(parent) || checkpoint::is_checkpoint(parent) {
+            format!("a part of {0}; give that folder: elmur eval {0}", parent.display())
+        } else {
+            "neither a run nor a checkpoint; train one with `elmur train`, or see `elmur demo`".to_owned()
+        };
         return Err(Error::file(path, problem));
     }
     let (path, run) = checkpoint_of(path);
@@ -96,18 +131,24 @@ fn load(path: &Path, device: &Device) -> Result<Policy> {
 }
 
 /// One line per dataset: how well recorded actions are predicted.
-fn on_data(args: &Args, policies: &[Policy], path: &Path, device: &Device, stop: &Stop) -> Result<()> {
-    let data = {
-        let _watch = crate::signals::EndAtOnce::new(stop);
-        elmur_data::open(path, None)?
-    };
+fn on_data(args: &Args, policies: &[Policy], path: &Path, device: &Device, context: &Context) -> Result<()> {
+    let stop = &context.stop;
+    let mut opened = Vec::new();
     let mut scores = Vec::new();
     for policy in policies {
+        let data = {
+            let _watch = crate::signals::EndAtOnce::new(stop);
+            let data = for_policy(&open_for(path, policy, context, &mut opened)?, policy)?;
+            match args.episodes {
+                Some(most) if most < data.episodes() => Arc::new(Subset::new(&data, (0..most).collect())?),
+                _ => data,
+            }
+        };
         let bar = Mutex::new(Bar::new("evaluating", 0, 1000));
         let what = OfflineEvaluation {
             policy: &policy.checkpoint.config,
             params: &policy.checkpoint.params,
-            data: &*for_policy(&data, policy)?,
+            data: &*data,
             device,
         };
         let outcome = evaluate_offline(&what, stop, &mut |share| {
@@ -145,8 +186,33 @@ fn on_data(args: &Args, policies: &[Policy], path: &Path, device: &Device, stop:
     Ok(())
 }
 
+/// Opens data with the spaces of a policy, else with those of its run's environment, else with spaces
+/// inferred from the data: some formats do not record how many choices there were, and few recordings show them all.
+/// `opened` keeps what was opened for other policies of the same spaces.
+fn open_for(
+    path: &Path,
+    policy: &Policy,
+    context: &Context,
+    opened: &mut Vec<(Spaces, Arc<dyn Source>)>,
+) -> Result<Arc<dyn Source>> {
+    let own = policy.checkpoint.config.architecture().ends().spaces();
+    if let Some((_, data)) = opened.iter().find(|(spaces, _)| *spaces == own) {
+        return Ok(Arc::clone(data));
+    }
+    let env = policy.run.as_ref().and_then(|run| run.env.as_ref());
+    let env = env.and_then(|env| context.registry.find(env).ok());
+    let known = [Some(own.clone()), env.map(|env| env.plain().spaces().clone())];
+    let fitting = known.iter().flatten().find_map(|spaces| elmur_data::open(path, Some(spaces)).ok());
+    let data = match fitting {
+        Some(data) => data,
+        None => elmur_data::open(path, None)?,
+    };
+    opened.push((own, Arc::clone(&data)));
+    Ok(data)
+}
+
 /// The data as a policy sees them: with the wrappers of its run, if they were recorded without.
-fn for_policy(data: &std::sync::Arc<dyn Source>, policy: &Policy) -> Result<std::sync::Arc<dyn Source>> {
+fn for_policy(data: &Arc<dyn Source>, policy: &Policy) -> Result<Arc<dyn Source>> {
     let ends = policy.checkpoint.config.architecture().ends();
     let wrappers = policy.run.as_ref().and_then(|run| run.env.as_ref()).map(|env| env.wrappers);
     match wrappers {
@@ -224,6 +290,8 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
     };
     // All values are checked before the first is tried.
     cases.iter().try_for_each(|case| at(first, case).map(drop))?;
+    let episodes = args.episodes.unwrap_or(EPISODES);
+    let mut judge = Judge::new(args, policies, first);
     let mut points = Vec::new();
     for case in &cases {
         let mut scores = Vec::new();
@@ -234,14 +302,14 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
                 policy: &policy.checkpoint.config,
                 params: &policy.checkpoint.params,
                 env: &env,
-                episodes: args.episodes,
+                episodes,
                 seeds: Seeds::Test(run as u32),
                 sample: args.sample,
                 threads: (args.threads > 0).then_some(args.threads),
                 device,
             };
             let outcome = with_bar(&label(&env, case), &what, &context.stop)?;
-            let score = score_of(&outcome, policy, &env);
+            let score = judge.score(&outcome, &env)?;
             if args.json {
                 say(&row(policy, &env, case, &outcome, &score).to_string());
             }
@@ -252,7 +320,7 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
         let good = first.facts().good_return;
         if args.json {
             let mut row = json!({
-                "env": first.name(), "runs": scores.len(), "episodes": args.episodes, "measure": score.measure.key(),
+                "env": first.name(), "runs": scores.len(), "episodes": episodes, "measure": score.measure.key(),
                 "score": score.value.mean, "sem": score.value.sem, "sem_over": over, "good_return": good,
             });
             put(&mut row, case);
@@ -266,7 +334,6 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
             }
             let (name, runs) = (label(first, case), scores.len());
             let plural = if runs == 1 { "" } else { "s" };
-            let episodes = args.episodes;
             say(&format!("{name}: {score} ({runs} run{plural} x {episodes} episodes, ± over {over}{more})"));
         }
         if let Some(length) = case.as_ref().and_then(|(_, value)| value.as_u64()) {
@@ -282,11 +349,41 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
     Ok(())
 }
 
-/// The score by the metric of the run, or of the environment.
-fn score_of(outcome: &Outcome, policy: &Policy, env: &Environment) -> Score {
-    let of_run: Option<Metric> = policy.run.as_ref().and_then(|run| run.eval.metric);
-    let metric = outcome.metric(of_run.unwrap_or(env.facts().metric));
-    Score { measure: metric.into(), value: outcome.score(metric) }
+/// The one metric by which all runs are judged.
+struct Judge {
+    metric: Metric,
+    /// Whether scores by the metric were given already, or the user asked for it.
+    settled: bool,
+}
+
+impl Judge {
+    fn new(args: &Args, policies: &[Policy], env: &Environment) -> Self {
+        let of_env = env.facts().metric;
+        let of_run = |policy: &Policy| policy.run.as_ref().and_then(|run| run.eval.metric).unwrap_or(of_env);
+        let agreed =
+            policies.first().map(of_run).filter(|first| policies.iter().all(|p| of_run(p) == *first));
+        if args.metric.is_none() && agreed.is_none() {
+            let name = Measure::from(of_env).name();
+            crate::note(&format!(
+                "the runs were validated by different measures; all are judged by {name} here (see --metric)"
+            ));
+        }
+        let asked = args.metric.map(Metric::from);
+        Self { metric: asked.or(agreed).unwrap_or(of_env), settled: asked.is_some() }
+    }
+
+    /// The score of a run. Where episodes do not tell whether they solved the task, the first run settles
+    /// that all are judged by their returns.
+    fn score(&mut self, outcome: &Outcome, env: &Environment) -> Result<Score> {
+        let metric = outcome.metric(self.metric);
+        if metric != self.metric && self.settled {
+            let expected = "an environment that tells of every episode whether it solved the task; judge by \
+                            returns with --metric return";
+            return Err(crate::keys::config("metric", expected, env.name()));
+        }
+        (self.metric, self.settled) = (metric, true);
+        Ok(Score { measure: metric.into(), value: outcome.score(metric) })
+    }
 }
 
 fn row(

@@ -13,10 +13,17 @@ const SIGNALS: [(i32, &str); 4] =
 
 /// The first signal asks to stop; another, a second or more later, ends the program at once. (Some
 /// supervisors signal a process and its group; signals within a second count as one.)
+///
+/// SIGHUP and SIGINT stay ignored where they were when the program began: under `nohup`, and in the
+/// background of a script.
 pub fn listen(stop: &Stop) -> std::io::Result<()> {
     let first = Arc::new(AtomicU64::new(0));
     let start = Instant::now();
+    let ignored = std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored_in(&status));
     for (signal, _) in SIGNALS {
+        if matches!(signal, SIGHUP | SIGINT) && ignored >> (signal - 1) & 1 == 1 {
+            continue;
+        }
         let (first, stop) = (first.clone(), stop.clone());
         let hear = move || {
             let now = start.elapsed().as_millis() as u64 + 1;
@@ -30,6 +37,13 @@ pub fn listen(stop: &Stop) -> std::io::Result<()> {
         unsafe { signal_hook::low_level::register(signal, hear)? };
     }
     Ok(())
+}
+
+/// The signals that a process ignores, by its status as Linux tells it: bit n - 1 is signal n. None are known
+/// where the status has no such line.
+fn ignored_in(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Lets signals end the program at once as long as the guard lives: for work that may take long and that
@@ -80,4 +94,17 @@ pub fn acknowledge(stop: &Stop) {
     };
     // Where no thread can be had, the signal is heard all the same.
     let _ = std::thread::Builder::new().name("elmur-signals".to_owned()).spawn(wait);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_from_the_status_of_a_process() {
+        let status = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000001003\nSigCgt:\t0000000000000440\n";
+        let ignored = |signal: i32| ignored_in(status) >> (signal - 1) & 1 == 1;
+        assert!(ignored(SIGHUP) && ignored(SIGINT) && !ignored(SIGTERM));
+        assert_eq!((ignored_in(""), ignored_in("SigIgn:\tx")), (0, 0));
+    }
 }

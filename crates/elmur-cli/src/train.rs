@@ -115,7 +115,15 @@ fn config_of(name: &str) -> Result<RunConfig> {
         let problem = format!("a dataset; name a preset too: elmur train tmaze-quick --data {name}");
         return Err(Error::file(path, problem));
     }
-    if path.is_file() { crate::inspect::read_run(path) } else { RunConfig::preset(name) }
+    if path.is_file() {
+        return crate::inspect::read_run(path);
+    }
+    if name.contains(std::path::is_separator) || path.extension().is_some_and(|e| e == "json") {
+        let problem = if path.is_dir() { "a folder that holds no run" } else { "no such file" };
+        let remedy = "name a preset (see `elmur presets`) or the config.json of a run";
+        return Err(Error::file(path, format!("{problem}; {remedy}")));
+    }
+    RunConfig::preset(name)
 }
 
 /// A name for the folder of a run: the preset's, or that of the folder that the config lies in.
@@ -133,6 +141,55 @@ fn default_folder(name: &str, seed: u64) -> PathBuf {
     PathBuf::from("out").join(format!("{name}-{seed}"))
 }
 
+/// Folders for several runs: all or none. Runs are removed only if all can be, and where a folder cannot be
+/// made those that were made before it are removed again.
+fn create_all(runs: Vec<(PathBuf, Prepared)>, force: bool) -> Result<Vec<(RunFolder, Prepared)>> {
+    if force {
+        runs.iter().try_for_each(|(path, _)| check_replaceable(path))?;
+    }
+    // Folders that are not there yet, the innermost first.
+    let missing = |path: &Path| -> Vec<PathBuf> {
+        let real = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        path.ancestors().take_while(real).map(Path::to_owned).collect()
+    };
+    let (mut made, mut new) = (Vec::new(), Vec::new());
+    for (path, prepared) in runs {
+        new.push(missing(&path));
+        match create(&path, &prepared.config, force) {
+            Ok(folder) => made.push((folder, prepared)),
+            Err(error) => {
+                // Nothing is in them yet. What cannot be removed is left: the error tells what matters.
+                for (folder, _) in &made {
+                    let _ = RunFolder::remove(folder.path());
+                    let _ = std::fs::remove_file(folder.path().join(".lock"));
+                }
+                new.iter().rev().flatten().for_each(|folder| drop(std::fs::remove_dir(folder)));
+                return Err(error);
+            }
+        }
+    }
+    Ok(made)
+}
+
+/// Refuses a path whose run cannot be replaced: one that another process trains, or a folder with files but
+/// no run. (What is there is checked once more when it is removed.)
+fn check_replaceable(path: &Path) -> Result<()> {
+    if !path.exists() {
+        return Ok(());
+    }
+    if let Ok(folder) = RunFolder::open(path) {
+        return folder.lock().map(drop);
+    }
+    let mut entries = std::fs::read_dir(path).map_err(|e| Error::io(path, e))?.filter_map(|e| e.ok());
+    if path.join("checkpoints").is_dir()
+        || path.join("config.json").is_file()
+        || entries.all(|entry| entry.file_name() == ".lock")
+    {
+        return Ok(());
+    }
+    Err(Error::file(path, "not a run; choose another --out"))
+}
+
 fn create(path: &Path, config: &RunConfig, force: bool) -> Result<RunFolder> {
     if force {
         RunFolder::remove(path)?;
@@ -142,8 +199,7 @@ fn create(path: &Path, config: &RunConfig, force: bool) -> Result<RunFolder> {
 
 /// Several runs at once on one device, which differ in their seeds alone.
 fn several(args: &Args, name: &str, devices: &Devices, first: &Prepared, stop: &Stop) -> Result<ExitCode> {
-    let mut runs = Vec::new();
-    for i in 0..args.seeds {
+    let planned = (0..args.seeds).map(|i| {
         let mut prepared = first.clone();
         let seed = first.config.train.seed.wrapping_add(i);
         prepared.config.train.seed = seed;
@@ -151,28 +207,29 @@ fn several(args: &Args, name: &str, devices: &Devices, first: &Prepared, stop: &
             Some(out) => out.join(format!("seed-{seed}")),
             None => default_folder(name, seed),
         };
-        runs.push((create(&path, &prepared.config, args.force)?, prepared));
-    }
+        (path, prepared)
+    });
+    let runs = create_all(planned.collect(), args.force)?;
     // One bar for the batches of all runs.
     let bar = Mutex::new((Bar::new("training", 0, 0), 0, 0));
     let watch = |seed: u64, event: Event<'_>| {
         let Ok(mut all) = bar.lock() else { return };
         let (bar, done, planned) = &mut *all;
-        match event {
+        match &event {
             Event::Started { planned: of_run, .. } => {
                 *planned += of_run;
                 *bar = Bar::new("training", 0, *planned);
             }
-            Event::Batch(batch) => {
-                *done += 1;
-                bar.update(*done, "batches", &format!("seed {seed}: {}", brief(batch)));
-            }
+            Event::Batch(_) => *done += 1,
             Event::Evaluated { batch, score } => {
                 bar.finish();
-                tell_validation(args.json, Some(seed), batch, &score);
+                tell_validation(args.json, Some(seed), *batch, score);
             }
             Event::Note(text) => note(&format!("seed {seed}: {text}")),
             _ => {}
+        }
+        if let Some(text) = of_seed(seed, &event) {
+            bar.update(*done, "batches", &text);
         }
     };
     let ended: Vec<Result<Ended>> = std::thread::scope(|scope| {
@@ -233,6 +290,24 @@ fn brief(batch: &BatchReport) -> String {
     }
 }
 
+/// What one of several runs does, in a few words; none for events that the bar does not show.
+fn of_seed(seed: u64, event: &Event<'_>) -> Option<String> {
+    match event {
+        Event::Batch(batch) => Some(format!("seed {seed}: {}", brief(batch))),
+        Event::Evaluating { share, .. } => Some(format!("seed {seed}: {}", validating(*share))),
+        _ => None,
+    }
+}
+
+fn validating(share: f64) -> String {
+    format!("validating {:.0}%", 100.0 * share)
+}
+
+/// The last validation in a few words, with what was measured.
+fn validated(score: &Score) -> String {
+    format!("validation {} {:.3}", score.measure.name(), score.value.mean)
+}
+
 fn tell_validation(as_json: bool, seed: Option<u64>, batch: u64, score: &Score) {
     if as_json {
         let mut row = json!({
@@ -274,11 +349,11 @@ pub fn watch(
             bar.update(batch.batch, "batches", &format!("{text}{validation}"));
         }
         Event::Evaluating { share, .. } => {
-            bar.update(done, "batches", &format!("{text}  validating {:.0}%", 100.0 * share));
+            bar.update(done, "batches", &format!("{text}  {}", validating(share)));
         }
         Event::Evaluated { batch, score } => {
             bar.finish();
-            validation = format!("  validation {:.3}", score.value.mean);
+            validation = format!("  {}", validated(&score));
             tell_validation(as_json, None, batch, &score);
         }
         _ => {}
@@ -330,4 +405,22 @@ pub fn checkpoint_of(path: &Path) -> (PathBuf, Option<RunFolder>) {
     // A checkpoint lies two folders below its run.
     let run = path.parent().and_then(Path::parent).filter(|run| RunFolder::is_run(run));
     (path.to_owned(), run.and_then(|run| RunFolder::open(run).ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use elmur_base::Statistics;
+    use elmur_train::Measure;
+
+    use super::*;
+
+    #[test]
+    fn bars_tell_who_validates_and_what_was_measured() {
+        let event = Event::Evaluating { batch: 7, share: 0.4 };
+        assert_eq!(of_seed(3, &event).as_deref(), Some("seed 3: validating 40%"));
+        let score = Score { measure: Measure::SuccessRate, value: Statistics::of([0.5, 1.0]) };
+        assert_eq!(validated(&score), "validation success rate 0.750");
+        let event = Event::Evaluated { batch: 7, score };
+        assert_eq!(of_seed(3, &event), None);
+    }
 }

@@ -531,3 +531,135 @@ fn seeds_trained_together_show_their_progress() {
     assert!(said.contains("training ") && said.contains("batches/s") && said.contains("loss"), "{said}");
     assert!(said.contains("seed 1, batch 6: validation success rate"), "{said}");
 }
+
+/// Arguments that train a tiny policy on CartPole.
+fn balancing<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let env = ["env={\"name\":\"cartpole\"}", "eval.settings={}", "data.episodes=20", "eval.target=null"];
+    [&["train", "tmaze-quick"], &SMALL[..], &env, more, &["--out", out]].concat()
+}
+
+#[test]
+fn runs_of_different_measures_are_judged_by_one() {
+    let folder = Folder::new("one-metric");
+    let (solved, summed) = (folder.path("solved"), folder.path("summed"));
+    fine(&balancing(&solved, &["eval.metric=success"]));
+    fine(&balancing(&summed, &["eval.metric=return"]));
+    let judged = |more: &[&str]| {
+        let args = [&["eval", &solved, &summed, "--episodes", "10", "--json"], more].concat();
+        rows(&fine(&args)).iter().map(|row| row["measure"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    // The environment decides where the runs do not agree, and the user over all.
+    assert_eq!(judged(&[]), ["return"; 3]);
+    assert_eq!(judged(&["--metric", "success"]), ["success_rate"; 3]);
+    let said = fine(&["eval", &solved, &summed, "--episodes", "10"]);
+    assert!(said.contains("cartpole: return "), "{said}");
+    let said = fine(&["eval", &solved, &solved, "--episodes", "10"]);
+    assert!(said.contains("cartpole: success rate "), "{said}");
+    refused(&["eval", &solved, "--env", "popgym-RepeatFirstEasy", "--metric", "nothing"], &["--metric"]);
+}
+
+#[test]
+fn recordings_are_judged_as_far_as_asked() {
+    let folder = Folder::new("first-episodes");
+    let (data, run) = (folder.path("maze.elmur"), folder.path("run"));
+    fine(&["collect", "tmaze", "--episodes", "40", "--length", "9", "--out", &data]);
+    fine(&tiny(&run, &[]));
+    let episodes = |more: &[&str]| {
+        let args = [&["eval", &run, "--data", &data, "--json"], more].concat();
+        rows(&fine(&args)).iter().map(|row| row["episodes"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(episodes(&["--episodes", "7"]), [7, 7]);
+    assert_eq!(episodes(&[]), [40, 40]);
+    assert_eq!(episodes(&["--episodes", "1000"]), [40, 40]);
+}
+
+#[test]
+fn what_is_no_checkpoint_and_no_config_is_named_as_such() {
+    let folder = Folder::new("neither");
+    let (file, run) = (folder.path("notes.txt"), folder.path("run"));
+    std::fs::write(&file, b"notes").unwrap();
+    fine(&tiny(&run, &[]));
+    refused(&["eval", &file], &["neither a run nor a checkpoint"]);
+    refused(&["eval", &folder.path("")], &["neither a run nor a checkpoint"]);
+    let part = format!("{run}/checkpoints/last/model.safetensors");
+    refused(&["eval", &part], &["a part of", "give that folder"]);
+    for name in ["nosuch/config.json", "nosuch.json"] {
+        let said = refused(&["train", name], &["no such file", "elmur presets"]);
+        assert!(!said.contains("tmaze-quick"), "{said}");
+    }
+    refused(&["train", "tmaze-quik"], &["tmaze-quick"]);
+}
+
+#[test]
+fn a_demo_replaces_no_demonstrations_or_pictures_of_others() {
+    let folder = Folder::new("foreign-demo");
+    let (data, begun, pictures) = (folder.path("data"), folder.path("begun"), folder.path("pictures"));
+    let refused_and_kept = |out: &str, name: &str| {
+        let path = Path::new(out).join(name);
+        let before = (std::fs::read(&path).unwrap(), names(out));
+        refused(&["demo", "--out", out, "--longest", "9"], &[name, "not of a demo", "--out"]);
+        assert!((std::fs::read(&path).unwrap(), names(out)) == before, "{name}");
+    };
+    for out in [&data, &begun, &pictures] {
+        std::fs::create_dir(out).unwrap();
+    }
+    let file = format!("{data}/demonstrations.elmur");
+    fine(&["collect", "tmaze", "--episodes", "40", "--length", "9", "--out", &file]);
+    refused_and_kept(&data, "demonstrations.elmur");
+    // Also where it lies beside a folder as a demo that was killed at once leaves it.
+    std::fs::create_dir(format!("{data}/checkpoints")).unwrap();
+    refused_and_kept(&data, "demonstrations.elmur");
+    std::fs::rename(&file, format!("{begun}/demonstrations.elmur.tmp")).unwrap();
+    refused_and_kept(&begun, "demonstrations.elmur.tmp");
+    std::fs::write(format!("{pictures}/slots.png"), b"a picture").unwrap();
+    refused_and_kept(&pictures, "slots.png");
+}
+
+#[test]
+fn several_seeds_are_made_all_or_none() {
+    let folder = Folder::new("all-or-none");
+    let out = folder.path("new/runs");
+    let seeds = |more: &[&'static str]| -> Vec<String> {
+        tiny(&out, &[&["--seeds", "3"], more].concat()).iter().map(|arg| (*arg).to_owned()).collect()
+    };
+    let refuses = |more: &[&'static str], parts: &[&str]| {
+        let args = seeds(more);
+        refused(&args.iter().map(String::as_str).collect::<Vec<_>>(), parts);
+    };
+    // The second is taken: the first is not made.
+    fine(&tiny(&format!("{out}/seed-1"), &["--seed", "1"]));
+    refuses(&[], &["seed-1", "holds a run already"]);
+    assert_eq!(names(&out), ["seed-1"]);
+    // The third is no run: the second is not replaced, nor the first made.
+    let notes = format!("{out}/seed-2/notes.txt");
+    std::fs::create_dir(format!("{out}/seed-2")).unwrap();
+    std::fs::write(&notes, b"notes").unwrap();
+    let before = checkpoint(&format!("{out}/seed-1"), 6);
+    refuses(&["--force", "model.d_model=8"], &["seed-2", "not a run"]);
+    assert_eq!(names(&out), ["seed-1", "seed-2"]);
+    assert!(checkpoint(&format!("{out}/seed-1"), 6) == before && Path::new(&notes).exists());
+    // A folder that was not there is gone again.
+    std::fs::remove_dir_all(folder.path("new")).unwrap();
+    std::fs::create_dir(folder.path("new")).unwrap();
+    std::fs::create_dir(&out).unwrap();
+    std::fs::write(format!("{out}/seed-2"), b"a file").unwrap();
+    refuses(&[], &["seed-2"]);
+    assert_eq!(names(&out), ["seed-2"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn forced_seeds_replace_nothing_while_one_of_them_is_trained() {
+    let folder = Folder::new("forced-seeds");
+    let out = folder.path("runs");
+    let [first, second] = ["seed-0", "seed-1"].map(|name| format!("{out}/{name}"));
+    fine(&tiny(&first, &[]));
+    let before = checkpoint(&first, 6);
+    let long = ["--seed", "1", "train.batches=10000000", "train.checkpoint_every=1000000", "eval.every=0"];
+    let child = Running(start(&tiny(&second, &long)));
+    until(Path::new(&second).join("metrics.jsonl"), 500);
+    refused(&tiny(&out, &["--seeds", "2", "--force"]), &["another process trains this run"]);
+    assert!(checkpoint(&first, 6) == before);
+    drop(child);
+    fine(&tiny(&out, &["--seeds", "2", "--force"]));
+}

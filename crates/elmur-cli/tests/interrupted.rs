@@ -75,6 +75,37 @@ fn hangups_and_warnings_of_schedulers_save_too() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn signals_that_were_ignored_at_the_start_stay_ignored() {
+    let folder = Folder::new("nohup");
+    let run = folder.path("run");
+    let more = ["train.batches=10000000", "train.checkpoint_every=1000000", "eval.every=0"];
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP INT; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_elmur")]);
+    command.args(tiny(&run, &more)).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = Running(command.spawn().unwrap());
+    let metrics = Path::new(&run).join("metrics.jsonl");
+    until(&metrics, 500);
+    signal(&child.0, "HUP");
+    signal(&child.0, "INT");
+    std::thread::sleep(Duration::from_millis(500));
+    until(&metrics, std::fs::metadata(&metrics).unwrap().len() + 500);
+    assert!(child.0.try_wait().unwrap().is_none());
+    // What was not ignored is heard, as the first signal.
+    signal(&child.0, "TERM");
+    let begin = std::time::Instant::now();
+    let status = loop {
+        if let Some(status) = child.0.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(10), "SIGTERM is not heard");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(status.code(), Some(143));
+    assert!(Path::new(&run).join("checkpoints/last").exists());
+}
+
 #[test]
 fn a_stop_within_a_long_batch_is_heard_saved_and_continued() {
     let folder = Folder::new("long-batch");

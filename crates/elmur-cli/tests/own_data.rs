@@ -135,3 +135,24 @@ fn integers_that_are_no_choices_are_refused_with_what_to_save_instead() {
     let said = refused(&["train", "tmaze-quick", "--data", &data], &["train_data_0.npz", "float32"]);
     assert!(!said.contains("give spaces"), "{said}");
 }
+
+#[test]
+fn recordings_that_show_fewer_choices_than_the_policy_has_are_judged() {
+    let folder = Folder::new("fewer");
+    let (data, run) = (symbols(&folder, 16), folder.path("run"));
+    let more = ["--data", &data, "--out", &run];
+    fine(&[&["train", "tmaze-quick"], &SMALL[..], &more].concat());
+    // One episode has one of eight symbols.
+    let one = format!("{data}/train_data_1.npz");
+    let row = &rows(&fine(&["eval", &run, "--data", &one, "--json"]))[0];
+    assert!(row["measure"] == "accuracy" && row["episodes"] == 1, "{row}");
+    // More choices than it has are none of its own.
+    let arrays = [
+        Array::ints("obs", &[3], &[0, 1, 2]),
+        Array::ints("action", &[3], &[0, 30, 0]),
+        Array::floats("reward", &[3], &[0.0; 3]),
+    ];
+    let other = folder.path("other.npz");
+    save_npz(&other, &arrays);
+    refused(&["eval", &run, "--data", &other], &["choose a policy for these spaces, or other data"]);
+}

@@ -400,6 +400,30 @@ impl Ends<'_> {
         Ok(())
     }
 
+    /// The spaces of data that the policy takes as they are: as many choices as its encoders and its head
+    /// have, numbers without bounds.
+    pub fn spaces(&self) -> Spaces {
+        let choices = |sizes: &[usize]| match sizes {
+            [n] => Space::Discrete { n: *n },
+            _ => Space::MultiDiscrete { sizes: sizes.to_vec() },
+        };
+        let seen = |encoder: &Encoder| match encoder {
+            Encoder::Categorical { sizes, .. } => choices(sizes),
+            _ if encoder.kind() == Kind::Bytes => Space::Bytes { shape: encoder.shape() },
+            _ => Space::unbounded(encoder.shape()),
+        };
+        let observation = match self.observation {
+            [one] => seen(one),
+            all => Space::Tuple { parts: all.iter().map(seen).collect() },
+        };
+        let action = match self.action {
+            Action::Categorical { count } => Space::Discrete { n: *count },
+            Action::MultiCategorical { sizes } => Space::MultiDiscrete { sizes: sizes.clone() },
+            Action::Continuous { dim, .. } => Space::unbounded([*dim]),
+        };
+        Spaces { observation, action }
+    }
+
     /// Name of the encoder of leaf `i`: its parameters begin with it.
     pub fn encoder_name(&self, leaf: usize) -> String {
         if self.observation.len() == 1 { "encoder".to_owned() } else { format!("encoder.{leaf}") }
@@ -442,6 +466,31 @@ mod tests {
         assert_eq!(published.convolved().unwrap().1, 64 * 12 * 12);
         assert_eq!(expected[2].convolved().unwrap().1, 64 * 2 * 2);
         assert!(Encoder::Image { channels: 3, height: 7, width: 9, bytes: true }.validate().is_err());
+    }
+
+    #[test]
+    fn a_policy_takes_data_of_its_own_spaces() {
+        let embedding = CategoricalEncoding::Embedding;
+        let all = [
+            Encoder::Categorical { sizes: vec![5], encoding: embedding },
+            Encoder::Categorical { sizes: vec![3, 4], encoding: embedding },
+            Encoder::Vector { dim: 5, bytes: false },
+            Encoder::Vector { dim: 7, bytes: true },
+            Encoder::Image { channels: 3, height: 8, width: 9, bytes: true },
+        ];
+        let actions = [
+            Action::Categorical { count: 4 },
+            Action::MultiCategorical { sizes: vec![2] },
+            Action::Continuous { dim: 2, tanh: true },
+        ];
+        for observation in [&all[..], &all[..1], &all[1..2], &all[4..]] {
+            for action in &actions {
+                let ends = Ends { observation, action, tokens: TokenFormat::Observation, width: 8 };
+                let spaces = ends.spaces();
+                spaces.validate().unwrap();
+                ends.check(&spaces, "data").unwrap();
+            }
+        }
     }
 
     #[test]
