@@ -174,6 +174,7 @@ fn refuse_foreign(out: &Path, config: &RunConfig, registry: &Registry) -> Result
         seed: config.data.seed,
         noise: config.data.noise,
         threads: 0,
+        stop: Default::default(),
     };
     let metadata = ours.metadata();
     let noted = |file: &ElmurFile| {
