@@ -418,3 +418,35 @@ fn is_at(file: &File, path: &Path) -> bool {
 fn is_at(_: &File, _: &Path) -> bool {
     true
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Another writer renames its file to its final name between our opening and our locking it.
+    #[test]
+    fn a_lock_is_held_on_the_file_that_has_the_name_now() {
+        let path = std::env::temp_dir().join(format!("elmur-data-lock-{}.tmp", std::process::id()));
+        let finished = path.with_extension("elmur");
+        let open = || OpenOptions::new().write(true).create(true).truncate(false).open(&path).unwrap();
+        let file = open();
+        assert!(is_at(&file, &path));
+        fs::rename(&path, &finished).unwrap();
+        assert!(!is_at(&file, &path));
+        drop(open());
+        assert!(!is_at(&file, &path));
+        let tries = Cell::new(0);
+        let prepare = || {
+            tries.set(tries.get() + 1);
+            Ok(())
+        };
+        let how = OpenOptions::new().write(true).clone();
+        let locked = lock_at(&path, &how, prepare).unwrap();
+        assert!(is_at(&locked, &path) && tries.get() == 1);
+        assert!(lock_at(&path, &how, prepare).unwrap_err().to_string().contains("another process"));
+        fs::remove_file(&path).unwrap();
+        fs::remove_file(&finished).unwrap();
+    }
+}
