@@ -160,8 +160,8 @@ fn maze(registry: &Registry, length: u64) -> Result<Environment> {
     Ok(registry.find(&EnvSpec::new("tmaze").with("length", length))?)
 }
 
-/// Refuses a folder that has files of the names that a demo writes, but of another origin: demonstrations, whole
-/// or begun, of other episodes, and pictures where no demo has been.
+/// Refuses a folder that has files of the names that a demo writes, but of another origin: demonstrations,
+/// whole or begun, of other episodes, and pictures where no demo has been.
 fn refuse_foreign(out: &Path, config: &RunConfig, registry: &Registry) -> Result<()> {
     let foreign = |name: &str, why: &str| {
         Err(Error::file(&out.join(name), format!("{why} and would be replaced; choose another --out")))

@@ -40,7 +40,8 @@ pub struct Args {
     /// the run's validation.
     #[arg(long, value_delimiter = ',')]
     lengths: Vec<u64>,
-    /// Act out this many episodes per run; default: 100. With --data: judge the first N episodes; default: all.
+    /// Act out this many episodes per run; default: 100. With --data: judge the first N episodes; default:
+    /// all.
     #[arg(long, value_name = "N", value_parser = crate::count(1 << 24))]
     episodes: Option<usize>,
     /// Judge all runs by this measure; default: that of the runs' validation if they agree, else that of the
@@ -185,8 +186,9 @@ fn on_data(args: &Args, policies: &[Policy], path: &Path, device: &Device, conte
     Ok(())
 }
 
-/// Opens data with the spaces of a policy, else with those of its run's environment, else with spaces inferred
-/// from the data: some formats do not record how many choices there were, and few recordings show them all.
+/// Opens data with the spaces of a policy, else with those of its run's environment, else with spaces
+/// inferred from the data: some formats do not record how many choices there were, and few recordings show
+/// them all.
 /// `opened` keeps what was opened for other policies of the same spaces.
 fn open_for(
     path: &Path,
@@ -371,8 +373,8 @@ impl Judge {
         Self { metric: asked.or(agreed).unwrap_or(of_env), settled: asked.is_some() }
     }
 
-    /// The score of a run. Where episodes do not tell whether they solved the task, the first run settles that
-    /// all are judged by their returns.
+    /// The score of a run. Where episodes do not tell whether they solved the task, the first run settles
+    /// that all are judged by their returns.
     fn score(&mut self, outcome: &Outcome, env: &Environment) -> Result<Score> {
         let metric = outcome.metric(self.metric);
         if metric != self.metric && self.settled {

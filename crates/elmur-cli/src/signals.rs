@@ -14,8 +14,8 @@ const SIGNALS: [(i32, &str); 4] =
 /// The first signal asks to stop; another, a second or more later, ends the program at once. (Some
 /// supervisors signal a process and its group; signals within a second count as one.)
 ///
-/// SIGHUP and SIGINT stay ignored where they were when the program began: under `nohup`, and in the background
-/// of a script.
+/// SIGHUP and SIGINT stay ignored where they were when the program began: under `nohup`, and in the
+/// background of a script.
 pub fn listen(stop: &Stop) -> std::io::Result<()> {
     let first = Arc::new(AtomicU64::new(0));
     let start = Instant::now();

@@ -171,8 +171,8 @@ fn create_all(runs: Vec<(PathBuf, Prepared)>, force: bool) -> Result<Vec<(RunFol
     Ok(made)
 }
 
-/// Refuses a path whose run cannot be replaced: one that another process trains, or a folder with files but no
-/// run. (What is there is checked once more when it is removed.)
+/// Refuses a path whose run cannot be replaced: one that another process trains, or a folder with files but
+/// no run. (What is there is checked once more when it is removed.)
 fn check_replaceable(path: &Path) -> Result<()> {
     if !path.exists() {
         return Ok(());

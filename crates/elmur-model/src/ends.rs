@@ -400,8 +400,8 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// The spaces of data that the policy takes as they are: as many choices as its encoders and its head have,
-    /// numbers without bounds.
+    /// The spaces of data that the policy takes as they are: as many choices as its encoders and its head
+    /// have, numbers without bounds.
     pub fn spaces(&self) -> Spaces {
         let choices = |sizes: &[usize]| match sizes {
             [n] => Space::Discrete { n: *n },
