@@ -187,7 +187,8 @@ fn on_data(args: &Args, policies: &[Policy], path: &Path, device: &Device, conte
 }
 
 /// Opens data with the spaces of a policy, else with those of its run's environment, else with spaces
-/// inferred from the data: some formats do not record how many choices there were, and few recordings show them all.
+/// inferred from the data: some formats do not record how many choices there were, and few recordings show
+/// them all.
 /// `opened` keeps what was opened for other policies of the same spaces.
 fn open_for(
     path: &Path,

@@ -34,13 +34,12 @@ fn commands_with_nothing_to_save_end_at_once() {
     let pipe = folder.path("pipe.json");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let out = folder.path("out");
-    // Three of them wait for a pipe that nobody writes to.
+    // Two of them wait for a pipe that nobody writes to.
     for args in [
         &["bench", "block", "--rounds", "1000000"][..],
         &["bench", "train", "--batches", "1000000", "--preset", "tmaze-quick"],
         &["verify", &pipe],
         &["plot", "success", &pipe, "--out", &out],
-        &["import", &pipe, "--config", "tmaze", "--out", &out],
     ] {
         for name in ["INT", "TERM"] {
             let child = start(args);

@@ -163,7 +163,10 @@ impl Prepared {
         let on = config.eval.on.unwrap_or(if recorded_there { Judge::Env } else { Judge::Data });
         config.eval.on = Some(on);
         let data = match &environment {
-            Some(environment) if *data.spaces() == *environment.plain().spaces() => {
+            Some(environment)
+                if !environment.spec().wrappers.is_none()
+                    && *data.spaces() == *environment.plain().spaces() =>
+            {
                 wrap(&data, environment.spec().wrappers)?
             }
             _ => data,
