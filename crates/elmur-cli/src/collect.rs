@@ -169,7 +169,8 @@ impl Target {
             return Ok(Self::Native { writer, appended: true });
         }
         if let Some(folder) = args.out.parent() {
-            std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+            std::fs::create_dir_all(folder)
+                .map_err(|e| Error::file(&args.out, format!("{e}; choose another --out")))?;
         }
         let resume = if args.force { Writer::resume_replacing } else { Writer::resume };
         let mut writer = resume(args.out.clone(), spaces, metadata)?;

@@ -17,12 +17,14 @@ pub fn names_ends(overrides: &[impl AsRef<str>]) -> bool {
     overrides.iter().any(|text| ends.iter().any(|end| text.as_ref().starts_with(end)))
 }
 
-/// The config with every `key=value` applied in order, checked, with a value for every setting of its
-/// environment. Encoders and head follow from the environment's spaces, so that changed wrappers need no
+/// The config with every `key=value` applied in order (`env=NAME` first), checked, with a value for every
+/// setting of its environment. Encoders and head follow from the environment's spaces, so that changed wrappers need no
 /// other change, unless an override names them ([`names_ends`]).
 pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Registry) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
-    for text in overrides.iter().map(AsRef::as_ref) {
+    let texts = || overrides.iter().map(AsRef::as_ref);
+    let names_env = |text: &&str| text.starts_with("env=");
+    for text in texts().filter(names_env).chain(texts().filter(|text| !names_env(text))) {
         let Some((key, value)) = text.split_once('=') else {
             return Err(Error::config(text, "KEY=VALUE, such as train.lr=1e-3", text));
         };
@@ -36,16 +38,9 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
         }
         *entry(&mut tree, key)? = value;
         if key == "env" {
-            // Another environment has other settings and another target, unless they are given.
-            let given = |keys: &[&str]| {
-                overrides.iter().any(|text| keys.iter().any(|key| text.as_ref().starts_with(key)))
-            };
-            if !given(&["eval.settings", "eval.length"]) {
-                *entry(&mut tree, "eval.settings")? = Value::Object(serde_json::Map::new());
-            }
-            if !given(&["eval.target="]) {
-                *entry(&mut tree, "eval.target")? = Value::Null;
-            }
+            // Another environment has other settings and another target; those that are given come after it.
+            *entry(&mut tree, "eval.settings")? = Value::Object(serde_json::Map::new());
+            *entry(&mut tree, "eval.target")? = Value::Null;
         }
         // After each, so that the message names the override that does not fit.
         if let Err(error) = serde_json::from_value::<RunConfig>(tree.clone()) {
