@@ -15,7 +15,7 @@ struct Run {
     hours: f64,
     /// Who does it.
     worker: Worker,
-    /// Where it stops early, if it does.
+    /// Number of steps after which a job stops early; none: never.
     limit: Option<Limit>,
     /// Shapes that are cut.
     shapes: Vec<Shape>,
@@ -43,7 +43,7 @@ struct Rest {
     side_by_side: bool,
 }
 
-/// Which worker.
+/// The worker that does a job.
 ///
 /// For programmers: the list is closed.
 #[derive(Deserialize, Describe)]
@@ -99,10 +99,10 @@ fn every_setting_is_described_under_the_key_that_serde_reads() {
     let expected = [
         ("hours", "How long it takes, in hours. At least one."),
         ("worker", "Who does it."),
-        ("worker.kind", "Which worker."),
+        ("worker.kind", "The worker that does a job."),
         ("worker.speed", "Pages per minute."),
         ("worker.speed", "Words per minute."),
-        ("limit", "Where it stops early, if it does."),
+        ("limit", "Number of steps after which a job stops early; none: never."),
         ("limit.after", "Seconds until then."),
         ("shapes", "Shapes that are cut."),
         ("shapes.*.full_circle", "A round one."),
@@ -137,7 +137,7 @@ fn settings_of_one_variant_say_when_they_exist() {
     let kind = |name: &str| Some(("worker.kind".to_owned(), name.to_owned()));
     assert_eq!(when("Pages per minute."), kind("book_reader"));
     assert_eq!(when("Words per minute."), kind("writer"));
-    assert_eq!(when("Which worker."), None);
+    assert_eq!(when("The worker that does a job."), None);
     assert_eq!(when("How long it takes, in hours. At least one."), None);
 }
 

@@ -12,9 +12,9 @@ use crate::say;
 pub struct Key {
     /// Dotted key.
     pub key: String,
-    /// Its value in the config.
+    /// Value of the key in the config.
     pub value: Value,
-    /// What it does.
+    /// What the setting of this key does.
     pub text: String,
 }
 

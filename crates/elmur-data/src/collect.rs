@@ -72,7 +72,7 @@ const NOISE: u32 = 1 << 30;
 /// Steps between two looks at whether a stop was requested.
 const STEPS_PER_LOOK: usize = 1 << 10;
 
-/// Which demonstrations to play.
+/// Demonstrations to be played: environment, numbers of episodes, seed and noise.
 #[derive(Debug, Clone)]
 pub struct Demonstrations<'a> {
     /// The environment, played without its wrappers: [`wrap`](crate::wrap) adds them afterwards.

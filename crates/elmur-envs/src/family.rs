@@ -148,7 +148,8 @@ impl EnvSpec {
             let problem = e.to_string();
             let expected =
                 problem.rsplit_once("expected ").map_or(problem.as_str(), |(_, expected)| expected);
-            Error::config(key, expected, got)
+            let whole = ["u64", "u32", "usize"].iter().find(|name| expected == **name);
+            Error::config(key, whole.map_or(expected, |_| "a whole number of at least 0"), got)
         })
     }
 }

@@ -230,7 +230,7 @@ mod tests {
         assert!(message(maze().with("length", "long")).contains("a value like 30"));
         assert!(message(maze().with("length", 2)).contains("at least 3"));
         let negative = message(maze().with("length", -2));
-        assert_eq!(negative, "environment `length`: expected u64, got -2");
+        assert_eq!(negative, "environment `length`: expected a whole number of at least 0, got -2");
         let version = EnvSpec::new("popgym-CountRecallEasy").with("version", "2");
         assert!(message(version).contains("1.0.6 or 1.0.7"));
     }

@@ -1,4 +1,5 @@
-//! Which policy something belongs to: one number for a configuration and its parameters.
+//! Fingerprints of policies: one number for a configuration and its parameters, by which files say which policy
+//! they belong to.
 
 use std::fmt;
 use std::str::FromStr;

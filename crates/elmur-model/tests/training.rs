@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
 use elmur_base::Field;
 use elmur_engine::rng::Stream;
 use elmur_engine::{AdamW, DType, Pool, Program, Store};
@@ -18,28 +20,18 @@ const B: usize = 2;
 type Change = Box<dyn Fn(&mut Elmur)>;
 
 fn tiny() -> Elmur {
+    let small = common::small();
     Elmur {
-        observation: vec![Encoder::Vector { dim: 3, bytes: false }],
         action: Action::Categorical { count: 4 },
-        tokens: TokenFormat::Observation,
         d_model: 8,
-        heads: 2,
-        layers: 2,
         segment_length: 3,
         memory: MemoryConfig {
             slots: 2,
             lambda: 0.4,
-            init: MemoryInit::Normal { std: 0.5 },
             gradient: MemoryGradient::Through(4),
-            slots_per_write: 1,
-            candidates: Candidates::Selected,
             dropout: 0.0,
             max_distance: 8,
-            read: true,
-            write: true,
-            relative_bias: true,
-            replacement: Replacement::Lru,
-            shared: false,
+            ..small.memory
         },
         ffn: Ffn::Moe {
             experts: 3,
@@ -50,11 +42,9 @@ fn tiny() -> Elmur {
             balance: 0.05,
             dropout: 0.0,
         },
-        norm: NormType::Layer,
-        pre_norm: false,
         dropout: 0.0,
         attention_dropout: 0.0,
-        compat: Compat::default(),
+        ..small
     }
 }
 
