@@ -268,6 +268,11 @@ impl Replay<'_> {
                     let known = |x: &f64| if *x < 0.0 { none } else { *x as i32 };
                     to.set(&name, &actions.iter().map(known).collect::<Vec<_>>())?;
                 }
+                Field::NextObservation(_) => self.input(to, &name, &of("input/next_observations")?)?,
+                Field::Reward => self.input(to, &name, &of("input/rewards")?)?,
+                Field::LaterRewards(_) => self.input(to, &name, &of("input/values")?)?,
+                Field::Terminated => to.set(&name, &flags(&of("input/done")?))?,
+                Field::KnownNext => to.set(&name, &flags(&of("input/bootstrap")?))?,
                 Field::Imitate => {
                     let actions = of("input/actions")?;
                     let padding = Field::IGNORED as f64;
@@ -277,7 +282,7 @@ impl Replay<'_> {
             }
         }
         if training {
-            self.input(&mut program.program, "lr", &[self.case.optimizer.lr])?;
+            program.set_rates(self.case.optimizer.lr, first as u64)?;
         }
         Ok(())
     }
@@ -504,6 +509,10 @@ impl Replay<'_> {
         report.acting = Some(worst);
         Ok(())
     }
+}
+
+fn flags(x: &[f64]) -> Vec<bool> {
+    x.iter().map(|x| *x != 0.0).collect()
 }
 
 fn scaled(mut x: Vec<f64>, factor: f64) -> Vec<f64> {

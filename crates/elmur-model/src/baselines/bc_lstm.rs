@@ -113,7 +113,7 @@ impl Architecture for BcLstm {
     }
 
     fn window(&self) -> Window {
-        Window { steps: self.window, unroll: self.unroll, slides: false }
+        Window::of(self.window, self.unroll)
     }
 
     fn forward(&self, net: &mut Net<'_>) -> Result<Value> {
