@@ -115,7 +115,7 @@ fn check(name: &str, cases: u64, build: impl Fn(&mut Graph, &mut Case) -> Result
     }
 }
 
-const ACTIVATIONS: [Activation; 8] = [
+const ACTIVATIONS: [Activation; 9] = [
     Activation::Identity,
     Activation::Relu,
     Activation::Gelu,
@@ -124,6 +124,7 @@ const ACTIVATIONS: [Activation; 8] = [
     Activation::Sigmoid,
     Activation::Softplus,
     Activation::Exp,
+    Activation::Mish,
 ];
 
 #[test]
@@ -134,7 +135,7 @@ fn linear() {
         let w = case.param(g, [out, width])?;
         let w = g.scale(w, 0.3)?;
         let b = if case.flip() { Some(case.param(g, [out])?) } else { None };
-        let kind = ACTIVATIONS[case.below(8)];
+        let kind = ACTIVATIONS[case.below(ACTIVATIONS.len())];
         Ok(vec![g.linear(x, w, b, kind)?])
     });
 }
@@ -190,11 +191,22 @@ fn norms() {
 
 #[test]
 fn activations_and_softmax() {
-    check("activation", 32, |g, case| {
+    check("activation", 40, |g, case| {
         let shape = [case.extent(5), case.extent(40)];
         let x = case.param(g, shape)?;
-        let y = g.activation(x, ACTIVATIONS[case.below(8)])?;
+        let y = g.activation(x, ACTIVATIONS[case.below(ACTIVATIONS.len())])?;
         Ok(vec![g.softmax(y)?, y])
+    });
+}
+
+#[test]
+fn logsumexp() {
+    check("logsumexp", 16, |g, case| {
+        let shape = [case.extent(5), case.extent(9), case.extent(40)];
+        let x = case.param(g, shape)?;
+        let x = g.scale(x, 3.0)?;
+        let y = g.logsumexp(x)?;
+        Ok(vec![y, g.logsumexp(y)?])
     });
 }
 
@@ -438,7 +450,7 @@ fn layouts() {
 
 #[test]
 fn arithmetic_with_broadcasting() {
-    check("arithmetic", 64, |g, case| {
+    check("arithmetic", 96, |g, case| {
         let full = [case.extent(4), case.extent(5), case.extent(17)];
         let shape = |case: &mut Case| -> Vec<usize> {
             let skip = case.below(4);
@@ -446,10 +458,15 @@ fn arithmetic_with_broadcasting() {
         };
         let (a, b) = (shape(case), shape(case));
         let (a, b) = (case.param(g, a)?, case.param(g, b)?);
-        let y = match case.below(3) {
+        let y = match case.below(5) {
             0 => g.add(a, b)?,
             1 => g.sub(a, b)?,
-            _ => g.mul(a, b)?,
+            2 => g.mul(a, b)?,
+            3 => g.minimum(a, b)?,
+            _ => {
+                let divisor = g.exp(b)?;
+                g.div(a, divisor)?
+            }
         };
         let y = g.affine(y, -1.7, 0.2)?;
         let shape = g.shape(y)?.to_vec();

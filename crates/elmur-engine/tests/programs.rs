@@ -135,6 +135,59 @@ fn two_updates_in_one_chain_end_in_the_same_storage() {
     assert_eq!(arena, 0, "the chain lives in the state itself");
 }
 
+/// A moving average of what AdamW leaves behind reads the new parameters, and all updates stay in place.
+#[test]
+fn an_average_follows_the_parameters_of_the_same_run() {
+    let mut g = Graph::new();
+    let p = g.param("p", F64, [3]).unwrap();
+    let copy = g.param("copy", F64, [3]).unwrap();
+    let lr = g.scalar(F64, 0.5).unwrap();
+    let decay = g.input("decay", F64, []).unwrap();
+    // Both the parameters and their average are read before they change.
+    let product = g.mul(p, copy).unwrap();
+    let loss = g.sum(product).unwrap();
+    g.output("loss", loss).unwrap();
+    let grad = g.gradients(loss, &[p]).unwrap()[0].unwrap();
+    let new = g.adamw(AdamW::default(), lr, None, &[(p, grad)]).unwrap();
+    g.moving_average(decay, &[(copy, new[0])]).unwrap();
+    let store = Store::new();
+    let mut program = program(&g, &store);
+    store.set("p", &[1.0, 2.0, -3.0]).unwrap();
+    store.set("copy", &[5.0, 7.0, 9.0]).unwrap();
+    let mut want = [5.0, 7.0, 9.0];
+    for decay in [0.9, 0.5, 0.0] {
+        let before = store.get::<f64>("p").unwrap();
+        program.set("decay", &[decay]).unwrap();
+        program.run().unwrap();
+        let loss: f64 = before.iter().zip(&want).map(|(p, c)| p * c).sum();
+        assert!((program.get::<f64>("loss").unwrap()[0] - loss).abs() < 1e-12);
+        let after = store.get::<f64>("p").unwrap();
+        assert_ne!(before, after);
+        for (want, new) in want.iter_mut().zip(&after) {
+            *want = decay * *want + (1.0 - decay) * new;
+        }
+        let copy = store.get::<f64>("copy").unwrap();
+        assert!(copy.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-12), "{copy:?} {want:?}");
+    }
+    assert_eq!(store.get::<f64>("copy").unwrap(), store.get::<f64>("p").unwrap());
+    assert!(program.arena_bytes() < 512, "copies of parameters in {} bytes", program.arena_bytes());
+
+    let message = |r: Result<()>| r.unwrap_err().to_string();
+    let wide = g.param("wide", F64, [4]).unwrap();
+    assert_eq!(
+        message(g.moving_average(decay, &[(wide, p)])),
+        "moving_average: expected source f64[4], got f64[3]"
+    );
+    assert_eq!(
+        message(g.moving_average(decay, &[(copy, p)])),
+        "update: expected one update per parameter or state, got a second for `copy`"
+    );
+    assert_eq!(
+        message(g.moving_average(decay, &[(grad, p)])),
+        "update: expected a parameter or state as target, got another kind of value"
+    );
+}
+
 #[test]
 fn programs_share_parameters_without_copies() {
     let store = Store::new();
@@ -365,7 +418,7 @@ fn malformed_graphs_never_panic() {
             let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
             let blend =
                 Blend { lambda: 0.5, empty_slots_too: flag, active: if n == 1 { Some(a) } else { None } };
-            let result: Result<Vec<Value>> = match below(43) {
+            let result: Result<Vec<Value>> = match below(47) {
                 0 => g.linear(a, b, flag.then_some(c), Activation::Gelu).map(|v| vec![v]),
                 1 => g.matmul_with(a, b, flag, n == 0).map(|v| vec![v]),
                 2 => g.norm(a, norm).map(|v| vec![v]),
@@ -408,10 +461,14 @@ fn malformed_graphs_never_panic() {
                 34 => g.argmax(a).map(|v| vec![v]),
                 35 => g.update(a, b).map(|()| vec![]),
                 36 => g.global_norm(&[a, b]).map(|v| vec![v]),
-                37 => g.adamw(AdamW::default(), a, None, &[(b, c)]).map(|()| vec![]),
+                37 => g.adamw(AdamW::default(), a, None, &[(b, c)]),
                 38 => g.gradients(a, &[b, c]).map(|grads| grads.into_iter().flatten().collect()),
                 39 => g.gather_rows(a, b).map(|v| vec![v]),
                 40 => g.scatter_rows(a, b, c).map(|v| vec![v]),
+                42 => g.moving_average(a, &[(b, c)]).map(|()| vec![]),
+                43 => g.minimum(a, b).map(|v| vec![v]),
+                44 => g.div(a, b).map(|v| vec![v]),
+                45 => g.logsumexp(a).map(|v| vec![v]),
                 41 => g.lstm(a, b, c, d, e).map(|l| vec![l.hidden, l.last_hidden, l.last_cell]),
                 _ => g.random_normal(types[below(8)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),
             };

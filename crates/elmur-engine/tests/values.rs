@@ -56,6 +56,32 @@ fn linear_and_activations() {
     close(&gelu[3..4], &[0.345731230637007], 1e-12);
     close(&run(Activation::Silu), &z.map(|z| z / (1.0 + (-z).exp())), 1e-15);
     close(&run(Activation::Softplus), &z.map(|z| z.exp().ln_1p()), 1e-14);
+    close(&run(Activation::Mish), &z.map(|z| z * z.exp().ln_1p().tanh()), 1e-14);
+}
+
+/// Mish and its gradient far from zero in f32, where e^x would overflow or vanish beside 1.
+#[test]
+fn mish_is_accurate_everywhere() {
+    let x: Vec<f64> = (-320..=400).map(|i| f64::from(i) / 4.0).collect();
+    let mut g = Graph::new();
+    let p = g.param("x", F32, [x.len()]).unwrap();
+    let y = g.mish(p).unwrap();
+    let loss = g.sum(y).unwrap();
+    let dx = g.gradients(loss, &[p]).unwrap()[0].unwrap();
+    g.output("y", y).unwrap();
+    g.output("dx", dx).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("x", &x.iter().map(|x| *x as f32).collect::<Vec<_>>()).unwrap();
+    let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    program.run().unwrap();
+    for ((x, y), dx) in x.iter().zip(program.get::<f32>("y").unwrap()).zip(program.get::<f32>("dx").unwrap())
+    {
+        let t = x.exp().ln_1p().tanh();
+        let slope = t + x * (1.0 - t * t) / (1.0 + (-x).exp());
+        assert!((f64::from(*y) - x * t).abs() <= 1e-6 * (x * t).abs(), "mish({x}) = {y}");
+        assert!((f64::from(*dx) - slope).abs() <= 2e-6 * slope.abs(), "mish'({x}) = {dx}, {slope}");
+    }
 }
 
 #[test]
@@ -687,6 +713,67 @@ fn a_states_rows_are_updated_in_place_after_they_are_read() {
         assert!(program.run().unwrap_err().to_string().ends_with("row 1000 is outside 0..1000"));
         assert_eq!(store.get::<f64>("bank").unwrap(), want);
     }
+}
+
+#[test]
+fn a_minimum_keeps_what_is_no_number_and_sends_gradients_to_the_smaller() {
+    let nan = f64::NAN;
+    let smaller = run::<f64>(|g| {
+        let a = g.constant(&[1.0, 2.0, nan, 4.0, nan], [5])?;
+        let b = g.constant(&[2.0, 1.0, 0.0, nan, nan], [5])?;
+        g.minimum(a, b)
+    });
+    assert_eq!(smaller[..2], [1.0, 1.0]);
+    assert!(smaller[2..].iter().all(|x| x.is_nan()), "{smaller:?}");
+
+    let mut g = Graph::new();
+    let a = g.param("a", F32, [2, 3]).unwrap();
+    let b = g.param("b", F32, [3]).unwrap();
+    let y = g.minimum(a, b).unwrap();
+    let loss = g.sum(y).unwrap();
+    let grads = g.gradients(loss, &[a, b]).unwrap();
+    g.output("da", grads[0].unwrap()).unwrap();
+    g.output("db", grads[1].unwrap()).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("a", &[1.0f32, 5.0, 3.0, 0.0, -1.0, 4.0]).unwrap();
+    store.set("b", &[0.5f32, 2.0, 3.0]).unwrap();
+    let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    program.run().unwrap();
+    assert_eq!(program.get::<f32>("da").unwrap(), [0.0, 0.0, 1.0, 1.0, 1.0, 0.0]);
+    assert_eq!(program.get::<f32>("db").unwrap(), [1.0, 1.0, 1.0]);
+}
+
+#[test]
+fn division_broadcasts() {
+    let ratios = run::<f32>(|g| {
+        let a = g.constant(&[1.0f32, 2.0, 3.0, -8.0], [2, 2])?;
+        let b = g.constant(&[4.0f32, -2.0], [2, 1])?;
+        g.div(a, b)
+    });
+    assert_eq!(ratios, [0.25, 0.5, -1.5, 4.0]);
+}
+
+/// Sums of equal numbers, numbers beyond the range of e^x, rows of -inf, inf and NaN.
+#[test]
+fn logsumexp_of_known_rows() {
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    let y = run::<f64>(|g| {
+        let rows = [
+            [0.0, 0.0, 0.0],
+            [1000.0, 1000.0, -1000.0],
+            [-1000.0, -1001.0, -inf],
+            [-inf, -inf, -inf],
+            [0.0, inf, 0.0],
+            [-inf, nan, -inf],
+        ];
+        let x = g.constant(rows.as_flattened(), [6, 3])?;
+        g.logsumexp(x)
+    });
+    let want = [3f64.ln(), 1000.0 + 2f64.ln(), -1000.0 + (-1f64).exp().ln_1p(), -inf, inf];
+    close(&y[..3], &want[..3], 1e-14);
+    assert_eq!(y[3..5], want[3..]);
+    assert!(y[5].is_nan());
 }
 
 #[test]

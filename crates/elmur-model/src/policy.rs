@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
-use crate::baselines::{BcLstm, Dt};
+use crate::baselines::{BcLstm, BcMlp, Cql, Dt};
 use crate::elmur::Elmur;
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
@@ -83,6 +83,10 @@ policies! {
     Elmur(Elmur) = "elmur",
     /// Behaviour cloning with a recurrent network.
     BcLstm(BcLstm) = "bc_lstm",
+    /// Behaviour cloning with a perceptron, without memory.
+    BcMlp(BcMlp) = "bc_mlp",
+    /// Conservative Q-learning for discrete actions.
+    Cql(Cql) = "cql",
     /// Decision Transformer: a causal transformer over the newest returns, observations and actions.
     Dt(Dt) = "dt",
 }

@@ -253,7 +253,8 @@ fn follow(g: &mut Graph, averages: &BTreeMap<String, (String, Average)>, dtype: 
     Ok(())
 }
 
-/// One window forward, carried states updated: output `logits` [1, rows, steps, outputs].
+/// One window forward, carried states updated: outputs `logits` [1, rows, steps, outputs] and `hidden` [1,
+/// rows, steps, width].
 pub fn evaluation_graph(
     architecture: &dyn Architecture,
     batch: usize,
@@ -262,7 +263,8 @@ pub fn evaluation_graph(
 ) -> Result<Built> {
     let what =
         Windows { rows: batch, count: 1, dtype, begin, training: None, table: None, only_params: false };
-    let (mut net, _, logits) = windows(architecture, what)?;
+    let (mut net, hidden, logits) = windows(architecture, what)?;
+    net.g.output("hidden", hidden)?;
     net.g.output("logits", logits)?;
     Built::new(net)
 }

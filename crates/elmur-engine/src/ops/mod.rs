@@ -3,6 +3,7 @@
 pub(crate) mod activation;
 pub(crate) mod arith;
 pub(crate) mod attention;
+pub(crate) mod average;
 pub(crate) mod broadcast;
 pub(crate) mod conv;
 pub(crate) mod dropout;
@@ -10,6 +11,7 @@ pub(crate) mod experts;
 pub(crate) mod gather;
 pub(crate) mod layout;
 pub(crate) mod linear;
+pub(crate) mod logsumexp;
 pub(crate) mod loss;
 pub(crate) mod lru;
 pub(crate) mod lstm;

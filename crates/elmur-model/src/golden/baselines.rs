@@ -1,6 +1,8 @@
 //! Golden cases of the baselines: what all of them have in common; one file for each.
 
 mod bc_lstm;
+mod bc_mlp;
+mod cql;
 mod dt;
 
 use serde::Deserialize;
@@ -57,15 +59,27 @@ fn parse<'de, T: Deserialize<'de>>(json: &'de str) -> Result<T> {
 /// The case of this policy that a json describes.
 pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
     let common: Common = parse(json)?;
+    if policy == "cql_td" {
+        return cql::td(common, &parse(json)?);
+    }
     let (config, pieces, states, through) = match policy {
         "bc_lstm" => bc_lstm::parts(&common, &parse(json)?)?,
+        "bc_mlp" => bc_mlp::parts(&common, &parse(json)?)?,
+        "cql_mlp" | "cql_lstm" => cql::published(&common, &parse(json)?)?,
         "dt" => dt::parts(&common, &parse(json)?)?,
         other => {
-            let expected = "policy bc_lstm or dt, or none for ELMUR";
+            let expected = "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td or dt, or none for ELMUR";
             return Err(Error::input("golden case", expected, other));
         }
     };
+    let mut outputs = vec![("logits", None, "eval/logits")];
+    if policy.starts_with("cql") {
+        let choices = config.architecture().ends().action.outputs();
+        outputs.push(("hidden", Some(choices..2 * choices), "eval/q2"));
+    }
     Ok(Case {
+        outputs,
+        targets: false,
         config,
         pieces,
         batch: common.batch,

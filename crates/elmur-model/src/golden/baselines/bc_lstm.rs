@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::super::StateTrace;
 use super::{Common, Parts};
 use crate::architecture::Architecture;
-use crate::baselines::BcLstm;
+use crate::baselines::{BcLstm, LstmCompat};
 use crate::error::{Error, Result};
 use crate::pieces::List;
 use crate::policy::PolicyConfig;
@@ -29,13 +29,22 @@ pub(super) fn parts(common: &Common, arguments: &Arguments) -> Result<Parts> {
         window: common.segment_length,
         dropout: 0.0,
         unroll: 1,
+        compat: LstmCompat::default(),
     };
     config.validate()?;
     let mut list = List::default();
     list.encoder(&config.observation[0], common.d_model);
     list.head(&config.action, hidden);
-    for layer in 0..config.layers {
-        let inputs = if layer == 0 { common.d_model } else { hidden };
+    lstm_pieces(&mut list, config.layers, common.d_model, hidden);
+    let states = lstm_states(config.layers);
+    let through = BcLstm { unroll: common.segments, ..config.clone() };
+    Ok((PolicyConfig::BcLstm(config), list.pieces, states, Some(PolicyConfig::BcLstm(through))))
+}
+
+/// The parameters of a stack of recurrent layers of width `hidden` over inputs of width `d`.
+pub(super) fn lstm_pieces(list: &mut List, layers: usize, d: usize, hidden: usize) {
+    for layer in 0..layers {
+        let inputs = if layer == 0 { d } else { hidden };
         let own = format!("lstm.{layer}");
         for (theirs, ours, width) in [("ih", "input", inputs), ("hh", "hidden", hidden)] {
             let weight = format!("backbone_net.weight_{theirs}_l{layer}");
@@ -44,6 +53,10 @@ pub(super) fn parts(common: &Common, arguments: &Arguments) -> Result<Parts> {
             list.whole(&bias, &format!("{own}.{ours}.bias"), (1, 4 * hidden));
         }
     }
+}
+
+/// Hidden states and cells of a stack of recurrent layers.
+pub(super) fn lstm_states(layers: usize) -> Vec<StateTrace> {
     let state = |(name, own): (&'static str, String), layer: usize| StateTrace {
         own,
         name,
@@ -54,7 +67,5 @@ pub(super) fn parts(common: &Common, arguments: &Arguments) -> Result<Parts> {
     let of = |layer: usize| {
         [("h", BcLstm::hidden_state(layer)), ("c", BcLstm::cell_state(layer))].map(|s| state(s, layer))
     };
-    let states = (0..config.layers).flat_map(of).collect();
-    let through = BcLstm { unroll: common.segments, ..config.clone() };
-    Ok((PolicyConfig::BcLstm(config), list.pieces, states, Some(PolicyConfig::BcLstm(through))))
+    (0..layers).flat_map(of).collect()
 }
