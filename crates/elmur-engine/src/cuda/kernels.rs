@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// Source that is put before every file.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 22] = [
+const FILES: [&str; 24] = [
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
     concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_nn.cu")),
@@ -27,6 +27,7 @@ const FILES: [&str; 22] = [
     include_str!("../ops/arith.cu"),
     include_str!("../ops/layout.cu"),
     include_str!("../ops/activation.cu"),
+    include_str!("../ops/causal_conv1d.cu"),
     include_str!("../ops/conv.cu"),
     include_str!("../ops/dropout.cu"),
     include_str!("../ops/gather.cu"),
@@ -38,6 +39,7 @@ const FILES: [&str; 22] = [
     include_str!("../ops/reduce.cu"),
     include_str!("../ops/relative_bias.cu"),
     include_str!("../ops/route.cu"),
+    include_str!("../ops/selective_scan.cu"),
     include_str!("../ops/softmax.cu"),
     include_str!("../ops/swiglu.cu"),
 ];
