@@ -19,6 +19,35 @@ pub enum Field {
     Imitate,
     /// The sum of rewards from this step to the end of the episode; 0 beyond it.
     ReturnToGo,
+    /// The reward of the step; 0 beyond the end of an episode.
+    Reward,
+    /// The discounted sum of the rewards after this step, r(t+1) + γ r(t+2) + ..., to the end of the episode;
+    /// 0 beyond it.
+    LaterRewards(Discount),
+    /// Leaf `i` of the observation that followed the step. Where none was recorded, and beyond the end of an
+    /// episode, the last observation is repeated.
+    NextObservation(usize),
+    /// Whether the step exists and what followed it is known: the next observation was recorded, or the step
+    /// ended the task.
+    KnownNext,
+    /// Whether the step ended the task, so that nothing follows; false where an episode was only cut off.
+    Terminated,
+}
+
+/// A discount factor γ of rewards, kept by its bits so that fields can be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Discount(u64);
+
+impl Discount {
+    /// The discount factor `gamma`.
+    pub fn new(gamma: f64) -> Self {
+        Self(gamma.to_bits())
+    }
+
+    /// The factor as a number.
+    pub fn gamma(self) -> f64 {
+        f64::from_bits(self.0)
+    }
 }
 
 impl Field {
@@ -34,6 +63,11 @@ impl fmt::Display for Field {
             Field::Target => write!(f, "target"),
             Field::Imitate => write!(f, "imitate"),
             Field::ReturnToGo => write!(f, "return to go"),
+            Field::Reward => write!(f, "reward"),
+            Field::LaterRewards(discount) => write!(f, "later rewards, discounted by {}", discount.gamma()),
+            Field::NextObservation(leaf) => write!(f, "next observation leaf {leaf}"),
+            Field::KnownNext => write!(f, "whether what followed is known"),
+            Field::Terminated => write!(f, "whether the task ended"),
         }
     }
 }

@@ -9,8 +9,8 @@ mod gpu;
 
 use elmur_engine::rng::Stream;
 use elmur_engine::{
-    Activation, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind, Qkv,
-    Relative, Result, SelectiveScan, Store, Value, gradcheck,
+    Activation, Attention, AttentionMask, Blend, Conv1d, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind,
+    Qkv, Relative, Result, SelectiveScan, Store, Value, gradcheck,
 };
 
 const F64: DType = DType::F64;
@@ -115,7 +115,7 @@ fn check(name: &str, cases: u64, build: impl Fn(&mut Graph, &mut Case) -> Result
     }
 }
 
-const ACTIVATIONS: [Activation; 8] = [
+const ACTIVATIONS: [Activation; 9] = [
     Activation::Identity,
     Activation::Relu,
     Activation::Gelu,
@@ -124,6 +124,7 @@ const ACTIVATIONS: [Activation; 8] = [
     Activation::Sigmoid,
     Activation::Softplus,
     Activation::Exp,
+    Activation::Mish,
 ];
 
 #[test]
@@ -134,7 +135,7 @@ fn linear() {
         let w = case.param(g, [out, width])?;
         let w = g.scale(w, 0.3)?;
         let b = if case.flip() { Some(case.param(g, [out])?) } else { None };
-        let kind = ACTIVATIONS[case.below(8)];
+        let kind = ACTIVATIONS[case.below(ACTIVATIONS.len())];
         Ok(vec![g.linear(x, w, b, kind)?])
     });
 }
@@ -190,11 +191,22 @@ fn norms() {
 
 #[test]
 fn activations_and_softmax() {
-    check("activation", 32, |g, case| {
+    check("activation", 40, |g, case| {
         let shape = [case.extent(5), case.extent(40)];
         let x = case.param(g, shape)?;
-        let y = g.activation(x, ACTIVATIONS[case.below(8)])?;
+        let y = g.activation(x, ACTIVATIONS[case.below(ACTIVATIONS.len())])?;
         Ok(vec![g.softmax(y)?, y])
+    });
+}
+
+#[test]
+fn logsumexp() {
+    check("logsumexp", 16, |g, case| {
+        let shape = [case.extent(5), case.extent(9), case.extent(40)];
+        let x = case.param(g, shape)?;
+        let x = g.scale(x, 3.0)?;
+        let y = g.logsumexp(x)?;
+        Ok(vec![y, g.logsumexp(y)?])
     });
 }
 
@@ -309,6 +321,56 @@ fn convolution() {
         let bias = if case.flip() { Some(case.param(g, [outputs])?) } else { None };
         let conv = Conv2d { stride: 1 + case.below(3), padding: case.below(3) };
         Ok(vec![g.conv2d(x, weight, bias, conv, Activation::Tanh)?])
+    });
+}
+
+#[test]
+fn convolution_over_time() {
+    check("conv1d", 32, |g, case| {
+        let (batch, channels, outputs) = (case.extent(9), case.extent(9), case.extent(9));
+        let kernel = 1 + case.below(5);
+        let conv = Conv1d { stride: 1 + case.below(3), padding: case.below(4) };
+        let steps = kernel + case.below(9);
+        let x = case.param(g, [batch, steps, channels])?;
+        let weight = case.param(g, [outputs, kernel, channels])?;
+        let bias = if case.flip() { Some(case.param(g, [outputs])?) } else { None };
+        Ok(vec![g.conv1d(x, weight, bias, conv, Activation::Tanh)?])
+    });
+    check("conv_transpose1d", 32, |g, case| {
+        let (batch, channels, outputs) = (case.extent(9), case.extent(9), case.extent(9));
+        let (kernel, steps) = (3 + case.below(3), 1 + case.below(9));
+        let conv = Conv1d { stride: 1 + case.below(3), padding: case.below(2) };
+        let x = case.param(g, [batch, steps, channels])?;
+        let weight = case.param(g, [kernel, outputs, channels])?;
+        let bias = if case.flip() { Some(case.param(g, [outputs])?) } else { None };
+        Ok(vec![g.conv_transpose1d(x, weight, bias, conv, Activation::Tanh)?])
+    });
+}
+
+/// Groups of one channel and of all, of widths that are no multiple of a vector; more samples than one partial
+/// sum takes.
+#[test]
+fn group_norm() {
+    check("group_norm", 40, |g, case| {
+        let batch = [1, 3, 40][case.below(3)];
+        let (steps, groups, width) = (1 + case.extent(9), 1 + case.below(8), case.extent(9));
+        let channels = groups * width;
+        let x = case.param(g, [batch, steps, channels])?;
+        let (gamma, beta) = (case.param(g, [channels])?, case.param(g, [channels])?);
+        Ok(vec![g.group_norm(x, groups, gamma, beta, 1e-3)?])
+    });
+}
+
+#[test]
+fn max_pooling() {
+    check("max_pool2d", 24, |g, case| {
+        let (h, w) = (1 + case.below(4), 1 + case.below(4));
+        let (height, width) = (h + case.below(7), w + case.below(7));
+        let shape = [case.extent(5), case.extent(4), height, width];
+        let x = case.param(g, shape)?;
+        let y = g.max_pool2d(x, (h, w))?;
+        let global = g.max_pool2d(x, (height, width))?;
+        Ok(vec![y, global])
     });
 }
 
@@ -527,7 +589,7 @@ fn layouts() {
 
 #[test]
 fn arithmetic_with_broadcasting() {
-    check("arithmetic", 64, |g, case| {
+    check("arithmetic", 96, |g, case| {
         let full = [case.extent(4), case.extent(5), case.extent(17)];
         let shape = |case: &mut Case| -> Vec<usize> {
             let skip = case.below(4);
@@ -535,10 +597,15 @@ fn arithmetic_with_broadcasting() {
         };
         let (a, b) = (shape(case), shape(case));
         let (a, b) = (case.param(g, a)?, case.param(g, b)?);
-        let y = match case.below(3) {
+        let y = match case.below(5) {
             0 => g.add(a, b)?,
             1 => g.sub(a, b)?,
-            _ => g.mul(a, b)?,
+            2 => g.mul(a, b)?,
+            3 => g.minimum(a, b)?,
+            _ => {
+                let divisor = g.exp(b)?;
+                g.div(a, divisor)?
+            }
         };
         let y = g.affine(y, -1.7, 0.2)?;
         let shape = g.shape(y)?.to_vec();

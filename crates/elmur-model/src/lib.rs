@@ -6,7 +6,7 @@
 //! - [`Net`]: the builder that architectures write graphs with. [`ends`]: encoders, heads, tokens.
 //! - [`window`]: training and evaluation of whole windows. [`init`]: initial weights.
 //! - [`session`]: acting step by step, any number of episodes side by side; [`Snapshot`]: what they remember,
-//!   as a value.
+//!   as a value. [`Planner`]: what policies that plan ahead do there.
 //! - [`Checkpoint`]: parameters and config on disk or as bytes. [`Fingerprint`]: which policy something
 //!   belongs to. [`golden`]: traces of the published Python code,
 //!   replayed.
@@ -25,6 +25,7 @@ mod initial;
 mod net;
 mod phase;
 pub mod pieces;
+mod planner;
 mod policy;
 pub mod presets;
 pub mod session;
@@ -33,13 +34,14 @@ mod snapshot;
 pub mod tensors;
 pub mod window;
 
-pub use architecture::Architecture;
+pub use architecture::{Architecture, Group};
 pub use checkpoint::Checkpoint;
 pub use elmur::Elmur;
 pub use error::{Error, Result};
 pub use fingerprint::Fingerprint;
 pub use initial::Init;
-pub use net::{Carried, Loss, Net, Start, position_encodings};
+pub use net::{Average, Carried, Loss, Net, Start, position_encodings};
 pub use phase::{Phase, Window};
+pub use planner::{Planner, Recent};
 pub use policy::PolicyConfig;
 pub use snapshot::Snapshot;

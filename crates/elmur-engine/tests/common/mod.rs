@@ -1,5 +1,6 @@
 //! A graph that uses every trainable op: a small policy with convolution, embedding, LSTM, selective scan,
-//! relative attention, memory read and write, experts, dropout, both losses and AdamW.
+//! relative attention, memory read and write, experts, dropout, both losses, AdamW and averaged
+//! parameters.
 
 #![allow(dead_code)]
 
@@ -157,9 +158,16 @@ pub fn policy(dtype: DType) -> Result<Graph> {
     let all: Vec<Value> = pairs.iter().map(|(_, g)| *g).collect();
     let gradient_norm = g.global_norm(&all)?;
     let (decayed, plain) = pairs.split_at(pairs.len() / 2);
-    g.adamw(AdamW::default(), lr, Some((gradient_norm, 1.0)), decayed)?;
+    let mut trained = g.adamw(AdamW::default(), lr, Some((gradient_norm, 1.0)), decayed)?;
     let settings = AdamW { weight_decay: 0.0, lr_scale: 0.5, ..AdamW::default() };
-    g.adamw(settings, lr, Some((gradient_norm, 1.0)), plain)?;
+    trained.extend(g.adamw(settings, lr, Some((gradient_norm, 1.0)), plain)?);
+    let mut averaged = Vec::new();
+    for (i, new) in trained.into_iter().enumerate() {
+        let shape = g.shape(new)?.to_vec();
+        averaged.push((g.param(&format!("average.{i}"), dtype, shape)?, new));
+    }
+    let decay = g.scalar(dtype, 0.75)?;
+    g.moving_average(decay, &averaged)?;
     g.update(memory, new_memory)?;
     g.update(anchors, new_anchors)?;
     g.output("logits", logits)?;
