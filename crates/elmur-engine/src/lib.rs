@@ -47,6 +47,7 @@ pub use graph::{Graph, Value};
 pub use ops::activation::Activation;
 pub use ops::attention::{Attention, AttentionMask, Qkv, Relative};
 pub use ops::conv::Conv2d;
+pub use ops::conv1d::Conv1d;
 pub use ops::experts::ExpertGroups;
 pub use ops::loss::CrossEntropy;
 pub use ops::lru::Blend;

@@ -9,8 +9,8 @@ mod gpu;
 
 use elmur_engine::rng::Stream;
 use elmur_engine::{
-    Activation, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind, Qkv,
-    Relative, Result, Store, Value, gradcheck,
+    Activation, Attention, AttentionMask, Blend, Conv1d, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind,
+    Qkv, Relative, Result, Store, Value, gradcheck,
 };
 
 const F64: DType = DType::F64;
@@ -321,6 +321,56 @@ fn convolution() {
         let bias = if case.flip() { Some(case.param(g, [outputs])?) } else { None };
         let conv = Conv2d { stride: 1 + case.below(3), padding: case.below(3) };
         Ok(vec![g.conv2d(x, weight, bias, conv, Activation::Tanh)?])
+    });
+}
+
+#[test]
+fn convolution_over_time() {
+    check("conv1d", 32, |g, case| {
+        let (batch, channels, outputs) = (case.extent(9), case.extent(9), case.extent(9));
+        let kernel = 1 + case.below(5);
+        let conv = Conv1d { stride: 1 + case.below(3), padding: case.below(4) };
+        let steps = kernel + case.below(9);
+        let x = case.param(g, [batch, steps, channels])?;
+        let weight = case.param(g, [outputs, kernel, channels])?;
+        let bias = if case.flip() { Some(case.param(g, [outputs])?) } else { None };
+        Ok(vec![g.conv1d(x, weight, bias, conv, Activation::Tanh)?])
+    });
+    check("conv_transpose1d", 32, |g, case| {
+        let (batch, channels, outputs) = (case.extent(9), case.extent(9), case.extent(9));
+        let (kernel, steps) = (3 + case.below(3), 1 + case.below(9));
+        let conv = Conv1d { stride: 1 + case.below(3), padding: case.below(2) };
+        let x = case.param(g, [batch, steps, channels])?;
+        let weight = case.param(g, [kernel, outputs, channels])?;
+        let bias = if case.flip() { Some(case.param(g, [outputs])?) } else { None };
+        Ok(vec![g.conv_transpose1d(x, weight, bias, conv, Activation::Tanh)?])
+    });
+}
+
+/// Groups of one channel and of all, of widths that are no multiple of a vector; more samples than one partial
+/// sum takes.
+#[test]
+fn group_norm() {
+    check("group_norm", 40, |g, case| {
+        let batch = [1, 3, 40][case.below(3)];
+        let (steps, groups, width) = (1 + case.extent(9), 1 + case.below(8), case.extent(9));
+        let channels = groups * width;
+        let x = case.param(g, [batch, steps, channels])?;
+        let (gamma, beta) = (case.param(g, [channels])?, case.param(g, [channels])?);
+        Ok(vec![g.group_norm(x, groups, gamma, beta, 1e-3)?])
+    });
+}
+
+#[test]
+fn max_pooling() {
+    check("max_pool2d", 24, |g, case| {
+        let (h, w) = (1 + case.below(4), 1 + case.below(4));
+        let (height, width) = (h + case.below(7), w + case.below(7));
+        let shape = [case.extent(5), case.extent(4), height, width];
+        let x = case.param(g, shape)?;
+        let y = g.max_pool2d(x, (h, w))?;
+        let global = g.max_pool2d(x, (height, width))?;
+        Ok(vec![y, global])
     });
 }
 

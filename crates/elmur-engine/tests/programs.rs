@@ -6,8 +6,8 @@ mod common;
 
 use elmur_engine::rng::Stream;
 use elmur_engine::{
-    Activation, AdamW, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Error, Graph, Norm,
-    NormKind, Pool, Program, Qkv, Relative, Result, Store, TensorType, Value,
+    Activation, AdamW, Attention, AttentionMask, Blend, Conv1d, Conv2d, CrossEntropy, DType, Error, Graph,
+    Norm, NormKind, Pool, Program, Qkv, Relative, Result, Store, TensorType, Value,
 };
 
 const F32: DType = DType::F32;
@@ -313,6 +313,30 @@ fn mistakes_are_explained() {
     );
     assert_eq!(message(g.reshape(x, [3, 5])), "reshape: expected a shape of 16 elements, got [3, 5]");
     let gates = g.input("gates", F32, [2, 5, 12]).unwrap();
+    let (kernel, bias) = (g.param("kernel", F32, [6, 9, 12]).unwrap(), g.param("bias", F32, [12]).unwrap());
+    let conv = Conv1d { stride: 1, padding: 1 };
+    assert_eq!(
+        message(g.conv1d(gates, kernel, None, conv, none)),
+        "conv1d: expected x [B, T, C] and weight [O, k, C], k no longer than the padded steps, stride above 0 \
+         (Conv1d { stride: 1, padding: 1 }), got f32[2, 5, 12] and f32[6, 9, 12]"
+    );
+    assert_eq!(
+        message(g.conv_transpose1d(x, kernel, None, conv, none)),
+        "conv_transpose1d: expected x [B, T, C] and weight [k, O, C], got f32[2, 8] and f32[6, 9, 12]"
+    );
+    assert_eq!(
+        message(g.group_norm(gates, 5, bias, bias, 1e-5)),
+        "group_norm: expected a number of groups that divides 12 channels, got 5"
+    );
+    assert_eq!(
+        message(g.max_pool2d(x, (2, 2))),
+        "max_pool2d: expected x [B, C, H, W] of at least one window of 2 by 2, got f32[2, 8]"
+    );
+    assert_eq!(
+        message(g.discretize(x, w)),
+        "discretize: expected x [..., n] and thresholds [n, bins + 1] of one type, with at least one bin, \
+         got f32[2, 8] and f32[4, 6]"
+    );
     let lstm = |r: Result<elmur_engine::Lstm>| r.unwrap_err().to_string();
     assert_eq!(lstm(g.lstm(x, w, w, x, x)), "lstm: expected x [batch, steps, 4 width], got f32[2, 8]");
     assert_eq!(lstm(g.lstm(gates, w, w, x, x)), "lstm: expected weight f32[12, 3], got f32[4, 6]");
@@ -418,7 +442,7 @@ fn malformed_graphs_never_panic() {
             let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
             let blend =
                 Blend { lambda: 0.5, empty_slots_too: flag, active: if n == 1 { Some(a) } else { None } };
-            let result: Result<Vec<Value>> = match below(47) {
+            let result: Result<Vec<Value>> = match below(53) {
                 0 => g.linear(a, b, flag.then_some(c), Activation::Gelu).map(|v| vec![v]),
                 1 => g.matmul_with(a, b, flag, n == 0).map(|v| vec![v]),
                 2 => g.norm(a, norm).map(|v| vec![v]),
@@ -469,6 +493,18 @@ fn malformed_graphs_never_panic() {
                 43 => g.minimum(a, b).map(|v| vec![v]),
                 44 => g.div(a, b).map(|v| vec![v]),
                 45 => g.logsumexp(a).map(|v| vec![v]),
+                46 => {
+                    let conv = Conv1d { stride: n, padding: below(3) };
+                    g.conv1d(a, b, flag.then_some(c), conv, Activation::Mish).map(|v| vec![v])
+                }
+                47 => {
+                    let conv = Conv1d { stride: n, padding: below(3) };
+                    g.conv_transpose1d(a, b, flag.then_some(c), conv, Activation::Relu).map(|v| vec![v])
+                }
+                48 => g.group_norm(a, n, b, c, 1e-5).map(|v| vec![v]),
+                49 => g.max_pool2d(a, (n, below(3))).map(|v| vec![v]),
+                50 => g.discretize(a, b).map(|v| vec![v]),
+                51 => g.random_below(n, vec![2; below(3)], rng).map(|v| vec![v]),
                 41 => g.lstm(a, b, c, d, e).map(|l| vec![l.hidden, l.last_hidden, l.last_cell]),
                 _ => g.random_normal(types[below(8)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),
             };
