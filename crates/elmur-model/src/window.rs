@@ -25,6 +25,7 @@ use crate::architecture::{Architecture, Group};
 use crate::error::{Error, Result};
 use crate::initial::Init;
 use crate::net::{Average, Carried, Declared, Feed, Net, Pass, Source, position_encodings};
+use crate::statistic::Statistic;
 
 /// How carried states begin in a program's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +76,8 @@ pub struct Built {
     pub params: BTreeMap<String, Init>,
     /// Parameters that are copies: the parameter that each follows, and how.
     pub averages: BTreeMap<String, (String, Average)>,
+    /// Parameters that are computed from the training data, and what they hold.
+    pub statistics: BTreeMap<String, Statistic>,
     /// States carried per row.
     pub carried: Vec<Carried>,
     /// Tables of data on the device, and the field each holds.
@@ -85,8 +88,8 @@ pub struct Built {
 impl Built {
     fn new(net: Net<'_>) -> Result<Self> {
         let (graph, declared) = net.finish()?;
-        let Declared { params, averages, carried, tables, feeds, .. } = declared;
-        Ok(Self { graph, params, averages, carried, tables, feeds })
+        let Declared { params, averages, statistics, carried, tables, feeds, .. } = declared;
+        Ok(Self { graph, params, averages, statistics, carried, tables, feeds })
     }
 
     /// Names of the states that an optimizer keeps from one run to the next: moments, and the random
