@@ -23,7 +23,7 @@ one() {
   else
     rm -rf "$run"
     "$ELMUR" -q train tmaze policy="$policy" train.epochs=null train.batches="$BATCHES" eval.every=$((BATCHES / 3)) eval.target=null \
-      eval.length="${VALIDATION_LENGTH:-9600}" train.checkpoint_every="$BATCHES" --threads "$THREADS" --seed "$seed" --device "$DEVICE" --out "$run"
+      eval.length="${VALIDATION_LENGTH:-9600}" train.checkpoint_every="$BATCHES" train.threads="$THREADS" --seed "$seed" --device "$DEVICE" --out "$run"
   fi
   "$ELMUR" -q eval "$run" --lengths "$LENGTHS" --episodes "$EPISODES" --threads "$THREADS" --device "$DEVICE" --json > "$run/rows.tmp"
   mv "$run/rows.tmp" "$run/rows.jsonl"
