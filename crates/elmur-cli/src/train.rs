@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use elmur_base::Stop;
 use elmur_envs::Registry;
 use elmur_train::{
-    BatchReport, Devices, Ended, Error, Event, Prepared, Result, RunConfig, RunFolder, Score, overrides,
+    BatchReport, Devices, Ended, Error, Event, PolicyName, Prepared, Result, RunConfig, RunFolder, Score,
+    overrides,
 };
 use serde_json::json;
 
@@ -21,10 +22,11 @@ pub struct Args {
     /// Preset (see `elmur presets`) or the config.json of a run; not with --resume.
     #[arg(index = 1)]
     preset: Option<String>,
-    /// Changes to the config: KEY=VALUE, such as train.lr=1e-3 (see `elmur inspect PRESET --keys`).
+    /// Another policy (policy=NAME, see `elmur presets`) and changes to the config: KEY=VALUE, such as
+    /// train.lr=1e-3 (see `elmur inspect PRESET --keys`).
     #[arg(value_name = "KEY=VALUE", index = 2)]
     overrides: Vec<String>,
-    /// Write the run to this folder; default: out/PRESET-SEED.
+    /// Write the run to this folder; default: out/PRESET-SEED, or out/PRESET-POLICY-SEED with policy=POLICY.
     #[arg(long)]
     out: Option<PathBuf>,
     /// Replace a run that is in the folder already.
@@ -60,7 +62,15 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
             // With --resume there is no preset: a word there is one more override.
             let changes: Vec<String> = preset.iter().cloned().chain(changes(args)).collect();
             let folder = RunFolder::open(path)?;
-            (folder.config()?, Some(folder), changes)
+            let config = folder.config()?;
+            if let Some(policy) = overrides::named_policy(&changes) {
+                let expected = format!(
+                    "the policy that the run began with, of kind {}; begin another run for another",
+                    config.model.kind()
+                );
+                return Err(crate::keys::config("policy", expected, policy));
+            }
+            (config, Some(folder), changes)
         }
         (None, Some(preset)) => (config_of(preset)?, None, changes(args)),
         (None, None) => {
@@ -80,7 +90,10 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         let ended = watch(&devices, &folder, &prepared, true, &context.stop, args.json)?;
         return conclude(&folder, &prepared, ended, args.json);
     }
-    let name = name_of(args.preset.as_deref().unwrap_or_default());
+    let mut name = name_of(args.preset.as_deref().unwrap_or_default());
+    if let Some(policy) = overrides::named_policy(&changes) {
+        name = format!("{name}-{}", PolicyName::find(policy)?.name());
+    }
     let seed = prepared.config.train.seed;
     if args.seeds > 1 {
         return several(args, &name, &devices, &prepared, &context.stop);

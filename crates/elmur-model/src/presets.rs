@@ -47,7 +47,7 @@ fn memory(slots: usize, std: f64, lambda: f64, dropout: f64) -> MemoryConfig {
 }
 
 /// T-Maze as in the paper: 2 layers, 2 slots, segments of 10.
-fn tmaze() -> Elmur {
+pub fn tmaze() -> Elmur {
     Elmur {
         observation: vec![Encoder::Vector { dim: 4, bytes: false }],
         action: Action::Categorical { count: 4 },
@@ -80,7 +80,7 @@ fn tmaze_quick() -> Elmur {
 }
 
 /// MIKASA-Robo RememberColor as in the paper: 256 slots, 16 experts, two cameras.
-fn remember_color() -> Elmur {
+pub fn remember_color() -> Elmur {
     Elmur {
         observation: vec![Encoder::Image { channels: 6, height: 128, width: 128, bytes: false }],
         action: Action::Continuous { dim: 8, tanh: true },
@@ -108,7 +108,7 @@ fn remember_color() -> Elmur {
 }
 
 /// MIKASA-Robo TakeItBack as in the paper: 32 slots, segments of 60.
-fn take_it_back() -> Elmur {
+pub fn take_it_back() -> Elmur {
     let mut model = remember_color();
     (model.d_model, model.heads, model.layers, model.segment_length) = (32, 16, 2, 60);
     model.memory = memory(32, 0.001, 0.20, 0.23);
@@ -269,7 +269,7 @@ fn tmaze_ends() -> (Vec<Encoder>, Action) {
 }
 
 /// CartPole-v1 as in the paper's table: 4 layers, 16 slots, pre-norm.
-fn cartpole() -> Elmur {
+pub fn cartpole() -> Elmur {
     let mut model = tmaze();
     model.action = Action::Categorical { count: 2 };
     (model.heads, model.layers, model.segment_length) = (4, 4, 30);
