@@ -10,19 +10,29 @@ use crate::source::Source;
 pub struct Crop {
     /// Number of the episode in its dataset.
     pub episode: usize,
-    /// First step of the crop.
+    /// First step of the episode that the crop shows.
     pub start: usize,
+    /// How often that step is shown again before itself, where a crop begins before its episode.
+    pub repeated: usize,
+}
+
+impl Crop {
+    /// The crop of an episode from step `start` on.
+    pub const fn new(episode: usize, start: usize) -> Self {
+        Self { episode, start, repeated: 0 }
+    }
 }
 
 /// An endless sequence of crops, epoch after epoch. The order within an epoch is a function of (seed, epoch)
 /// alone, so that its position is all that needs to be saved to resume it.
 ///
 /// An epoch takes `ceil(steps / length)` crops from each episode, at random starts where the episode is
-/// longer than a crop.
+/// longer than a crop. With a lead, crops begin that many steps before any step of the episode.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     seed: u64,
     length: usize,
+    lead: usize,
     /// Episode of each crop of an epoch, and the number of its steps.
     items: Vec<(usize, usize)>,
     order: Vec<u32>,
@@ -44,7 +54,13 @@ impl Sampler {
         };
         let items: Vec<_> = (0..source.episodes()).flat_map(crops).collect();
         let order = (0..items.len() as u32).collect();
-        Self { seed, length, items, order, ordered: None, position: 0 }
+        Self { seed, length, lead: 0, items, order, ordered: None, position: 0 }
+    }
+
+    /// The sampler of crops that begin `lead` steps before a random step of their episode, any of its steps if
+    /// there is a lead; steps before the episode's first repeat it.
+    pub fn with_lead(self, lead: usize) -> Self {
+        Self { lead, ..self }
     }
 
     /// Number of crops in one epoch.
@@ -79,9 +95,10 @@ impl Sampler {
         self.position += 1;
         let item = self.order[index];
         let (episode, steps) = self.items[item as usize];
-        let room = steps.saturating_sub(self.length) as u64 + 1;
+        let room = if self.lead > 0 { steps as u64 } else { steps.saturating_sub(self.length) as u64 + 1 };
         let draw = Stream::new(self.seed, epoch, PLACES).draw(u64::from(item));
-        Crop { episode, start: ((u64::from(draw) * room) >> 32) as usize }
+        let step = ((u64::from(draw) * room) >> 32) as usize;
+        Crop { episode, start: step.saturating_sub(self.lead), repeated: self.lead.saturating_sub(step) }
     }
 }
 

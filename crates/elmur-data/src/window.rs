@@ -1,6 +1,8 @@
 //! The numbers of a batch: fields of all steps of some crops, padded beyond the ends of episodes.
 
-use elmur_base::{Field, FieldMut, Leaf};
+use std::ops::Range;
+
+use elmur_base::{Discount, Field, FieldMut, Leaf};
 
 use crate::Crop;
 use crate::episode::{Column, pixel};
@@ -23,6 +25,7 @@ pub struct Window<'a> {
 }
 
 /// One row of a window: which steps of which episode there are to fill it.
+#[derive(Clone, Copy)]
 struct Row {
     episode: usize,
     outline: Outline,
@@ -46,15 +49,18 @@ impl Window<'_> {
     /// | [`Field::Observation`] | f32 for any leaf (byte b is b / 255), i32 for discrete leaves, u8 for bytes |
     /// | [`Field::Action`] | i32 for the discrete components of the action, f32 for the continuous ones |
     /// | [`Field::Target`] | i64 for the discrete components of the action, f32 for the continuous ones |
-    /// | [`Field::Imitate`] | bool |
-    /// | [`Field::ReturnToGo`] | f32 |
+    /// | [`Field::Imitate`], [`Field::Exists`] | bool |
+    /// | [`Field::NextObservation`] | as [`Field::Observation`] |
+    /// | [`Field::ReturnToGo`], [`Field::Reward`], [`Field::CountedReward`], [`Field::LaterRewards`] | f32 |
+    /// | [`Field::KnownNext`], [`Field::Terminated`] | bool |
     ///
     /// Another type, room for more or fewer numbers, and a leaf or episode that does not exist are errors.
     pub fn fill(&self, field: Field, out: FieldMut<'_>) -> Result<()> {
         let widths = self.source.spaces().action.widths();
         let (discrete, continuous) = (widths.ints, widths.floats + widths.bytes);
         match (field, out) {
-            (Field::Observation(leaf), out) => self.observations(leaf, out),
+            (Field::Observation(leaf), out) => self.observations(field, leaf, 0, out),
+            (Field::NextObservation(leaf), out) => self.observations(field, leaf, 1, out),
             (Field::Action, FieldMut::I32(out)) if discrete > 0 => {
                 self.check_room(field, discrete, out.len())?;
                 let choices = self.choices();
@@ -67,7 +73,7 @@ impl Window<'_> {
                 self.choices_taken(discrete, out, i64::from)?;
                 let mut marks = vec![true; self.length];
                 self.each(discrete, out, |row, out| {
-                    self.marks(row, &mut marks)?;
+                    self.marks(row, &mut marks[..row.length])?;
                     let steps = out.chunks_exact_mut(discrete).zip(&marks).filter(|(_, mark)| !**mark);
                     steps.for_each(|(step, _)| step.fill(Field::IGNORED));
                     Ok(())
@@ -82,10 +88,53 @@ impl Window<'_> {
                 self.check_room(field, 1, out.len())?;
                 self.each(1, out, |row, out| self.marks(row, out))
             }
+            (Field::Exists, FieldMut::Bool(out)) => {
+                self.check_room(field, 1, out.len())?;
+                self.each(1, out, |row, out| {
+                    let there = row.there(Part::Reward);
+                    out.iter_mut().enumerate().for_each(|(i, out)| *out = i < there);
+                    Ok(())
+                })
+            }
             (Field::ReturnToGo, FieldMut::F32(out)) => {
                 self.check_room(field, 1, out.len())?;
+                let (mut rewards, all) = (Vec::new(), Discount::new(1.0));
+                self.each(1, out, |row, out| {
+                    self.sums_to_end(row, all, &mut rewards, out, |reward, later| reward + later)
+                })
+            }
+            (Field::LaterRewards(discount), FieldMut::F32(out)) => {
+                self.check_room(field, 1, out.len())?;
                 let mut rewards = Vec::new();
-                self.each(1, out, |row, out| self.returns_to_go(row, &mut rewards, out))
+                self.each(1, out, |row, out| {
+                    self.sums_to_end(row, discount, &mut rewards, out, |_, later| later)
+                })
+            }
+            (Field::Reward, FieldMut::F32(out)) => {
+                self.check_room(field, 1, out.len())?;
+                self.each(1, out, |row, out| self.rewards(row, None, out))
+            }
+            (Field::CountedReward(discount), FieldMut::F32(out)) => {
+                self.check_room(field, 1, out.len())?;
+                self.each(1, out, |row, out| self.rewards(row, discount.terminal_reward(), out))
+            }
+            (Field::KnownNext, FieldMut::Bool(out)) => {
+                self.check_room(field, 1, out.len())?;
+                self.each(1, out, |row, out| {
+                    let Outline { steps, terminated, .. } = row.outline;
+                    let recorded = row.outline.rows(Part::Observation(0)).saturating_sub(1);
+                    let steps = if terminated { steps } else { steps.min(recorded) };
+                    out.iter_mut().enumerate().for_each(|(i, out)| *out = row.first + i < steps);
+                    Ok(())
+                })
+            }
+            (Field::Terminated, FieldMut::Bool(out)) => {
+                self.check_room(field, 1, out.len())?;
+                self.each(1, out, |row, out| {
+                    let end = |i: usize| row.outline.terminated && row.first + i + 1 == row.outline.steps;
+                    out.iter_mut().enumerate().for_each(|(i, out)| *out = end(i));
+                    Ok(())
+                })
             }
             (field, out) => {
                 let of_actions = |integer: &str| match (discrete, continuous) {
@@ -96,8 +145,15 @@ impl Window<'_> {
                 let expected = match field {
                     Field::Action => of_actions("i32"),
                     Field::Target => of_actions("i64"),
-                    Field::Imitate => "bool".to_owned(),
-                    Field::Observation(_) | Field::ReturnToGo => "f32".to_owned(),
+                    Field::Imitate | Field::Exists | Field::KnownNext | Field::Terminated => {
+                        "bool".to_owned()
+                    }
+                    Field::Observation(_)
+                    | Field::NextObservation(_)
+                    | Field::ReturnToGo
+                    | Field::Reward
+                    | Field::CountedReward(_)
+                    | Field::LaterRewards(_) => "f32".to_owned(),
                 };
                 Err(Error::field(field, expected, out.type_name()))
             }
@@ -114,7 +170,7 @@ impl Window<'_> {
     }
 
     /// Calls `f` for each row of the window with its part of `out`, [length, width].
-    fn each<T>(
+    fn each<T: Clone>(
         &self,
         width: usize,
         out: &mut [T],
@@ -127,34 +183,42 @@ impl Window<'_> {
                 let (expected, got) = (format!("an episode below {have}"), episode.to_string());
                 return Err(Error::Part { part: Part::Reward, expected, got });
             }
-            let (outline, length) = (self.source.outline(episode), self.length);
-            let row = Row { episode, outline, first: crop.start.saturating_add(self.offset), length };
-            f(&row, &mut out[i * each..(i + 1) * each])?;
+            // Steps before the episode's first show the first; the others are read behind them.
+            let front = crop.repeated.saturating_sub(self.offset).min(self.length.saturating_sub(1));
+            let (outline, length) = (self.source.outline(episode), self.length - front);
+            let first = crop.start.saturating_add(self.offset.saturating_sub(crop.repeated));
+            let out = &mut out[i * each..(i + 1) * each];
+            f(&Row { episode, outline, first, length }, &mut out[front * width..])?;
+            for step in 0..front {
+                let (repeated, from) = out.split_at_mut(front * width);
+                repeated[step * width..(step + 1) * width].clone_from_slice(&from[..width]);
+            }
         }
         Ok(())
     }
 
-    fn observations(&self, leaf: usize, out: FieldMut<'_>) -> Result<()> {
-        let (field, columns) = (Field::Observation(leaf), &self.source.layout().observations);
+    /// The observations `later` steps after those of the window.
+    fn observations(&self, field: Field, leaf: usize, later: usize, out: FieldMut<'_>) -> Result<()> {
+        let columns = &self.source.layout().observations;
         let Some(ColumnType { element, width }) = columns.get(leaf).copied() else {
             return Err(Error::field(field, format!("a leaf below {}", columns.len()), leaf));
         };
         self.check_room(field, width, out.len())?;
         match (out, element) {
             (FieldMut::F32(out), ElementType::F32) => {
-                self.observed(leaf, width, out, |out| FieldMut::F32(out), |x| x)
+                self.observed((leaf, later), width, out, |out| FieldMut::F32(out), |x| x)
             }
             (FieldMut::F32(out), ElementType::U8) => {
-                self.observed(leaf, width, out, |x: &mut [u8]| FieldMut::U8(x), pixel)
+                self.observed((leaf, later), width, out, |x: &mut [u8]| FieldMut::U8(x), pixel)
             }
             (FieldMut::F32(out), ElementType::I32) => {
-                self.observed(leaf, width, out, |x: &mut [i32]| FieldMut::I32(x), |x| x as f32)
+                self.observed((leaf, later), width, out, |x: &mut [i32]| FieldMut::I32(x), |x| x as f32)
             }
             (FieldMut::I32(out), ElementType::I32) => {
-                self.observed(leaf, width, out, |out| FieldMut::I32(out), |x| x)
+                self.observed((leaf, later), width, out, |out| FieldMut::I32(out), |x| x)
             }
             (FieldMut::U8(out), ElementType::U8) => {
-                self.observed(leaf, width, out, |out| FieldMut::U8(out), |x| x)
+                self.observed((leaf, later), width, out, |out| FieldMut::U8(out), |x| x)
             }
             (out, recorded) => {
                 let expected = match recorded {
@@ -171,7 +235,7 @@ impl Window<'_> {
     /// converted; beyond the end the last one is repeated.
     fn observed<R: Copy + Default + 'static, T: Copy + 'static>(
         &self,
-        leaf: usize,
+        (leaf, later): (usize, usize),
         width: usize,
         out: &mut [T],
         field_of: impl Fn(&mut [R]) -> FieldMut<'_>,
@@ -180,6 +244,7 @@ impl Window<'_> {
         let part = Part::Observation(leaf);
         let mut recorded = vec![R::default(); self.length.max(1) * width];
         self.each(width, out, |row, out| {
+            let row = &Row { first: row.first.saturating_add(later), ..*row };
             let there = row.there(part);
             // Beyond the end only the last observation is read.
             let last = row.outline.rows(part) - 1;
@@ -188,7 +253,7 @@ impl Window<'_> {
             let recorded = &mut recorded[..read * width];
             self.source.read(part, row.episode, rows, field_of(recorded))?;
             out.iter_mut().zip(&*recorded).for_each(|(out, x)| *out = convert(*x));
-            if read < self.length && width > 0 {
+            if read < row.length && width > 0 {
                 let (filled, rest) = out.split_at_mut(read * width);
                 let last = &filled[(read - 1) * width..];
                 rest.chunks_exact_mut(width).for_each(|step| step.copy_from_slice(last));
@@ -198,7 +263,7 @@ impl Window<'_> {
     }
 
     /// Writes the discrete components of the actions that there are.
-    fn choices_taken<T>(&self, width: usize, out: &mut [T], convert: impl Fn(i32) -> T) -> Result<()> {
+    fn choices_taken<T: Clone>(&self, width: usize, out: &mut [T], convert: impl Fn(i32) -> T) -> Result<()> {
         self.taken(
             width,
             out,
@@ -216,7 +281,7 @@ impl Window<'_> {
     }
 
     /// Writes the components of actions that `component(column, index)` finds, as many as `width` per step.
-    fn taken<T>(
+    fn taken<T: Clone>(
         &self,
         width: usize,
         out: &mut [T],
@@ -269,25 +334,60 @@ impl Window<'_> {
         Ok(())
     }
 
-    fn returns_to_go(&self, row: &Row, rewards: &mut Vec<f32>, out: &mut [f32]) -> Result<()> {
+    /// The rewards of the steps that there are, and 0 beyond them; `terminal` replaces that of a step that
+    /// ended the task.
+    fn rewards(&self, row: &Row, terminal: Option<f64>, out: &mut [f32]) -> Result<()> {
+        let there = row.there(Part::Reward);
+        let (paid, beyond) = out.split_at_mut(there);
+        beyond.fill(0.0);
+        if there == 0 {
+            return Ok(());
+        }
+        self.read_rewards(row, terminal, row.first..row.first + there, paid)
+    }
+
+    /// The rewards of these steps of a row's episode.
+    fn read_rewards(
+        &self,
+        row: &Row,
+        terminal: Option<f64>,
+        rows: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let ends = row.outline.terminated && rows.end == row.outline.steps;
+        self.source.read(Part::Reward, row.episode, rows, FieldMut::F32(out))?;
+        if let (true, Some(terminal), Some(last)) = (ends, terminal, out.last_mut()) {
+            *last = terminal as f32;
+        }
+        Ok(())
+    }
+
+    /// Sums of rewards to the end of the episode: `shown(reward, later)` of each step's reward and the
+    /// discounted sum of those after it.
+    fn sums_to_end(
+        &self,
+        row: &Row,
+        discount: Discount,
+        rewards: &mut Vec<f32>,
+        out: &mut [f32],
+        shown: impl Fn(f64, f64) -> f64,
+    ) -> Result<()> {
+        let (gamma, terminal) = (discount.gamma(), discount.terminal_reward());
         let (steps, end) = (row.outline.steps, row.first.saturating_add(row.length));
-        let mut total = 0.0;
+        let (mut later, mut factor) = (0.0, 1.0);
         for rows in chunks(steps.saturating_sub(end), 1) {
             rewards.resize(rows.len(), 0.0);
-            let rows = end + rows.start..end + rows.end;
-            self.source.read(Part::Reward, row.episode, rows, FieldMut::F32(rewards))?;
-            rewards.iter().for_each(|reward| total += f64::from(*reward));
+            self.read_rewards(row, terminal, end + rows.start..end + rows.end, rewards)?;
+            for reward in &*rewards {
+                later += factor * f64::from(*reward);
+                factor *= gamma;
+            }
         }
-        let there = row.there(Part::Reward);
-        let (inside, beyond) = out.split_at_mut(there);
-        beyond.fill(0.0);
-        if there > 0 {
-            let rows = row.first..row.first + there;
-            self.source.read(Part::Reward, row.episode, rows, FieldMut::F32(inside))?;
-        }
-        for to_go in inside.iter_mut().rev() {
-            total += f64::from(*to_go);
-            *to_go = total as f32;
+        self.rewards(row, terminal, out)?;
+        for sum in out[..row.there(Part::Reward)].iter_mut().rev() {
+            let reward = f64::from(*sum);
+            *sum = shown(reward, later) as f32;
+            later = reward + gamma * later;
         }
         Ok(())
     }
@@ -321,7 +421,7 @@ pub(crate) mod tests {
     #[test]
     fn windows_pad_with_the_last_observation_and_missing_actions() {
         let data = dataset(&[4, 9]);
-        let crops = [Crop { episode: 0, start: 0 }, Crop { episode: 1, start: 2 }];
+        let crops = [Crop::new(0, 0), Crop::new(1, 2)];
         let window = Window { source: &data, crops: &crops, offset: 2, length: 4 };
         let mut seen = [9.0; 8];
         window.fill(Field::Observation(0), FieldMut::F32(&mut seen)).unwrap();
@@ -338,6 +438,29 @@ pub(crate) mod tests {
         let mut returns = [9.0; 8];
         window.fill(Field::ReturnToGo, FieldMut::F32(&mut returns)).unwrap();
         assert_eq!(returns, [2.0, 1.0, 0.0, 0.0, 5.0, 4.0, 3.0, 2.0]);
+        let mut exists = [false; 8];
+        window.fill(Field::Exists, FieldMut::Bool(&mut exists)).unwrap();
+        assert_eq!(exists, [true, true, false, false, true, true, true, true]);
+    }
+
+    #[test]
+    fn a_terminal_reward_replaces_that_of_the_step_that_ended_the_task() {
+        let data = dataset(&[4, 9]);
+        let crops = [Crop::new(0, 0), Crop::new(1, 2)];
+        let window = Window { source: &data, crops: &crops, offset: 2, length: 4 };
+        let floats = |field| {
+            let mut out = [9.0; 8];
+            window.fill(field, FieldMut::F32(&mut out)).unwrap();
+            out
+        };
+        let paid = Discount::new(0.5);
+        let replaced = paid.with_terminal_reward(Some(-8.0));
+        assert_eq!(floats(Field::CountedReward(paid)), [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        assert_eq!(floats(Field::CountedReward(replaced)), [1.0, -8.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        // The second row ends one step after the window: 1 1 1 1 (1, or -8).
+        assert_eq!(floats(Field::LaterRewards(paid)), [1.0, 0.0, 0.0, 0.0, 1.875, 1.75, 1.5, 1.0]);
+        let later = floats(Field::LaterRewards(replaced));
+        assert_eq!(later, [-8.0, 0.0, 0.0, 0.0, 0.75, -0.5, -3.0, -8.0]);
     }
 
     /// A camera, pixels of a box, a pair of choices and nothing at all; actions of two choices around two
@@ -373,7 +496,7 @@ pub(crate) mod tests {
         Dataset::from_episodes(spaces, BTreeMap::new(), vec![episode]).unwrap()
     }
 
-    const CROP: [Crop; 1] = [Crop { episode: 0, start: 0 }];
+    const CROP: [Crop; 1] = [Crop::new(0, 0)];
 
     #[test]
     fn every_kind_of_leaf_and_component_has_its_types() {

@@ -119,12 +119,12 @@ fn every_reader_gives_the_same_batches() {
 #[test]
 fn crops_of_episodes_that_are_not_there_are_refused() {
     let data = plain();
-    let crops = [Crop { episode: 10, start: 0 }];
+    let crops = [Crop::new(10, 0)];
     let window = Window { source: &data, crops: &crops, offset: 0, length: 1 };
     let error = window.fill(Field::Imitate, FieldMut::Bool(&mut [false])).unwrap_err().to_string();
     assert!(error.contains("an episode below 10, got 10"), "{error}");
     // Far beyond the end everything is padding.
-    let crops = [Crop { episode: 9, start: usize::MAX - 1 }];
+    let crops = [Crop::new(9, usize::MAX - 1)];
     let window = Window { source: &data, crops: &crops, offset: 5, length: 3 };
     let mut returns = [1.0; 3];
     window.fill(Field::ReturnToGo, FieldMut::F32(&mut returns)).unwrap();

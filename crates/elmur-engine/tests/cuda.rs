@@ -8,8 +8,8 @@ mod common;
 mod gpu;
 
 use elmur_engine::{
-    Activation, Attention, AttentionMask, DType, Gpu, Graph, Norm, NormKind, Pool, Precision, Program, Qkv,
-    Relative, Result, Store, Value,
+    Activation, Attention, AttentionMask, Conv1d, DType, Gpu, Graph, Norm, NormKind, Pool, Precision,
+    Program, Qkv, Relative, Result, SelectiveScan, Store, Value,
 };
 
 /// Loss, gradient norm and a parameter after each of ten steps of the policy that uses every op.
@@ -101,6 +101,27 @@ fn larger_shapes_agree_with_the_cpu() {
             g.concat(&[lstm.hidden, last], 1)
         });
     }
+    // One tile of 32 channels and several, uneven ones; one chunk of steps and several.
+    for (batch, steps, channels, states) in
+        [(1, 1, 128, 16), (2, 90, 128, 16), (33, 17, 70, 16), (3, 5, 31, 64), (5, 40, 40, 9)]
+    {
+        compare(&format!("scan of {batch} x {steps} steps, {channels} channels, {states} states"), |g| {
+            let mut row = |name: &str, width: usize| g.param(name, DType::F32, [batch, steps, width]);
+            let [x, delta, z] = ["x", "delta", "z"].map(|name| row(name, channels));
+            let bc = row("bc", 2 * states)?;
+            let [bias, d] = ["bias", "d"].map(|name| g.param(name, DType::F32, [channels]));
+            let weight = g.param("weight", DType::F32, [4, channels])?;
+            let window = g.param("window", DType::F32, [batch, 3, channels])?;
+            let conv = g.causal_conv1d_silu(x?, weight, bias?, window)?;
+            let a = g.param("a", DType::F32, [states, channels])?;
+            let a = g.exp(a)?;
+            let a = g.scale(a, -1.0)?;
+            let state = g.param("state", DType::F32, [batch, states, channels])?;
+            let scan = SelectiveScan { u: conv.y, delta: delta?, a, bc, d: d?, z: z?, state };
+            let scanned = g.selective_scan(scan)?;
+            g.concat(&[scanned.y, conv.window, scanned.state], 1)
+        });
+    }
     compare("norm of long rows", |g| {
         let [x, f] = ["x", "f"].map(|name| g.param(name, DType::F32, [9, 700]));
         let gamma = g.param("gamma", DType::F32, [700])?;
@@ -108,6 +129,64 @@ fn larger_shapes_agree_with_the_cpu() {
         let norm = Norm { kind: NormKind::Layer { beta }, gamma, eps: 1e-5 };
         Ok(g.residual_norm(x?, f?, norm)?.0)
     });
+}
+
+/// A U-Net's layers in widths and batches as they are trained: several tiles of channels, several parts of
+/// rows.
+#[test]
+fn layers_of_a_u_net_agree_with_the_cpu() {
+    for (batch, steps, channels, outputs, groups) in
+        [(70, 16, 130, 96, 8), (3, 4, 512, 256, 8), (1, 33, 1, 8, 8)]
+    {
+        compare(&format!("convolution of {batch} x {steps} x {channels}"), |g| {
+            let x = g.param("x", DType::F32, [batch, steps, channels])?;
+            let w = g.param("w", DType::F32, [outputs, 5, channels])?;
+            let w = g.scale(w, 1.0 / (5.0 * channels as f64).sqrt())?;
+            let bias = g.param("bias", DType::F32, [outputs])?;
+            let gamma = g.param("gamma", DType::F32, [outputs])?;
+            let conv = Conv1d { stride: 1, padding: 2 };
+            let y = g.conv1d(x, w, Some(bias), conv, Activation::Identity)?;
+            let y = g.group_norm(y, groups, gamma, bias, 1e-5)?;
+            let y = g.mish(y)?;
+            let up = g.param("up", DType::F32, [4, outputs, outputs])?;
+            let up = g.scale(up, 1.0 / (2.0 * outputs as f64).sqrt())?;
+            g.conv_transpose1d(y, up, Some(bias), Conv1d { stride: 2, padding: 1 }, Activation::Identity)
+        });
+    }
+    compare("pooling of large images", |g| {
+        let x = g.param("x", DType::F32, [3, 5, 64, 48])?;
+        let y = g.max_pool2d(x, (2, 2))?;
+        let all = g.max_pool2d(y, (32, 24))?;
+        g.mul(y, all)
+    });
+}
+
+/// Bins and draws are whole numbers, the same on both devices.
+#[test]
+fn bins_and_draws_are_those_of_the_cpu() {
+    fn results(device: &elmur_engine::Device) -> [Vec<i32>; 2] {
+        let mut g = Graph::new();
+        let x = g.input("x", DType::F32, [300, 3]).unwrap();
+        let thresholds: Vec<f32> = (0..3 * 101).map(|i| (i % 101) as f32 / 20.0 - 2.5).collect();
+        let thresholds = g.constant(&thresholds, [3, 101]).unwrap();
+        let bins = g.discretize(x, thresholds).unwrap();
+        let rng = g.rng("rng").unwrap();
+        let draws = g.random_below(100, [7, 77], rng).unwrap();
+        g.output("bins", bins).unwrap();
+        g.output("draws", draws).unwrap();
+        let store = Store::on(device);
+        store.declare(&g).unwrap();
+        store.set("rng", &[123456789012i64, 3]).unwrap();
+        let mut program = Program::new(&g, device, &[&store]).unwrap();
+        // Many of these are thresholds, some lie outside of all bins.
+        let x: Vec<f32> =
+            (0..900).map(|i| if i == 7 { f32::NAN } else { (i % 131) as f32 / 20.0 - 3.0 }).collect();
+        program.set("x", &x).unwrap();
+        program.run().unwrap();
+        ["bins", "draws"].map(|name| program.get::<i32>(name).unwrap().to_vec())
+    }
+    let Some(gpu) = gpu::gpu(Precision::F32) else { return };
+    assert_eq!(results(&gpu.into()), results(&(&Pool::new(1)).into()));
 }
 
 /// Small products are as good as f32 in every precision; these are large enough to be rounded, or so deep

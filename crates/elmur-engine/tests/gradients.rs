@@ -9,8 +9,8 @@ mod gpu;
 
 use elmur_engine::rng::Stream;
 use elmur_engine::{
-    Activation, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind, Qkv,
-    Relative, Result, Store, Value, gradcheck,
+    Activation, Attention, AttentionMask, Blend, Conv1d, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind,
+    Qkv, Relative, Result, SelectiveScan, Store, Value, gradcheck,
 };
 
 const F64: DType = DType::F64;
@@ -115,7 +115,7 @@ fn check(name: &str, cases: u64, build: impl Fn(&mut Graph, &mut Case) -> Result
     }
 }
 
-const ACTIVATIONS: [Activation; 8] = [
+const ACTIVATIONS: [Activation; 9] = [
     Activation::Identity,
     Activation::Relu,
     Activation::Gelu,
@@ -124,6 +124,7 @@ const ACTIVATIONS: [Activation; 8] = [
     Activation::Sigmoid,
     Activation::Softplus,
     Activation::Exp,
+    Activation::Mish,
 ];
 
 #[test]
@@ -134,7 +135,7 @@ fn linear() {
         let w = case.param(g, [out, width])?;
         let w = g.scale(w, 0.3)?;
         let b = if case.flip() { Some(case.param(g, [out])?) } else { None };
-        let kind = ACTIVATIONS[case.below(8)];
+        let kind = ACTIVATIONS[case.below(ACTIVATIONS.len())];
         Ok(vec![g.linear(x, w, b, kind)?])
     });
 }
@@ -190,11 +191,22 @@ fn norms() {
 
 #[test]
 fn activations_and_softmax() {
-    check("activation", 32, |g, case| {
+    check("activation", 40, |g, case| {
         let shape = [case.extent(5), case.extent(40)];
         let x = case.param(g, shape)?;
-        let y = g.activation(x, ACTIVATIONS[case.below(8)])?;
+        let y = g.activation(x, ACTIVATIONS[case.below(ACTIVATIONS.len())])?;
         Ok(vec![g.softmax(y)?, y])
+    });
+}
+
+#[test]
+fn logsumexp() {
+    check("logsumexp", 16, |g, case| {
+        let shape = [case.extent(5), case.extent(9), case.extent(40)];
+        let x = case.param(g, shape)?;
+        let x = g.scale(x, 3.0)?;
+        let y = g.logsumexp(x)?;
+        Ok(vec![y, g.logsumexp(y)?])
     });
 }
 
@@ -338,6 +350,56 @@ fn convolution() {
 }
 
 #[test]
+fn convolution_over_time() {
+    check("conv1d", 32, |g, case| {
+        let (batch, channels, outputs) = (case.extent(9), case.extent(9), case.extent(9));
+        let kernel = 1 + case.below(5);
+        let conv = Conv1d { stride: 1 + case.below(3), padding: case.below(4) };
+        let steps = kernel + case.below(9);
+        let x = case.param(g, [batch, steps, channels])?;
+        let weight = case.param(g, [outputs, kernel, channels])?;
+        let bias = if case.flip() { Some(case.param(g, [outputs])?) } else { None };
+        Ok(vec![g.conv1d(x, weight, bias, conv, Activation::Tanh)?])
+    });
+    check("conv_transpose1d", 32, |g, case| {
+        let (batch, channels, outputs) = (case.extent(9), case.extent(9), case.extent(9));
+        let (kernel, steps) = (3 + case.below(3), 1 + case.below(9));
+        let conv = Conv1d { stride: 1 + case.below(3), padding: case.below(2) };
+        let x = case.param(g, [batch, steps, channels])?;
+        let weight = case.param(g, [kernel, outputs, channels])?;
+        let bias = if case.flip() { Some(case.param(g, [outputs])?) } else { None };
+        Ok(vec![g.conv_transpose1d(x, weight, bias, conv, Activation::Tanh)?])
+    });
+}
+
+/// Groups of one channel and of all, of widths that are no multiple of a vector; more samples than one partial
+/// sum takes.
+#[test]
+fn group_norm() {
+    check("group_norm", 40, |g, case| {
+        let batch = [1, 3, 40][case.below(3)];
+        let (steps, groups, width) = (1 + case.extent(9), 1 + case.below(8), case.extent(9));
+        let channels = groups * width;
+        let x = case.param(g, [batch, steps, channels])?;
+        let (gamma, beta) = (case.param(g, [channels])?, case.param(g, [channels])?);
+        Ok(vec![g.group_norm(x, groups, gamma, beta, 1e-3)?])
+    });
+}
+
+#[test]
+fn max_pooling() {
+    check("max_pool2d", 24, |g, case| {
+        let (h, w) = (1 + case.below(4), 1 + case.below(4));
+        let (height, width) = (h + case.below(7), w + case.below(7));
+        let shape = [case.extent(5), case.extent(4), height, width];
+        let x = case.param(g, shape)?;
+        let y = g.max_pool2d(x, (h, w))?;
+        let global = g.max_pool2d(x, (height, width))?;
+        Ok(vec![y, global])
+    });
+}
+
+#[test]
 fn dropout() {
     check("dropout", 12, |g, case| {
         let shape = [case.extent(9), case.extent(65)];
@@ -441,6 +503,95 @@ fn lstm_over_two_windows() {
     });
 }
 
+/// Fewer steps than the window holds, and more; any of the results may go unused, and the window before the
+/// first step may be constant.
+#[test]
+fn causal_convolution() {
+    check("causal_conv1d_silu", 32, |g, case| {
+        let (batch, channels, taps) = (case.extent(40), case.extent(17), 2 + case.below(4));
+        let steps = [1, 2, 7][case.below(3)];
+        let x = case.param(g, [batch, steps, channels])?;
+        let weight = case.param(g, [taps, channels])?;
+        let bias = case.param(g, [channels])?;
+        let window = match case.flip() {
+            true => case.param(g, [batch, taps - 1, channels])?,
+            false => g.full(case.dtype, [batch, taps - 1, channels], 0.3)?,
+        };
+        let conv = g.causal_conv1d_silu(x, weight, bias, window)?;
+        let mut results = vec![conv.y, conv.window];
+        if case.flip() {
+            results.remove(case.below(2));
+        }
+        Ok(results)
+    });
+}
+
+/// Inputs of a scan of this many steps that goes on from a state.
+fn scan_of(
+    g: &mut Graph,
+    case: &mut Case,
+    a: Value,
+    d: Value,
+    state: Value,
+    steps: usize,
+) -> Result<SelectiveScan> {
+    let (batch, states, channels) = (g.shape(state)?[0], g.shape(a)?[0], g.shape(a)?[1]);
+    Ok(SelectiveScan {
+        u: case.param(g, [batch, steps, channels])?,
+        delta: case.param(g, [batch, steps, channels])?,
+        a,
+        bc: case.param(g, [batch, steps, 2 * states])?,
+        d,
+        z: case.param(g, [batch, steps, channels])?,
+        state,
+    })
+}
+
+/// -e^x of a new parameter: rates of decay, -1 or so.
+fn rates(g: &mut Graph, case: &mut Case, states: usize, channels: usize) -> Result<Value> {
+    let log = case.param(g, [states, channels])?;
+    let log = g.scale(log, 0.5)?;
+    let a = g.exp(log)?;
+    g.scale(a, -1.0)
+}
+
+/// One chunk of kept states and several; channels that fill a vector, fall short of it, and go beyond.
+#[test]
+fn selective_scan() {
+    check("selective_scan", 24, |g, case| {
+        let (batch, channels) = (case.extent(3), case.extent(17));
+        // Chunks of 256, 85, 16, 16 and 4 steps; 64 states are the most on a GPU.
+        let (states, steps) = [(1, 5), (3, 4), (16, 1), (16, 19), (64, 9)][case.below(5)];
+        let (a, d) = (rates(g, case, states, channels)?, case.param(g, [channels])?);
+        let state = match case.flip() {
+            true => case.param(g, [batch, states, channels])?,
+            false => g.full(case.dtype, [batch, states, channels], 0.3)?,
+        };
+        let scan = scan_of(g, case, a, d, state, steps)?;
+        let scanned = g.selective_scan(scan)?;
+        let mut results = vec![scanned.y, scanned.state];
+        if case.flip() {
+            results.remove(case.below(2));
+        }
+        Ok(results)
+    });
+}
+
+/// Two windows, one after the other: gradients pass through the state, and those of what both share meet.
+#[test]
+fn selective_scan_over_two_windows() {
+    check("selective_scan windows", 6, |g, case| {
+        let (batch, states, channels) = (1 + case.below(12), case.extent(9), case.extent(17));
+        let (a, d) = (rates(g, case, states, channels)?, case.param(g, [channels])?);
+        let state = case.param(g, [batch, states, channels])?;
+        let scan = scan_of(g, case, a, d, state, 3)?;
+        let one = g.selective_scan(scan)?;
+        let scan = scan_of(g, case, a, d, one.state, 2)?;
+        let two = g.selective_scan(scan)?;
+        Ok(vec![one.y, two.y, two.state])
+    });
+}
+
 #[test]
 fn layouts() {
     check("layout", 32, |g, case| {
@@ -463,7 +614,7 @@ fn layouts() {
 
 #[test]
 fn arithmetic_with_broadcasting() {
-    check("arithmetic", 64, |g, case| {
+    check("arithmetic", 96, |g, case| {
         let full = [case.extent(4), case.extent(5), case.extent(17)];
         let shape = |case: &mut Case| -> Vec<usize> {
             let skip = case.below(4);
@@ -471,10 +622,15 @@ fn arithmetic_with_broadcasting() {
         };
         let (a, b) = (shape(case), shape(case));
         let (a, b) = (case.param(g, a)?, case.param(g, b)?);
-        let y = match case.below(3) {
+        let y = match case.below(5) {
             0 => g.add(a, b)?,
             1 => g.sub(a, b)?,
-            _ => g.mul(a, b)?,
+            2 => g.mul(a, b)?,
+            3 => g.minimum(a, b)?,
+            _ => {
+                let divisor = g.exp(b)?;
+                g.div(a, divisor)?
+            }
         };
         let y = g.affine(y, -1.7, 0.2)?;
         let shape = g.shape(y)?.to_vec();

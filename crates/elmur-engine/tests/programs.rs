@@ -6,8 +6,8 @@ mod common;
 
 use elmur_engine::rng::Stream;
 use elmur_engine::{
-    Activation, AdamW, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Error, Graph, Norm,
-    NormKind, Pool, Program, Qkv, Relative, Result, Store, TensorType, Value,
+    Activation, AdamW, Attention, AttentionMask, Blend, Conv1d, Conv2d, CrossEntropy, DType, Error, Graph,
+    Norm, NormKind, Pool, Program, Qkv, Relative, Result, SelectiveScan, Store, TensorType, Value,
 };
 
 const F32: DType = DType::F32;
@@ -135,6 +135,59 @@ fn two_updates_in_one_chain_end_in_the_same_storage() {
     assert_eq!(arena, 0, "the chain lives in the state itself");
 }
 
+/// A moving average of what AdamW leaves behind reads the new parameters, and all updates stay in place.
+#[test]
+fn an_average_follows_the_parameters_of_the_same_run() {
+    let mut g = Graph::new();
+    let p = g.param("p", F64, [3]).unwrap();
+    let copy = g.param("copy", F64, [3]).unwrap();
+    let lr = g.scalar(F64, 0.5).unwrap();
+    let decay = g.input("decay", F64, []).unwrap();
+    // Both the parameters and their average are read before they change.
+    let product = g.mul(p, copy).unwrap();
+    let loss = g.sum(product).unwrap();
+    g.output("loss", loss).unwrap();
+    let grad = g.gradients(loss, &[p]).unwrap()[0].unwrap();
+    let new = g.adamw(AdamW::default(), lr, None, &[(p, grad)]).unwrap();
+    g.moving_average(decay, &[(copy, new[0])]).unwrap();
+    let store = Store::new();
+    let mut program = program(&g, &store);
+    store.set("p", &[1.0, 2.0, -3.0]).unwrap();
+    store.set("copy", &[5.0, 7.0, 9.0]).unwrap();
+    let mut want = [5.0, 7.0, 9.0];
+    for decay in [0.9, 0.5, 0.0] {
+        let before = store.get::<f64>("p").unwrap();
+        program.set("decay", &[decay]).unwrap();
+        program.run().unwrap();
+        let loss: f64 = before.iter().zip(&want).map(|(p, c)| p * c).sum();
+        assert!((program.get::<f64>("loss").unwrap()[0] - loss).abs() < 1e-12);
+        let after = store.get::<f64>("p").unwrap();
+        assert_ne!(before, after);
+        for (want, new) in want.iter_mut().zip(&after) {
+            *want = decay * *want + (1.0 - decay) * new;
+        }
+        let copy = store.get::<f64>("copy").unwrap();
+        assert!(copy.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-12), "{copy:?} {want:?}");
+    }
+    assert_eq!(store.get::<f64>("copy").unwrap(), store.get::<f64>("p").unwrap());
+    assert!(program.arena_bytes() < 512, "copies of parameters in {} bytes", program.arena_bytes());
+
+    let message = |r: Result<()>| r.unwrap_err().to_string();
+    let wide = g.param("wide", F64, [4]).unwrap();
+    assert_eq!(
+        message(g.moving_average(decay, &[(wide, p)])),
+        "moving_average: expected source f64[4], got f64[3]"
+    );
+    assert_eq!(
+        message(g.moving_average(decay, &[(copy, p)])),
+        "update: expected one update per parameter or state, got a second for `copy`"
+    );
+    assert_eq!(
+        message(g.moving_average(decay, &[(grad, p)])),
+        "update: expected a parameter or state as target, got another kind of value"
+    );
+}
+
 #[test]
 fn programs_share_parameters_without_copies() {
     let store = Store::new();
@@ -260,9 +313,38 @@ fn mistakes_are_explained() {
     );
     assert_eq!(message(g.reshape(x, [3, 5])), "reshape: expected a shape of 16 elements, got [3, 5]");
     let gates = g.input("gates", F32, [2, 5, 12]).unwrap();
+    let (kernel, bias) = (g.param("kernel", F32, [6, 9, 12]).unwrap(), g.param("bias", F32, [12]).unwrap());
+    let conv = Conv1d { stride: 1, padding: 1 };
+    assert_eq!(
+        message(g.conv1d(gates, kernel, None, conv, none)),
+        "conv1d: expected x [B, T, C] and weight [O, k, C], k no longer than the padded steps, stride above 0 \
+         (Conv1d { stride: 1, padding: 1 }), got f32[2, 5, 12] and f32[6, 9, 12]"
+    );
+    assert_eq!(
+        message(g.conv_transpose1d(x, kernel, None, conv, none)),
+        "conv_transpose1d: expected x [B, T, C] and weight [k, O, C], got f32[2, 8] and f32[6, 9, 12]"
+    );
+    assert_eq!(
+        message(g.group_norm(gates, 5, bias, bias, 1e-5)),
+        "group_norm: expected a number of groups that divides 12 channels, got 5"
+    );
+    assert_eq!(
+        message(g.max_pool2d(x, (2, 2))),
+        "max_pool2d: expected x [B, C, H, W] of at least one window of 2 by 2, got f32[2, 8]"
+    );
+    assert_eq!(
+        message(g.discretize(x, w)),
+        "discretize: expected x [..., n] and thresholds [n, bins + 1] of one type, with at least one bin, \
+         got f32[2, 8] and f32[4, 6]"
+    );
     let lstm = |r: Result<elmur_engine::Lstm>| r.unwrap_err().to_string();
     assert_eq!(lstm(g.lstm(x, w, w, x, x)), "lstm: expected x [batch, steps, 4 width], got f32[2, 8]");
     assert_eq!(lstm(g.lstm(gates, w, w, x, x)), "lstm: expected weight f32[12, 3], got f32[4, 6]");
+    let conv = g.causal_conv1d_silu(gates, w, x, gates).unwrap_err().to_string();
+    assert_eq!(conv, "causal_conv1d_silu: expected weight f32[4, 12], got f32[4, 6]");
+    let scan = SelectiveScan { u: gates, delta: gates, a: w, bc: gates, d: x, z: gates, state: gates };
+    let scan = g.selective_scan(scan).unwrap_err().to_string();
+    assert_eq!(scan, "selective_scan: expected a f32[4, 12], got f32[4, 6]");
     assert_eq!(
         g.gradients(x, &[w]).unwrap_err().to_string(),
         "gradients: expected a scalar loss of f32 or f64, got f32[2, 8]"
@@ -365,7 +447,7 @@ fn malformed_graphs_never_panic() {
             let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
             let blend =
                 Blend { lambda: 0.5, empty_slots_too: flag, active: if n == 1 { Some(a) } else { None } };
-            let result: Result<Vec<Value>> = match below(43) {
+            let result: Result<Vec<Value>> = match below(55) {
                 0 => g.linear(a, b, flag.then_some(c), Activation::Gelu).map(|v| vec![v]),
                 1 => g.matmul_with(a, b, flag, n == 0).map(|v| vec![v]),
                 2 => g.norm(a, norm).map(|v| vec![v]),
@@ -408,11 +490,32 @@ fn malformed_graphs_never_panic() {
                 34 => g.argmax(a).map(|v| vec![v]),
                 35 => g.update(a, b).map(|()| vec![]),
                 36 => g.global_norm(&[a, b]).map(|v| vec![v]),
-                37 => g.adamw(AdamW::default(), a, None, &[(b, c)]).map(|()| vec![]),
+                37 => g.adamw(AdamW::default(), a, None, &[(b, c)]),
                 38 => g.gradients(a, &[b, c]).map(|grads| grads.into_iter().flatten().collect()),
                 39 => g.gather_rows(a, b).map(|v| vec![v]),
                 40 => g.scatter_rows(a, b, c).map(|v| vec![v]),
+                42 => g.moving_average(a, &[(b, c)]).map(|()| vec![]),
+                43 => g.minimum(a, b).map(|v| vec![v]),
+                44 => g.div(a, b).map(|v| vec![v]),
+                45 => g.logsumexp(a).map(|v| vec![v]),
+                46 => {
+                    let conv = Conv1d { stride: n, padding: below(3) };
+                    g.conv1d(a, b, flag.then_some(c), conv, Activation::Mish).map(|v| vec![v])
+                }
+                47 => {
+                    let conv = Conv1d { stride: n, padding: below(3) };
+                    g.conv_transpose1d(a, b, flag.then_some(c), conv, Activation::Relu).map(|v| vec![v])
+                }
+                48 => g.group_norm(a, n, b, c, 1e-5).map(|v| vec![v]),
+                49 => g.max_pool2d(a, (n, below(3))).map(|v| vec![v]),
+                50 => g.discretize(a, b).map(|v| vec![v]),
+                51 => g.random_below(n, vec![2; below(3)], rng).map(|v| vec![v]),
                 41 => g.lstm(a, b, c, d, e).map(|l| vec![l.hidden, l.last_hidden, l.last_cell]),
+                52 => g.causal_conv1d_silu(a, b, c, d).map(|c| vec![c.y, c.window]),
+                53 => {
+                    let scan = SelectiveScan { u: a, delta: a, a: b, bc: c, d, z: a, state: e };
+                    g.selective_scan(scan).map(|s| vec![s.y, s.state])
+                }
                 _ => g.random_normal(types[below(8)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),
             };
             values.extend(result.into_iter().flatten());
@@ -503,11 +606,22 @@ fn any_subset_of_an_ops_outputs_may_be_read() {
         let (weight, bias) = (g.constant(&[0.0; 36], [12, 3])?, g.constant(&[0.0; 12], [12])?);
         let lstm = g.lstm(x, weight, bias, w, w)?;
         g.output("cell", lstm.last_cell)?;
+        // With zeros the state halves: exp(softplus(0) a) = 1/2 for a = -1.
+        let (x, a) = (g.constant(&[0.0; 6], [1, 2, 3])?, g.constant(&[-1.0; 3], [1, 3])?);
+        let (bc, d) = (g.constant(&[0.0; 4], [1, 2, 2])?, g.constant(&[0.0; 3], [3])?);
+        let state = g.constant(&[4.0, 8.0, 12.0], [1, 1, 3])?;
+        let scan = SelectiveScan { u: x, delta: x, a, bc, d, z: x, state };
+        let scanned = g.selective_scan(scan)?;
+        g.output("state", scanned.state)?;
+        let window = g.causal_conv1d_silu(tokens, w, d, state)?.window;
+        g.output("window", window)?;
         let (gates, _) = g.route_top_k(w, 1)?;
         g.output("gates", gates)
     });
     assert_eq!(p.get::<f64>("sum").unwrap(), [2.0, 4.0, 6.0, 20.0, 40.0, 60.0]);
     assert_eq!(p.get::<f64>("cell").unwrap(), [0.5, 1.0, 1.5, 5.0, 10.0, 15.0]);
+    assert_eq!(p.get::<f64>("state").unwrap(), [1.0, 2.0, 3.0]);
+    assert_eq!(p.get::<f64>("window").unwrap(), [10.0, 20.0, 30.0]);
     assert_eq!(p.get::<f64>("gates").unwrap(), [1.0, 1.0]);
     assert!((p.get::<f64>("weights").unwrap().iter().sum::<f64>() - 2.0).abs() < 1e-12);
 }

@@ -4,8 +4,8 @@
 
 use elmur_engine::rng::{Stream, unit};
 use elmur_engine::{
-    Activation, AdamW, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Element, Graph, Norm,
-    NormKind, Pool, Program, Qkv, Relative, Result, Store, Value,
+    Activation, AdamW, Attention, AttentionMask, Blend, Conv1d, Conv2d, CrossEntropy, DType, Element, Graph,
+    Norm, NormKind, Pool, Program, Qkv, Relative, Result, Store, Value,
 };
 
 const F64: DType = DType::F64;
@@ -56,6 +56,32 @@ fn linear_and_activations() {
     close(&gelu[3..4], &[0.345731230637007], 1e-12);
     close(&run(Activation::Silu), &z.map(|z| z / (1.0 + (-z).exp())), 1e-15);
     close(&run(Activation::Softplus), &z.map(|z| z.exp().ln_1p()), 1e-14);
+    close(&run(Activation::Mish), &z.map(|z| z * z.exp().ln_1p().tanh()), 1e-14);
+}
+
+/// Mish and its gradient far from zero in f32, where e^x would overflow or vanish beside 1.
+#[test]
+fn mish_is_accurate_everywhere() {
+    let x: Vec<f64> = (-320..=400).map(|i| f64::from(i) / 4.0).collect();
+    let mut g = Graph::new();
+    let p = g.param("x", F32, [x.len()]).unwrap();
+    let y = g.mish(p).unwrap();
+    let loss = g.sum(y).unwrap();
+    let dx = g.gradients(loss, &[p]).unwrap()[0].unwrap();
+    g.output("y", y).unwrap();
+    g.output("dx", dx).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("x", &x.iter().map(|x| *x as f32).collect::<Vec<_>>()).unwrap();
+    let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    program.run().unwrap();
+    for ((x, y), dx) in x.iter().zip(program.get::<f32>("y").unwrap()).zip(program.get::<f32>("dx").unwrap())
+    {
+        let t = x.exp().ln_1p().tanh();
+        let slope = t + x * (1.0 - t * t) / (1.0 + (-x).exp());
+        assert!((f64::from(*y) - x * t).abs() <= 1e-6 * (x * t).abs(), "mish({x}) = {y}");
+        assert!((f64::from(*dx) - slope).abs() <= 2e-6 * slope.abs(), "mish'({x}) = {dx}, {slope}");
+    }
 }
 
 #[test]
@@ -215,6 +241,187 @@ fn convolution_matches_its_formula() {
         }
     }
     close(&got, &want, 1e-13);
+}
+
+#[test]
+fn convolution_over_time_matches_its_formula() {
+    let (batch, channels, outputs, steps) = (2, 3, 4, 7);
+    for (kernel, stride, padding) in [(3, 2, 1), (5, 1, 2), (1, 1, 0), (1, 2, 0), (2, 3, 4)] {
+        let conv = Conv1d { stride, padding };
+        let (x, w, b) =
+            (normal(batch * steps * channels, 0), normal(outputs * kernel * channels, 1), normal(outputs, 2));
+        let got = run::<f64>(|g| {
+            let x = g.constant(&x, [batch, steps, channels])?;
+            let w = g.constant(&w, [outputs, kernel, channels])?;
+            let b = g.constant(&b, [outputs])?;
+            g.conv1d(x, w, Some(b), conv, Activation::Identity)
+        });
+        let mut want = Vec::new();
+        for n in 0..batch {
+            for t in 0..(steps + 2 * padding - kernel) / stride + 1 {
+                for o in 0..outputs {
+                    let mut sum = b[o];
+                    for p in (0..kernel).filter(|p| (padding..steps + padding).contains(&(t * stride + p))) {
+                        let at = (n * steps + t * stride + p - padding) * channels;
+                        for c in 0..channels {
+                            sum += w[(o * kernel + p) * channels + c] * x[at + c];
+                        }
+                    }
+                    want.push(sum);
+                }
+            }
+        }
+        close(&got, &want, 1e-13);
+    }
+}
+
+#[test]
+fn transposed_convolution_matches_its_formula() {
+    let (batch, channels, outputs, steps) = (2, 3, 4, 5);
+    for (kernel, stride, padding) in [(4, 2, 1), (3, 1, 1), (2, 3, 0), (5, 2, 2)] {
+        let conv = Conv1d { stride, padding };
+        let (x, w, b) =
+            (normal(batch * steps * channels, 0), normal(kernel * outputs * channels, 1), normal(outputs, 2));
+        let got = run::<f64>(|g| {
+            let x = g.constant(&x, [batch, steps, channels])?;
+            let w = g.constant(&w, [kernel, outputs, channels])?;
+            let b = g.constant(&b, [outputs])?;
+            g.conv_transpose1d(x, w, Some(b), conv, Activation::Identity)
+        });
+        let longer = (steps - 1) * stride + kernel - 2 * padding;
+        let mut want: Vec<f64> = (0..batch * longer * outputs).map(|i| b[i % outputs]).collect();
+        for n in 0..batch {
+            for (t, p) in (0..steps).flat_map(|t| (0..kernel).map(move |p| (t, p))) {
+                let place = (t * stride + p).checked_sub(padding).filter(|u| *u < longer);
+                let Some(u) = place else { continue };
+                for o in 0..outputs {
+                    for c in 0..channels {
+                        want[(n * longer + u) * outputs + o] +=
+                            w[(p * outputs + o) * channels + c] * x[(n * steps + t) * channels + c];
+                    }
+                }
+            }
+        }
+        close(&got, &want, 1e-13);
+    }
+}
+
+#[test]
+fn group_norm_matches_its_formula() {
+    let (batch, steps, groups, width) = (3, 5, 2, 3);
+    let channels = groups * width;
+    let (x, gamma, beta) = (normal(batch * steps * channels, 0), normal(channels, 1), normal(channels, 2));
+    let got = run::<f64>(|g| {
+        let x = g.constant(&x, [batch, steps, channels])?;
+        let (gamma, beta) = (g.constant(&gamma, [channels])?, g.constant(&beta, [channels])?);
+        g.group_norm(x, groups, gamma, beta, 1e-5)
+    });
+    let mut want = vec![0.0; x.len()];
+    for (b, group) in (0..batch).flat_map(|b| (0..groups).map(move |group| (b, group))) {
+        let at = |i: usize| (b * steps + i / width) * channels + group * width + i % width;
+        let count = (steps * width) as f64;
+        let mean = (0..steps * width).map(|i| x[at(i)]).sum::<f64>() / count;
+        let variance = (0..steps * width).map(|i| (x[at(i)] - mean).powi(2)).sum::<f64>() / count;
+        for i in 0..steps * width {
+            let c = group * width + i % width;
+            want[at(i)] = (x[at(i)] - mean) / (variance + 1e-5).sqrt() * gamma[c] + beta[c];
+        }
+    }
+    close(&got, &want, 1e-13);
+}
+
+/// Forward and backward of the ops of a U-Net in f32: the same bits for any number of threads.
+#[test]
+fn convolutions_and_group_norms_have_the_same_bits_on_any_number_of_threads() {
+    let bits = |threads: usize| {
+        let (batch, steps, channels) = (70, 16, 24);
+        let mut g = Graph::new();
+        let x = g.param("x", F32, [batch, steps, channels]).unwrap();
+        let w = g.param("w", F32, [32, 5, channels]).unwrap();
+        let up = g.param("up", F32, [4, 24, 32]).unwrap();
+        let (gamma, beta) = (g.param("gamma", F32, [32]).unwrap(), g.param("beta", F32, [32]).unwrap());
+        let conv = Conv1d { stride: 2, padding: 1 };
+        let y = g.conv1d(x, w, None, conv, Activation::Identity).unwrap();
+        let y = g.group_norm(y, 8, gamma, beta, 1e-5).unwrap();
+        let y = g.mish(y).unwrap();
+        let y = g.conv_transpose1d(y, up, None, conv, Activation::Identity).unwrap();
+        let loss = g.mul(y, y).and_then(|y| g.mean(y)).unwrap();
+        let params: Vec<(String, Value)> = g.params().map(|(name, v)| (name.to_owned(), v)).collect();
+        let values: Vec<Value> = params.iter().map(|(_, v)| *v).collect();
+        let grads = g.gradients(loss, &values).unwrap();
+        g.output("y", y).unwrap();
+        for ((name, _), grad) in params.iter().zip(grads) {
+            g.output(name, grad.unwrap()).unwrap();
+        }
+        let store = Store::new();
+        store.declare(&g).unwrap();
+        for (i, (name, value)) in params.iter().enumerate() {
+            let data = normal(g.ty(*value).unwrap().len(), i as u32);
+            store.set(name, &data.iter().map(|x| *x as f32).collect::<Vec<_>>()).unwrap();
+        }
+        let mut program = Program::new(&g, &Pool::new(threads), &[&store]).unwrap();
+        program.run().unwrap();
+        let names = params.iter().map(|(name, _)| name.as_str()).chain(["y"]);
+        names.map(|name| program.get::<f32>(name).unwrap().to_vec()).collect::<Vec<_>>()
+    };
+    let one = bits(1);
+    assert!(one.iter().flatten().all(|x| x.is_finite()) && one.iter().flatten().any(|x| *x != 0.0));
+    assert!([2, 3, 7].into_iter().all(|threads| bits(threads) == one));
+}
+
+#[test]
+fn max_pooling_takes_the_largest_of_each_window() {
+    let pooled = |window| {
+        run::<f32>(|g| {
+            let mut x: Vec<f32> = (0..30).map(|i| (i * 7 % 30) as f32).collect();
+            x[22] = f32::NAN;
+            let x = g.constant(&x, [1, 2, 3, 5])?;
+            g.max_pool2d(x, window)
+        })
+    };
+    // Images 0 7 14 21 28 / 5 12 19 26 3 / 10 17 24 1 8 and 15 22 29 6 13 / 20 27 NaN 11 18 / 25 2 9 16 23.
+    let two = pooled((2, 2));
+    assert_eq!(two[..3], [12.0, 26.0, 27.0]);
+    assert!(two[3].is_nan() && two.len() == 4);
+    assert_eq!(pooled((1, 5))[..4], [28.0, 26.0, 24.0, 29.0]);
+    assert_eq!(pooled((3, 3))[0], 24.0);
+}
+
+#[test]
+fn numbers_are_put_into_the_bins_of_their_dimension() {
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    let bins = run::<i32>(|g| {
+        // The second dimension has an empty bin, as equal quantiles make them.
+        let thresholds = g.constant(&[0.0, 1.0, 2.0, 4.0, -1.0, 0.0, 0.0, 1.0], [2, 4])?;
+        let x = [-5.0, -1.0, 0.0, 0.0, 0.999, 0.5, 1.0, 1.0, 3.0, -inf, 4.0, 7.0, inf, -0.5, nan, nan];
+        let x = g.constant(&x, [2, 4, 2])?;
+        g.discretize(x, thresholds)
+    });
+    assert_eq!(bins, [0, 0, 0, 2, 0, 2, 1, 2, 2, 0, 2, 2, 2, 0, 0, 0]);
+}
+
+#[test]
+fn whole_numbers_are_drawn_evenly() {
+    let mut g = Graph::new();
+    let rng = g.rng("rng").unwrap();
+    let y = g.random_below(7, [20_000], rng).unwrap();
+    g.output("y", y).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("rng", &[9i64, 4]).unwrap();
+    let mut program = Program::new(&g, &Pool::new(2), &[&store]).unwrap();
+    program.run().unwrap();
+    let first = program.get::<i32>("y").unwrap().to_vec();
+    let stream = Stream::new(9, 4, 0);
+    for (i, y) in first.iter().enumerate() {
+        assert_eq!(*y, (7.0 * unit(stream.draw(i as u64))) as i32);
+    }
+    for number in 0..7 {
+        let count = first.iter().filter(|y| **y == number).count();
+        assert!(count.abs_diff(20_000 / 7) < 200, "{number} was drawn {count} times");
+    }
+    program.run().unwrap();
+    assert_ne!(program.get::<i32>("y").unwrap(), first);
 }
 
 #[test]
@@ -435,6 +642,19 @@ fn lstm_steps_like_the_whole_window() {
         }
         assert_eq!(store.get::<f32>("hidden").unwrap(), whole[1]);
         assert_eq!(store.get::<f32>("cell").unwrap(), whole[2]);
+    }
+}
+
+#[test]
+fn softplus_is_accurate_far_from_zero() {
+    let x = [-80.0f32, -30.0, -1.0, -1e-3, 0.0, 2.0, 30.0, 80.0];
+    let got: Vec<f32> = run(|g| {
+        let x = g.constant(&x, [8])?;
+        g.softplus(x)
+    });
+    for (x, got) in x.into_iter().zip(got) {
+        let want = f64::from(x).max(0.0) + (-f64::from(x).abs()).exp().ln_1p();
+        assert!((f64::from(got) - want).abs() <= 3e-7 * want, "softplus({x}) = {got}, want {want}");
     }
 }
 
@@ -687,6 +907,67 @@ fn a_states_rows_are_updated_in_place_after_they_are_read() {
         assert!(program.run().unwrap_err().to_string().ends_with("row 1000 is outside 0..1000"));
         assert_eq!(store.get::<f64>("bank").unwrap(), want);
     }
+}
+
+#[test]
+fn a_minimum_keeps_what_is_no_number_and_sends_gradients_to_the_smaller() {
+    let nan = f64::NAN;
+    let smaller = run::<f64>(|g| {
+        let a = g.constant(&[1.0, 2.0, nan, 4.0, nan], [5])?;
+        let b = g.constant(&[2.0, 1.0, 0.0, nan, nan], [5])?;
+        g.minimum(a, b)
+    });
+    assert_eq!(smaller[..2], [1.0, 1.0]);
+    assert!(smaller[2..].iter().all(|x| x.is_nan()), "{smaller:?}");
+
+    let mut g = Graph::new();
+    let a = g.param("a", F32, [2, 3]).unwrap();
+    let b = g.param("b", F32, [3]).unwrap();
+    let y = g.minimum(a, b).unwrap();
+    let loss = g.sum(y).unwrap();
+    let grads = g.gradients(loss, &[a, b]).unwrap();
+    g.output("da", grads[0].unwrap()).unwrap();
+    g.output("db", grads[1].unwrap()).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("a", &[1.0f32, 5.0, 3.0, 0.0, -1.0, 4.0]).unwrap();
+    store.set("b", &[0.5f32, 2.0, 3.0]).unwrap();
+    let mut program = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    program.run().unwrap();
+    assert_eq!(program.get::<f32>("da").unwrap(), [0.0, 0.0, 1.0, 1.0, 1.0, 0.0]);
+    assert_eq!(program.get::<f32>("db").unwrap(), [1.0, 1.0, 1.0]);
+}
+
+#[test]
+fn division_broadcasts() {
+    let ratios = run::<f32>(|g| {
+        let a = g.constant(&[1.0f32, 2.0, 3.0, -8.0], [2, 2])?;
+        let b = g.constant(&[4.0f32, -2.0], [2, 1])?;
+        g.div(a, b)
+    });
+    assert_eq!(ratios, [0.25, 0.5, -1.5, 4.0]);
+}
+
+/// Sums of equal numbers, numbers beyond the range of e^x, rows of -inf, inf and NaN.
+#[test]
+fn logsumexp_of_known_rows() {
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    let y = run::<f64>(|g| {
+        let rows = [
+            [0.0, 0.0, 0.0],
+            [1000.0, 1000.0, -1000.0],
+            [-1000.0, -1001.0, -inf],
+            [-inf, -inf, -inf],
+            [0.0, inf, 0.0],
+            [-inf, nan, -inf],
+        ];
+        let x = g.constant(rows.as_flattened(), [6, 3])?;
+        g.logsumexp(x)
+    });
+    let want = [3f64.ln(), 1000.0 + 2f64.ln(), -1000.0 + (-1f64).exp().ln_1p(), -inf, inf];
+    close(&y[..3], &want[..3], 1e-14);
+    assert_eq!(y[3..5], want[3..]);
+    assert!(y[5].is_nan());
 }
 
 #[test]

@@ -6,12 +6,13 @@
 
 use std::fmt::Debug;
 
-use elmur_engine::Value;
+use elmur_engine::{Device, Store, Value};
 
 use crate::ends::Ends;
 use crate::error::Result;
 use crate::net::{Loss, Net};
 use crate::phase::{Phase, Window};
+use crate::planner::Planner;
 
 /// One kind of policy as graph code. A value of an architecture is its configuration; it holds no tensors.
 ///
@@ -40,9 +41,23 @@ pub trait Architecture: Debug + Send + Sync {
         format!("{self:?}")
     }
 
-    /// What training minimises, given head outputs [windows, rows, steps, outputs]. By default: imitation.
-    fn loss(&self, net: &mut Net<'_>, outputs: Value) -> Result<Loss> {
+    /// What actions are chosen from, [rows, steps, outputs of the action], given hidden states [rows, steps,
+    /// width]: logits, or continuous actions. By default: one linear map.
+    fn head(&self, net: &mut Net<'_>, hidden: Value) -> Result<Value> {
+        net.head(hidden)
+    }
+
+    /// What training minimises, given hidden states [windows, rows, steps, width] and head outputs [windows,
+    /// rows, steps, outputs]. By default: imitation.
+    fn loss(&self, net: &mut Net<'_>, hidden: Value, outputs: Value) -> Result<Loss> {
+        let _ = hidden;
         net.imitation(outputs)
+    }
+
+    /// How the optimizer treats the parameter of this name. By default: like all others.
+    fn group(&self, parameter: &str) -> Group {
+        let _ = parameter;
+        Group::default()
     }
 
     /// Whether [`Architecture::step`] gives exactly what [`Architecture::forward`] would. Where it does not,
@@ -56,5 +71,27 @@ pub trait Architecture: Debug + Send + Sync {
     fn step(&self, net: &mut Net<'_>, phase: Phase) -> Result<Option<Value>> {
         let _ = (net, phase);
         Ok(None)
+    }
+
+    /// For a policy that plans several actions at once, or searches for them, instead of reading them from
+    /// head outputs: its planner for `rows` episodes side by side, with these parameters. By default: none.
+    fn planner(&self, params: &Store, device: &Device, rows: usize) -> Result<Option<Box<dyn Planner>>> {
+        let _ = (params, device, rows);
+        Ok(None)
+    }
+}
+
+/// How the optimizer treats a parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Group {
+    /// Factor of the learning rate.
+    pub lr_scale: f64,
+    /// Whether weight decay applies.
+    pub decays: bool,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        Self { lr_scale: 1.0, decays: true }
     }
 }

@@ -2,7 +2,13 @@
 //! [`Architecture`](crate::Architecture).
 
 mod bc_lstm;
+mod bc_mlp;
+mod cql;
 mod dt;
+mod layers;
 
 pub use bc_lstm::BcLstm;
+pub use bc_mlp::BcMlp;
+pub use cql::{Cql, CqlObjective};
 pub use dt::{Dt, DtCompat};
+pub use layers::LstmCompat;

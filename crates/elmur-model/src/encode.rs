@@ -41,10 +41,19 @@ impl Net<'_> {
 
     /// The observation as [rows, steps, width]: its leaves, each encoded, side by side through a linear map.
     pub fn encode_observation(&mut self) -> Result<Value> {
+        self.encode_leaves(Field::Observation)
+    }
+
+    /// The observation that followed each step, encoded as [`Net::encode_observation`] does.
+    pub fn encode_next_observation(&mut self) -> Result<Value> {
+        self.encode_leaves(Field::NextObservation)
+    }
+
+    fn encode_leaves(&mut self, field: fn(usize) -> Field) -> Result<Value> {
         let (ends, width) = (self.ends, self.ends.width);
         let mut encoded = Vec::new();
         for (leaf, encoder) in ends.observation.iter().enumerate() {
-            encoded.push(self.encode(encoder, &ends.encoder_name(leaf), leaf)?);
+            encoded.push(self.encode(encoder, &ends.encoder_name(leaf), field(leaf))?);
         }
         if encoded.len() == 1 {
             return Ok(encoded[0]);
@@ -54,10 +63,10 @@ impl Net<'_> {
         self.linear_act(joined, "encoder", width, init, Some(init), Act::Identity)
     }
 
-    /// Leaf `leaf` of the observation, [rows, steps, ...], as [rows, steps, width].
-    fn encode(&mut self, encoder: &Encoder, name: &str, leaf: usize) -> Result<Value> {
+    /// A leaf of an observation, [rows, steps, ...], as [rows, steps, width].
+    fn encode(&mut self, encoder: &Encoder, name: &str, field: Field) -> Result<Value> {
         let width = self.ends.width;
-        let mut x = self.feed(Field::Observation(leaf))?;
+        let mut x = self.feed(field)?;
         if encoder.kind() == Kind::Bytes {
             let numbers = self.g.cast(x, self.dtype)?;
             x = self.g.scale(numbers, 1.0 / 255.0)?;

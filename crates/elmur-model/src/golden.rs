@@ -73,8 +73,13 @@ struct Case {
     batch: usize,
     windows: usize,
     optimizer: Optimizer,
+    /// Traced outputs of windows: our output, the columns of its last axis (none: all), the file's tensors
+    /// without the window's number.
+    outputs: Vec<(&'static str, Option<std::ops::Range<usize>>, &'static str)>,
     /// Carried states and how the file names them.
     states: Vec<StateTrace>,
+    /// Whether parameters have slowly moving copies, which the file has under `target/`.
+    targets: bool,
     /// The window whose gradients are traced; those before it are run forward.
     gradient_window: usize,
     /// What the names of gradients begin with.
@@ -219,7 +224,12 @@ impl Replay<'_> {
         for built in graphs {
             store.declare(&built.graph)?;
         }
-        for (name, data) in parameters {
+        let targets = match self.case.targets {
+            true => convert_pieces(&self.case.pieces, self.file, "target/", &*self.case.spare)?,
+            false => Vec::new(),
+        };
+        let targets = targets.into_iter().map(|(name, data)| (format!("target.{name}"), data));
+        for (name, data) in parameters.into_iter().chain(targets) {
             // Parameters that no graph here uses (the last layer's writes, say) are not in the store.
             if store.ty(&name).is_ok() {
                 self.set(&store, &name, &data)?;
@@ -268,7 +278,14 @@ impl Replay<'_> {
                     let known = |x: &f64| if *x < 0.0 { none } else { *x as i32 };
                     to.set(&name, &actions.iter().map(known).collect::<Vec<_>>())?;
                 }
-                Field::Imitate => {
+                Field::NextObservation(_) => self.input(to, &name, &of("input/next_observations")?)?,
+                Field::Reward | Field::CountedReward(_) => {
+                    self.input(to, &name, &of("input/rewards")?)?;
+                }
+                Field::LaterRewards(_) => self.input(to, &name, &of("input/values")?)?,
+                Field::Terminated => to.set(&name, &flags(&of("input/done")?))?,
+                Field::KnownNext => to.set(&name, &flags(&of("input/bootstrap")?))?,
+                Field::Imitate | Field::Exists => {
                     let actions = of("input/actions")?;
                     let padding = Field::IGNORED as f64;
                     let mask = actions.chunks(action.dim()).map(|a| a.iter().any(|x| *x != padding));
@@ -277,7 +294,7 @@ impl Replay<'_> {
             }
         }
         if training {
-            self.input(&mut program.program, "lr", &[self.case.optimizer.lr])?;
+            program.set_rates(self.case.optimizer.lr, first as u64)?;
         }
         Ok(())
     }
@@ -338,8 +355,15 @@ impl Replay<'_> {
         for window in 0..self.case.windows {
             self.feed(&mut program, window, false)?;
             program.run(window as u64)?;
-            let logits = self.output(&program.program, "logits")?;
-            compare(&mut report.logits, &logits, &golden(self.file, &format!("eval/logits.{window}"))?)?;
+            for (output, columns, name) in &self.case.outputs {
+                let mut got = self.output(&program.program, output)?;
+                if let Some(columns) = columns {
+                    let width = program.program.output_type(output)?.shape.last().copied().unwrap_or(1);
+                    let row = |x: &[f64]| x[columns.clone()].to_vec();
+                    got = got.chunks_exact(width).flat_map(row).collect();
+                }
+                compare(&mut report.logits, &got, &golden(self.file, &format!("{name}.{window}"))?)?;
+            }
             for state in &self.case.states {
                 let want = state.read(self.file, Some(window))?;
                 if state.is_time {
@@ -445,6 +469,13 @@ impl Replay<'_> {
             if error == report.trained.0 {
                 report.trained.1 = piece.published[0].clone();
             }
+            if let Some(want) = self.listed(piece, "train/target/") {
+                let got = piece.extract(&self.get(&store, &format!("target.{}", piece.own))?);
+                let error = compare(&mut report.trained.0, &got, &want)?;
+                if error == report.trained.0 {
+                    report.trained.1 = format!("target of {}", piece.published[0]);
+                }
+            }
         }
         Ok(())
     }
@@ -504,6 +535,10 @@ impl Replay<'_> {
         report.acting = Some(worst);
         Ok(())
     }
+}
+
+fn flags(x: &[f64]) -> Vec<bool> {
+    x.iter().map(|x| *x != 0.0).collect()
 }
 
 fn scaled(mut x: Vec<f64>, factor: f64) -> Vec<f64> {

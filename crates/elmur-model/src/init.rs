@@ -27,6 +27,17 @@ pub fn initialise(built: &Built, store: &Store, seed: u64) -> Result<()> {
             _ => store.set(name, &data.into_iter().map(|x| x as f32).collect::<Vec<_>>())?,
         }
     }
+    copy_averages(built, store)
+}
+
+/// Makes every parameter that is a copy equal to the parameter that it follows.
+pub fn copy_averages(built: &Built, store: &Store) -> Result<()> {
+    for (copy, (parameter, _)) in &built.averages {
+        match store.ty(copy)?.dtype {
+            DType::F64 => store.set(copy, &store.get::<f64>(parameter)?)?,
+            _ => store.set(copy, &store.get::<f32>(parameter)?)?,
+        }
+    }
     Ok(())
 }
 

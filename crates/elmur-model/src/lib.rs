@@ -4,9 +4,10 @@
 //!   memory. [`baselines`]: what it is compared with. [`PolicyConfig`]: any of them, by name in files;
 //!   [`presets`]: by name for people.
 //! - [`Net`]: the builder that architectures write graphs with. [`ends`]: encoders, heads, tokens.
-//! - [`window`]: training and evaluation of whole windows. [`init`]: initial weights.
+//! - [`window`]: training and evaluation of whole windows. [`init`]: initial weights. [`Statistic`]: parameters
+//!   that follow from the data.
 //! - [`session`]: acting step by step, any number of episodes side by side; [`Snapshot`]: what they remember,
-//!   as a value.
+//!   as a value. [`Planner`]: what policies that plan ahead do there.
 //! - [`Checkpoint`]: parameters and config on disk or as bytes. [`Fingerprint`]: which policy something
 //!   belongs to. [`golden`]: traces of the published Python code,
 //!   replayed.
@@ -25,21 +26,25 @@ mod initial;
 mod net;
 mod phase;
 pub mod pieces;
+mod planner;
 mod policy;
 pub mod presets;
 pub mod session;
 mod sizes;
 mod snapshot;
+mod statistic;
 pub mod tensors;
 pub mod window;
 
-pub use architecture::Architecture;
+pub use architecture::{Architecture, Group};
 pub use checkpoint::Checkpoint;
 pub use elmur::Elmur;
 pub use error::{Error, Result};
 pub use fingerprint::Fingerprint;
 pub use initial::Init;
-pub use net::{Carried, Loss, Net, Start, position_encodings};
+pub use net::{Average, Carried, Loss, Net, Start, position_encodings};
 pub use phase::{Phase, Window};
+pub use planner::{Planner, Recent};
 pub use policy::PolicyConfig;
 pub use snapshot::Snapshot;
+pub use statistic::Statistic;

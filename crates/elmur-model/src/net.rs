@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::initial::Init;
 use crate::phase::Phase;
 use crate::sizes::{MAX_PARAMETERS, MAX_TENSOR};
+use crate::statistic::Statistic;
 
 /// What training minimises.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +26,27 @@ pub struct Loss {
     pub auxiliary: Option<Value>,
     /// Number of correct discrete answers, a scalar; none for continuous actions.
     pub correct: Option<Value>,
+}
+
+/// How a copy of a parameter follows it: a target network, or averaged weights to act with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Average {
+    /// After every optimizer step: copy = (1 - rate) copy + rate parameter.
+    Constant(f64),
+    /// After optimizer step k = 0, 1, ...: copy = decay copy + (1 - decay) parameter, with a decay of 0 at
+    /// first and then min(most, (1 + k) / (10 + k)).
+    Warming(f64),
+}
+
+impl Average {
+    /// Share of the copy that optimizer step `k` = 0, 1, ... leaves.
+    pub fn decay(self, k: u64) -> f64 {
+        match self {
+            Average::Constant(rate) => 1.0 - rate,
+            Average::Warming(_) if k == 0 => 0.0,
+            Average::Warming(most) => most.min((1.0 + k as f64) / (10.0 + k as f64)),
+        }
+    }
 }
 
 /// How a carried state begins in a new episode.
@@ -95,6 +117,10 @@ pub(crate) struct Tap {
 #[derive(Debug, Default)]
 pub(crate) struct Declared {
     pub params: BTreeMap<String, Init>,
+    /// Copies of parameters: the parameter that each follows, and how.
+    pub averages: BTreeMap<String, (String, Average)>,
+    /// Parameters that are computed from the training data.
+    pub statistics: BTreeMap<String, Statistic>,
     pub carried: Vec<Carried>,
     /// States that follow from the parameters alone, shared by all rows.
     pub derived: BTreeSet<String>,
@@ -145,6 +171,12 @@ pub struct Net<'a> {
     pub(crate) declared: Declared,
     /// Only parameters are wanted: constants are not computed.
     pub(crate) only_params: bool,
+    /// What the names of parameters begin with.
+    prefix: String,
+    /// Parameters are copies that follow others: what their names begin with, and how they follow.
+    averaged: Option<(String, Average)>,
+    /// Parameters pass no gradient on.
+    frozen: bool,
     /// Numbers in all parameters so far.
     parameters: u128,
     /// Inputs and constants by name.
@@ -183,6 +215,9 @@ impl<'a> Net<'a> {
             recording: false,
             declared: Declared::default(),
             only_params: false,
+            prefix: String::new(),
+            averaged: None,
+            frozen: false,
             parameters: 0,
             fed: BTreeMap::new(),
             states: BTreeMap::new(),
@@ -196,10 +231,18 @@ impl<'a> Net<'a> {
 
     /// The parameter `name`, declared with how it starts if it is new.
     pub fn param(&mut self, name: &str, shape: impl Into<Vec<usize>>, init: Init) -> Result<Value> {
+        let name = format!("{}{name}", self.prefix);
+        let value = match self.averaged.clone() {
+            Some((prefix, average)) => self.copy_of(&prefix, average, &name, shape.into(), init)?,
+            None => self.declare_param(&name, shape.into(), init)?,
+        };
+        if self.frozen { Ok(self.g.stop_gradient(value)?) } else { Ok(value) }
+    }
+
+    fn declare_param(&mut self, name: &str, shape: Vec<usize>, init: Init) -> Result<Value> {
         if let Some(value) = self.g.find(name) {
             return Ok(value);
         }
-        let shape = shape.into();
         // Architectures of this crate have been checked by their settings; this is for users' own.
         let numbers = shape.iter().fold(1, |product: u128, n| product.saturating_mul(*n as u128));
         self.parameters = self.parameters.saturating_add(numbers);
@@ -209,6 +252,78 @@ impl<'a> Net<'a> {
         }
         self.declared.params.insert(name.to_owned(), init);
         Ok(self.g.param(name, self.dtype, shape)?)
+    }
+
+    /// The copy `{prefix}.{name}` of a parameter.
+    fn copy_of(
+        &mut self,
+        prefix: &str,
+        average: Average,
+        name: &str,
+        shape: Vec<usize>,
+        init: Init,
+    ) -> Result<Value> {
+        let copy = format!("{prefix}.{name}");
+        let value = self.declare_param(&copy, shape, init)?;
+        self.declared.averages.insert(copy, (name.to_owned(), average));
+        Ok(value)
+    }
+
+    /// The parameter `name` that holds a statistic of the training data, without gradient; its shape follows
+    /// from the statistic. Prefixes do not change its name, and copies of networks share it.
+    pub fn statistic(&mut self, name: &str, statistic: Statistic) -> Result<Value> {
+        statistic.check(self.ends)?;
+        let numbers = self.field_type(statistic.field()).1.iter().product();
+        let value = self.declare_param(name, statistic.shape(numbers), statistic.init())?;
+        self.declared.statistics.insert(name.to_owned(), statistic);
+        Ok(self.g.stop_gradient(value)?)
+    }
+
+    /// Builds a part of the graph with slowly moving copies of its parameters: inside `part` the parameter
+    /// `name` is `{prefix}.{name}`, which starts equal to `name`, has no gradient and follows it after every
+    /// optimizer step.
+    pub fn averaged<T>(
+        &mut self,
+        prefix: &str,
+        average: Average,
+        part: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let outer = self.averaged.replace((prefix.to_owned(), average));
+        let frozen = std::mem::replace(&mut self.frozen, true);
+        let built = part(self);
+        (self.averaged, self.frozen) = (outer, frozen);
+        built
+    }
+
+    /// Declares a copy `{prefix}.{name}` of every trained parameter so far, as [`Net::averaged`] would use
+    /// them.
+    pub fn average_all(&mut self, prefix: &str, average: Average) -> Result<()> {
+        let Declared { params, averages, statistics, .. } = &self.declared;
+        let trained = |name: &String| !averages.contains_key(name) && !statistics.contains_key(name);
+        let own = params.iter().filter(|(name, _)| trained(name));
+        for (name, init) in own.map(|(name, init)| (name.clone(), *init)).collect::<Vec<_>>() {
+            let shape = self.g.shape(self.g.value(&name)?)?.to_vec();
+            self.copy_of(prefix, average, &name, shape, init)?;
+        }
+        Ok(())
+    }
+
+    /// Builds a part of the graph in which the parameter `name` is `{prefix}.{name}`: a second network of the
+    /// same form, such as an encoder of its own.
+    pub fn named<T>(&mut self, prefix: &str, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let longer = format!("{}{prefix}.", self.prefix);
+        let outer = std::mem::replace(&mut self.prefix, longer);
+        let built = part(self);
+        self.prefix = outer;
+        built
+    }
+
+    /// Builds a part of the graph through which gradients reach its inputs but not its parameters.
+    pub fn frozen<T>(&mut self, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let outer = std::mem::replace(&mut self.frozen, true);
+        let built = part(self);
+        self.frozen = outer;
+        built
     }
 
     /// x Wᵀ with W [outputs, inputs] named `{name}.weight`.
@@ -427,7 +542,7 @@ impl<'a> Net<'a> {
     fn field_type(&self, field: Field) -> (DType, Vec<usize>) {
         let action = self.ends.action;
         match field {
-            Field::Observation(leaf) => {
+            Field::Observation(leaf) | Field::NextObservation(leaf) => {
                 let encoder = &self.ends.observation[leaf];
                 let dtype = match encoder.kind() {
                     Kind::Floats => self.dtype,
@@ -439,7 +554,8 @@ impl<'a> Net<'a> {
             Field::Action if action.is_discrete() => (DType::I32, vec![action.dim()]),
             Field::Target if action.is_discrete() => (DType::I64, vec![action.dim()]),
             Field::Action | Field::Target => (self.dtype, vec![action.dim()]),
-            Field::Imitate => (DType::Bool, vec![]),
+            Field::Imitate | Field::Exists | Field::Terminated | Field::KnownNext => (DType::Bool, vec![]),
+            Field::Reward | Field::CountedReward(_) | Field::LaterRewards(_) => (self.dtype, vec![]),
             Field::ReturnToGo => (self.dtype, vec![1]),
         }
     }
@@ -449,10 +565,17 @@ impl<'a> Net<'a> {
         match field {
             Field::Observation(_) if self.ends.observation.len() == 1 => "observation".to_owned(),
             Field::Observation(leaf) => format!("observation.{leaf}"),
+            Field::NextObservation(leaf) => format!("next_observation.{leaf}"),
             Field::Action => "action".to_owned(),
             Field::Target => "targets".to_owned(),
             Field::Imitate => "mask".to_owned(),
+            Field::Exists => "exists".to_owned(),
             Field::ReturnToGo => "returns".to_owned(),
+            Field::Reward => "reward".to_owned(),
+            Field::CountedReward(_) => "counted_reward".to_owned(),
+            Field::LaterRewards(_) => "later_rewards".to_owned(),
+            Field::Terminated => "terminated".to_owned(),
+            Field::KnownNext => "known_next".to_owned(),
         }
     }
 

@@ -10,6 +10,16 @@ pub struct Window {
     /// When acting beyond the first window: true keeps the newest `steps` steps in view, false begins an
     /// empty window.
     pub slides: bool,
+    /// Steps before a crop's start that a training window shows too. Where the episode has no such steps, its
+    /// first is repeated.
+    pub lead: usize,
+}
+
+impl Window {
+    /// A window of `steps` steps that ends where the next begins, with gradients through `unroll` of them.
+    pub fn of(steps: usize, unroll: usize) -> Self {
+        Self { steps, unroll, slides: false, lead: 0 }
+    }
 }
 
 /// The parts of an environment step when acting.

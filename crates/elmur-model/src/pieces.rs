@@ -91,6 +91,18 @@ impl List {
         self.whole("state_encoder.7.bias", "encoder.bias", (1, d));
     }
 
+    /// Hidden layers of these widths over inputs of width `inputs`, published as a sequence of linear maps and
+    /// activations. Returns the width of the last.
+    pub fn mlp(&mut self, published: &str, own: &str, mut inputs: usize, widths: &[usize]) -> usize {
+        for (i, width) in widths.iter().enumerate() {
+            let (from, to) = (format!("{published}.{}", 2 * i), format!("{own}.{i}"));
+            self.whole(&format!("{from}.weight"), &format!("{to}.weight"), (*width, inputs));
+            self.whole(&format!("{from}.bias"), &format!("{to}.bias"), (1, *width));
+            inputs = *width;
+        }
+        inputs
+    }
+
     /// The embedding of actions.
     pub fn action_encoder(&mut self, action: &Action, d: usize) {
         match action {

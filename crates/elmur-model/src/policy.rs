@@ -6,57 +6,96 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
-use crate::baselines::{BcLstm, Dt};
+use crate::baselines::{BcLstm, BcMlp, Cql, Dt};
 use crate::elmur::Elmur;
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
 use elmur_base::{Describe, Spaces};
 
-/// The architecture of a policy, with its sizes. In files `kind` names it; files without a kind are ELMUR's.
-///
-/// The list is closed because files must stay readable. A user's own architecture is handed to sessions and
-/// window programs as `Arc<dyn Architecture>`.
-#[derive(Debug, Clone, PartialEq, Serialize, Describe)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum PolicyConfig {
-    /// A transformer with an external memory in every layer.
-    Elmur(Elmur),
-    /// Behaviour cloning with a recurrent network.
-    BcLstm(BcLstm),
-    /// Decision Transformer: a causal transformer over the newest returns, observations and actions.
-    Dt(Dt),
+/// Writes out [`PolicyConfig`] and what follows from the list of kinds: every kind is one line of the list.
+macro_rules! policies {
+    ($($(#[$doc:meta])+ $variant:ident($config:ty) = $kind:literal,)+) => {
+        /// The architecture of a policy, with its sizes. In files `kind` names it; files without a kind are
+        /// ELMUR's.
+        ///
+        /// The list is closed because files must stay readable. A user's own architecture is handed to
+        /// sessions and window programs as `Arc<dyn Architecture>`.
+        #[derive(Debug, Clone, PartialEq, Serialize, Describe)]
+        #[serde(tag = "kind")]
+        pub enum PolicyConfig {
+            $($(#[$doc])+ #[serde(rename = $kind)] $variant($config),)+
+        }
+
+        /// Names of all kinds, as files and messages have them.
+        const KINDS: &[&str] = &[$($kind),+];
+
+        impl PolicyConfig {
+            /// The architecture, to build, train and run.
+            pub fn architecture(&self) -> &dyn Architecture {
+                match self {
+                    $(PolicyConfig::$variant(config) => config,)+
+                }
+            }
+
+            /// The name of the architecture.
+            pub fn kind(&self) -> &'static str {
+                match self {
+                    $(PolicyConfig::$variant(_) => $kind,)+
+                }
+            }
+
+            /// The parameters, added up from the settings.
+            #[cfg(test)]
+            pub(crate) fn sizes(&self) -> Result<crate::sizes::Sizes> {
+                match self {
+                    $(PolicyConfig::$variant(config) => config.sizes(),)+
+                }
+            }
+
+            /// Encoders and action of the policy, to be changed.
+            fn ends_mut(&mut self) -> (&mut Vec<Encoder>, &mut Action) {
+                match self {
+                    $(PolicyConfig::$variant(config) => (&mut config.observation, &mut config.action),)+
+                }
+            }
+
+            /// The policy of a kind from the other entries of its map; none for a kind that does not exist.
+            fn read(kind: &str, rest: Value) -> Option<serde_json::Result<Self>> {
+                match kind {
+                    $($kind => Some(serde_json::from_value(rest).map(PolicyConfig::$variant)),)+
+                    _ => None,
+                }
+            }
+        }
+
+        impl From<&PolicyConfig> for Arc<dyn Architecture> {
+            fn from(config: &PolicyConfig) -> Self {
+                match config.clone() {
+                    $(PolicyConfig::$variant(config) => Arc::new(config),)+
+                }
+            }
+        }
+    };
 }
 
-/// Names of all kinds, as files and messages have them.
-const KINDS: [&str; 3] = ["elmur", "bc_lstm", "dt"];
+policies! {
+    /// A transformer with an external memory in every layer.
+    Elmur(Elmur) = "elmur",
+    /// Behaviour cloning with a recurrent network.
+    BcLstm(BcLstm) = "bc_lstm",
+    /// Behaviour cloning with a perceptron, without memory.
+    BcMlp(BcMlp) = "bc_mlp",
+    /// Conservative Q-learning for discrete actions.
+    Cql(Cql) = "cql",
+    /// Decision Transformer: a causal transformer over the newest returns, observations and actions.
+    Dt(Dt) = "dt",
+}
 
 impl PolicyConfig {
-    /// The architecture, to build, train and run.
-    pub fn architecture(&self) -> &dyn Architecture {
-        match self {
-            PolicyConfig::Elmur(config) => config,
-            PolicyConfig::BcLstm(config) => config,
-            PolicyConfig::Dt(config) => config,
-        }
-    }
-
-    /// The name of the architecture.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            PolicyConfig::Elmur(_) => KINDS[0],
-            PolicyConfig::BcLstm(_) => KINDS[1],
-            PolicyConfig::Dt(_) => KINDS[2],
-        }
-    }
-
     /// Gives the policy encoders and a head for these spaces, where it has not got them already: the encoder
     /// of every leaf that fits is kept, others are those of [`Encoder::of`] and [`Action::of`].
     pub fn fit_to(&mut self, spaces: &Spaces) -> Result<()> {
-        let (observation, action) = match self {
-            PolicyConfig::Elmur(config) => (&mut config.observation, &mut config.action),
-            PolicyConfig::BcLstm(config) => (&mut config.observation, &mut config.action),
-            PolicyConfig::Dt(config) => (&mut config.observation, &mut config.action),
-        };
+        let (observation, action) = self.ends_mut();
         let leaves = spaces.observation.leaves();
         let encoder = |(i, leaf)| {
             let kept = observation.get(i).filter(|encoder: &&Encoder| encoder.fits(leaf));
@@ -83,16 +122,6 @@ impl PolicyConfig {
     }
 }
 
-impl From<&PolicyConfig> for Arc<dyn Architecture> {
-    fn from(config: &PolicyConfig) -> Self {
-        match config.clone() {
-            PolicyConfig::Elmur(config) => Arc::new(config),
-            PolicyConfig::BcLstm(config) => Arc::new(config),
-            PolicyConfig::Dt(config) => Arc::new(config),
-        }
-    }
-}
-
 impl From<&Elmur> for Arc<dyn Architecture> {
     fn from(config: &Elmur) -> Self {
         Arc::new(config.clone())
@@ -110,17 +139,14 @@ impl<'de> Deserialize<'de> for PolicyConfig {
         use serde::de::Error as _;
         let mut map = Map::deserialize(deserializer)?;
         let kind = map.remove("kind").unwrap_or(Value::from(KINDS[0]));
-        let rest = Value::Object(map);
-        let read = match kind.as_str() {
-            Some("elmur") => serde_json::from_value(rest).map(PolicyConfig::Elmur),
-            Some("bc_lstm") => serde_json::from_value(rest).map(PolicyConfig::BcLstm),
-            Some("dt") => serde_json::from_value(rest).map(PolicyConfig::Dt),
-            _ => {
-                let near = elmur_base::did_you_mean(kind.as_str().unwrap_or(""), KINDS.into_iter());
+        let name = kind.as_str().unwrap_or_default();
+        match Self::read(name, Value::Object(map)) {
+            Some(read) => read.map_err(D::Error::custom),
+            None => {
+                let near = elmur_base::did_you_mean(name, KINDS.iter().copied());
                 let known = KINDS.join(", ");
-                return Err(D::Error::custom(format!("kind {kind} is not one of {known}{near}")));
+                Err(D::Error::custom(format!("kind {kind} is not one of {known}{near}")))
             }
-        };
-        read.map_err(D::Error::custom)
+        }
     }
 }

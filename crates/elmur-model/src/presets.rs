@@ -1,7 +1,7 @@
 //! Policies by name: every column of the paper's hyper-parameter table, a small one for first steps, and
 //! baselines. How each is trained is part of a run's preset (crate `elmur-train`).
 
-use crate::baselines::{BcLstm, Dt, DtCompat};
+use crate::baselines::{BcLstm, BcMlp, Cql, CqlObjective, Dt, DtCompat, LstmCompat};
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
 };
@@ -192,7 +192,38 @@ pub fn bc_lstm(observation: Vec<Encoder>, action: Action, steps: usize) -> BcLst
         window: steps,
         dropout: 0.0,
         unroll: 1,
+        compat: LstmCompat::default(),
     }
+}
+
+/// BC-MLP with the published sizes for these ends and crops of `steps` steps.
+pub fn bc_mlp(observation: Vec<Encoder>, action: Action, steps: usize) -> BcMlp {
+    BcMlp { observation, action, d_model: 64, hidden: vec![128, 128], window: steps, dropout: 0.2 }
+}
+
+/// Conservative Q-learning with a Bellman term for these ends and crops of `steps` steps: the published sizes
+/// (two networks of 256, 256 hidden units), on the current observation alone.
+pub fn cql(observation: Vec<Encoder>, action: Action, steps: usize) -> Cql {
+    Cql {
+        observation,
+        action,
+        d_model: 64,
+        lstm: None,
+        lstm_layers: 1,
+        hidden: vec![256, 256],
+        window: steps,
+        dropout: 0.0,
+        objective: CqlObjective::Td,
+        alpha: 1.0,
+        gamma: 0.99,
+        tau: 0.005,
+        compat: LstmCompat::default(),
+    }
+}
+
+/// [`cql`] on an LSTM of width 256 over the observations so far.
+pub fn cql_lstm(observation: Vec<Encoder>, action: Action, steps: usize) -> Cql {
+    Cql { lstm: Some(256), hidden: vec![256], ..cql(observation, action, steps) }
 }
 
 /// Decision Transformer with the published T-Maze sizes for these ends and a context of `steps` steps.

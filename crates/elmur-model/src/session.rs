@@ -2,12 +2,14 @@
 //!
 //! A session runs any [`Architecture`]. Where the architecture steps exactly, a step costs one token and what
 //! is carried lies in states [rows, ...] that programs for a few numbers of rows read and write; where it
-//! does not, the newest steps of every row are kept and the window is run again.
+//! does not, the newest steps of every row are kept and the window is run again. Policies that plan
+//! ([`Planner`](crate::Planner)) are asked for a plan where a row has played the last.
 
 mod check;
 mod choose;
 mod history;
 mod moment;
+mod plans;
 mod programs;
 mod record;
 
@@ -17,7 +19,8 @@ use elmur_base::{Field, Row, Values, ValuesMut, Widths};
 use elmur_engine::rng::Stream;
 use elmur_engine::{DType, Device, Store};
 
-pub use choose::Choose;
+pub use choose::{Choose, Draws};
+pub(crate) use history::{History, Shown};
 pub use record::{ClosedRecord, StepRecord, Tapped, Taps};
 
 use crate::architecture::Architecture;
@@ -29,9 +32,9 @@ use crate::phase::{Phase, Window};
 use crate::snapshot::{Clock, MAX_TIME, Snapshot, time_is_possible};
 use crate::tensors::{HostTensor, TensorData, Tensors};
 use check::{check_actions, check_floats, check_observation, observation_widths};
-use choose::{Draws, choose};
-use history::History;
+use choose::choose;
 use moment::Moment;
+use plans::{PLANS, PLAYED, Plans};
 use programs::{Context, Programs, Work, fill_rows, parts};
 
 /// Rows that begin an episode at once; more do so one part after the other, so that a large bank needs no
@@ -126,6 +129,24 @@ struct Scratch {
 enum Mode {
     Phases(Box<Phases>),
     Rerun { programs: Box<Programs>, history: History },
+    Plan { plans: Box<Plans>, history: History },
+}
+
+impl Mode {
+    /// The newest steps of every row, where they are kept.
+    fn history(&self) -> Option<&History> {
+        match self {
+            Mode::Phases(_) => None,
+            Mode::Rerun { history, .. } | Mode::Plan { history, .. } => Some(history),
+        }
+    }
+
+    fn history_mut(&mut self) -> Option<&mut History> {
+        match self {
+            Mode::Phases(_) => None,
+            Mode::Rerun { history, .. } | Mode::Plan { history, .. } => Some(history),
+        }
+    }
 }
 
 /// The programs of the four phases, where the architecture has something to compute in them.
@@ -185,7 +206,12 @@ impl Session {
         };
         let (ends, window) = (architecture.ends(), architecture.window());
         check_window(&*architecture, rows)?;
-        let (carried, mode) = if architecture.steps_exactly() {
+        let planner = architecture.planner(params, &context.device, rows)?;
+        let (carried, mode) = if let Some(planner) = planner {
+            let plans = Box::new(Plans::new(planner, rows, ends.action.outputs())?);
+            let history = History::new(ends, rows, plans.looks_back())?;
+            (Vec::new(), Mode::Plan { plans, history })
+        } else if architecture.steps_exactly() {
             let mut all = Vec::new();
             let begin = declare(&context, Work::Phase(Phase::Begin), &mut all)?;
             let observe = declare(&context, Work::Phase(Phase::Observe), &mut all)?;
@@ -200,7 +226,8 @@ impl Session {
             (all, Mode::Rerun { programs: Box::new(Programs::new(Work::Rerun)), history })
         };
         let reserved = |c: &&Carried| {
-            ["times", "clock", "seeds", "draws"].contains(&c.name.as_str()) || c.name.contains(' ')
+            ["times", "clock", "seeds", "draws", PLANS, PLAYED].contains(&c.name.as_str())
+                || c.name.contains(' ')
         };
         if let Some(state) = carried.iter().find(reserved) {
             let expected = "other names of states than those of a snapshot, without blanks";
@@ -284,8 +311,11 @@ impl Session {
             for &(row, seed) in some {
                 self.times[row] = 0;
                 self.rows[row] = RowState { draws: Draws { seed, next: 0 }, ..RowState::default() };
-                if let Mode::Rerun { history, .. } = &mut self.mode {
+                if let Some(history) = self.mode.history_mut() {
                     history.clear(row);
+                }
+                if let Mode::Plan { plans, .. } = &mut self.mode {
+                    plans.clear(row);
                 }
             }
             self.begin(numbers)?;
@@ -459,6 +489,7 @@ impl Session {
         match &mut self.mode {
             Mode::Phases(phases) => phases.observe.compile(&self.context, rows)?,
             Mode::Rerun { programs, .. } => programs.compile(&self.context, rows)?,
+            Mode::Plan { .. } => {}
         }
         let outputs = self.action.outputs();
         self.outputs.clear();
@@ -468,7 +499,7 @@ impl Session {
             times: rows.iter().map(|row| self.times[*row]).collect(),
             ..StepRecord::default()
         });
-        if let Mode::Rerun { history, .. } = &mut self.mode {
+        if let Some(history) = self.mode.history_mut() {
             for (entry, &row) in rows.iter().enumerate() {
                 let time = self.times[row];
                 history.observe(row, time, seen.observation, self.widths, entry);
@@ -486,6 +517,17 @@ impl Session {
             returns: &self.returns,
             closing: false,
         };
+        if let Mode::Plan { plans, history } = &mut self.mode {
+            plans.make(rows, &self.times, history, &mut self.rows)?;
+            for (target, row) in self.outputs.chunks_exact_mut(outputs).zip(rows) {
+                target.copy_from_slice(plans.next(*row));
+            }
+            if let Some(record) = &mut record {
+                let data = rows.iter().flat_map(|row| plans.of(*row)).copied().collect();
+                let tapped = Tapped { shape: plans.shape(), data: TensorData::F32(data) };
+                record.taps.insert("plan".to_owned(), tapped);
+            }
+        }
         for part in parts(rows, self.context.capacity) {
             let target = &mut self.outputs[part.first * outputs..(part.first + part.count) * outputs];
             let observation = self.tokens.observation_index();
@@ -499,6 +541,7 @@ impl Session {
                         record::collect(&mut record.taps, program, part.count, |_| observation, |_| true)?;
                     }
                 }
+                Mode::Plan { .. } => break,
                 Mode::Rerun { programs, history } => {
                     let program = programs.of(&self.context, part)?;
                     moment.fill_window(program, part, history)?;
@@ -560,6 +603,7 @@ impl Session {
                 })
             }
             Mode::Rerun { programs, .. } => programs.compile(&self.context, closing),
+            Mode::Plan { .. } => Ok(()),
         }
     }
 
@@ -582,6 +626,12 @@ impl Session {
             returns: &self.returns,
             closing,
         };
+        if let Some(history) = self.mode.history_mut().filter(|_| self.tokens.has(Token::Action)) {
+            for (entry, &row) in rows.iter().enumerate() {
+                let action = actions.rows(action_widths, entry, 1);
+                history.keep(Field::Action, row, self.times[row], action);
+            }
+        }
         match &mut self.mode {
             Mode::Phases(phases) => {
                 if let Some(act) = &mut phases.act {
@@ -606,13 +656,8 @@ impl Session {
                     }
                 }
             }
+            Mode::Plan { plans, .. } => rows.iter().for_each(|row| plans.advance(*row)),
             Mode::Rerun { programs, history } => {
-                if self.tokens.has(Token::Action) {
-                    for (entry, &row) in rows.iter().enumerate() {
-                        let action = actions.rows(action_widths, entry, 1);
-                        history.keep(Field::Action, row, self.times[row], action);
-                    }
-                }
                 if self.carried.is_empty() {
                     return Ok(());
                 }
@@ -665,12 +710,15 @@ impl Session {
             let shape = [&[rows.len()], &state.shape[..]].concat();
             tensors.insert(state.name.clone(), HostTensor { shape, data: self.state(&state.name, rows)? });
         }
-        if let Mode::Rerun { history, .. } = &self.mode {
+        if let Some(history) = self.mode.history() {
             for column in &history.columns {
-                let shape = [&[rows.len(), self.window.steps], &column.shape[..]].concat();
-                let data = column.rows(rows, self.window.steps);
+                let shape = [&[rows.len(), history.steps], &column.shape[..]].concat();
+                let data = column.rows(rows, history.steps);
                 tensors.insert(format!("window.{}", column.name), HostTensor { shape, data });
             }
+        }
+        if let Mode::Plan { plans, .. } = &self.mode {
+            plans.save(rows, &mut tensors);
         }
         let times = rows.iter().map(|row| self.times[*row]).collect();
         let draws = rows.iter().map(|row| (self.rows[*row].draws.seed, self.rows[*row].draws.next)).collect();
@@ -719,19 +767,31 @@ impl Session {
                 return Err(Error::input("restore", expected, "others"));
             }
         }
-        if let Mode::Rerun { history, .. } = &mut self.mode {
+        if let Mode::Plan { plans, .. } = &mut self.mode {
+            let actions = snapshot.tensor(PLANS, &[&[rows.len()], &plans.shape()[..]].concat())?;
+            let played = snapshot.tensor(PLAYED, &[rows.len()])?;
+            if !plans.takes(actions, played) {
+                return Err(Error::input("restore", format!("plans in `{PLANS}` and `{PLAYED}`"), "others"));
+            }
+        }
+        if let Some(history) = self.mode.history_mut() {
+            let steps = history.steps;
             for column in &history.columns {
-                let shape = [&[rows.len(), self.window.steps], &column.shape[..]].concat();
+                let shape = [&[rows.len(), steps], &column.shape[..]].concat();
                 let name = format!("window.{}", column.name);
                 if !column.takes(snapshot.tensor(&name, &shape)?) {
                     return Err(Error::input("restore", format!("finite numbers in `{name}`"), "others"));
                 }
             }
             for column in &mut history.columns {
-                let shape = [&[rows.len(), self.window.steps], &column.shape[..]].concat();
+                let shape = [&[rows.len(), steps], &column.shape[..]].concat();
                 let data = snapshot.tensor(&format!("window.{}", column.name), &shape)?;
-                column.set_rows(rows, self.window.steps, data);
+                column.set_rows(rows, steps, data);
             }
+        }
+        if let Mode::Plan { plans, .. } = &mut self.mode {
+            let actions = snapshot.tensor(PLANS, &[&[rows.len()], &plans.shape()[..]].concat())?;
+            plans.restore(rows, actions, snapshot.tensor(PLAYED, &[rows.len()])?);
         }
         for state in &self.carried {
             match snapshot.tensors.get(&state.name).map(|tensor| &tensor.data) {

@@ -121,16 +121,6 @@ mod tests {
     use crate::ends::TokenFormat;
     use crate::{Checkpoint, PolicyConfig, presets};
 
-    fn counted(policy: &PolicyConfig) -> u128 {
-        match policy {
-            PolicyConfig::Elmur(config) => config.sizes(),
-            PolicyConfig::BcLstm(config) => config.sizes(),
-            PolicyConfig::Dt(config) => config.sizes(),
-        }
-        .unwrap()
-        .parameters()
-    }
-
     /// What is added up from settings is what the graph declares.
     #[test]
     fn parameters_are_counted_without_building_a_graph() {
@@ -163,7 +153,7 @@ mod tests {
         change(&|c| c.observation.push(Encoder::Image { channels: 2, height: 9, width: 40, bytes: true }));
         for policy in policies {
             let graph = Checkpoint::parameter_count(&policy).unwrap();
-            assert_eq!(counted(&policy), graph as u128, "{policy:?}");
+            assert_eq!(policy.sizes().unwrap().parameters(), graph as u128, "{policy:?}");
         }
     }
 

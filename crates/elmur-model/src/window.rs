@@ -9,6 +9,7 @@
 //! | `mask` | bool: steps that are imitated | training, continuous actions |
 //! | `action` | discrete i32 [.., components] (the count means none), continuous [.., dim] | action tokens |
 //! | `returns` | [.., 1] | return tokens |
+//! | `reward`, `later_rewards`, `known_next`, `terminated`, `next_observation.0`, ... | | where the loss asks for them |
 //! | `lr` | scalar | training |
 //!
 //! What follows from time alone is filled by [`WindowProgram::run`]. Where the data lies on the device
@@ -20,10 +21,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use elmur_base::Field;
 use elmur_engine::{AdamW, DType, Device, Graph, Program, Store, Value};
 
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, Group};
 use crate::error::{Error, Result};
 use crate::initial::Init;
-use crate::net::{Carried, Feed, Net, Pass, Source, position_encodings};
+use crate::net::{Average, Carried, Declared, Feed, Net, Pass, Source, position_encodings};
+use crate::statistic::Statistic;
 
 /// How carried states begin in a program's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +60,10 @@ pub struct TrainSettings {
 /// Name of the state that adds up what a batch brought: see [`training_graph`].
 pub const REPORT: &str = "report";
 
+/// Name of the input that is the share of a copy that an optimizer step leaves, where it changes from step to
+/// step ([`Average::Warming`]).
+const DECAY: &str = "decay";
+
 /// Name of the random generator's state.
 pub const RNG: &str = "rng";
 
@@ -68,6 +74,10 @@ pub struct Built {
     pub graph: Graph,
     /// Parameters and how they start.
     pub params: BTreeMap<String, Init>,
+    /// Parameters that are copies: the parameter that each follows, and how.
+    pub averages: BTreeMap<String, (String, Average)>,
+    /// Parameters that are computed from the training data, and what they hold.
+    pub statistics: BTreeMap<String, Statistic>,
     /// States carried per row.
     pub carried: Vec<Carried>,
     /// Tables of data on the device, and the field each holds.
@@ -78,9 +88,8 @@ pub struct Built {
 impl Built {
     fn new(net: Net<'_>) -> Result<Self> {
         let (graph, declared) = net.finish()?;
-        let (params, carried, tables, feeds) =
-            (declared.params, declared.carried, declared.tables, declared.feeds);
-        Ok(Self { graph, params, carried, tables, feeds })
+        let Declared { params, averages, statistics, carried, tables, feeds, .. } = declared;
+        Ok(Self { graph, params, averages, statistics, carried, tables, feeds })
     }
 
     /// Names of the states that an optimizer keeps from one run to the next: moments, and the random
@@ -117,8 +126,9 @@ struct Windows {
     only_params: bool,
 }
 
-/// The net of an architecture's windows, and its head outputs [windows, rows, steps, outputs].
-fn windows(architecture: &dyn Architecture, what: Windows) -> Result<(Net<'_>, Value)> {
+/// The net of an architecture's windows, its hidden states [windows, rows, steps, width] and head outputs
+/// [windows, rows, steps, outputs].
+fn windows(architecture: &dyn Architecture, what: Windows) -> Result<(Net<'_>, Value, Value)> {
     let Windows { rows, count, dtype, begin, training, table, only_params } = what;
     architecture.validate()?;
     let steps = architecture.window().steps;
@@ -132,16 +142,21 @@ fn windows(architecture: &dyn Architecture, what: Windows) -> Result<(Net<'_>, V
     if let Some(table) = table {
         net.table = Some((table, net.g.input("steps", DType::I32, [count, rows, steps])?));
     }
-    let mut outputs = Vec::new();
+    let (mut all_hidden, mut all_outputs) = (Vec::new(), Vec::new());
     for at in 0..count {
         net.pass = Pass::Windows { count, at, fresh: begin == Begin::Fresh };
         let hidden = architecture.forward(&mut net)?;
-        let y = net.head(hidden)?;
-        let shape = [&[1], net.g.shape(y)?].concat();
-        outputs.push(net.g.reshape(y, shape)?);
+        let outputs = architecture.head(&mut net, hidden)?;
+        for (value, all) in [(hidden, &mut all_hidden), (outputs, &mut all_outputs)] {
+            let shape = [&[1], net.g.shape(value)?].concat();
+            all.push(net.g.reshape(value, shape)?);
+        }
     }
-    let outputs = if let [one] = outputs[..] { one } else { net.g.concat(&outputs, 0)? };
-    Ok((net, outputs))
+    let mut joined = |all: Vec<Value>| -> Result<Value> {
+        Ok(if let [one] = all[..] { one } else { net.g.concat(&all, 0)? })
+    };
+    let (hidden, outputs) = (joined(all_hidden)?, joined(all_outputs)?);
+    Ok((net, hidden, outputs))
 }
 
 /// Forward, backward and one AdamW step over `architecture.window().unroll` windows.
@@ -164,9 +179,9 @@ pub fn training_graph(
         table: settings.table,
         only_params: false,
     };
-    let (mut net, logits) = windows(architecture, what)?;
+    let (mut net, hidden, logits) = windows(architecture, what)?;
     net.label_smoothing = settings.label_smoothing;
-    let parts = architecture.loss(&mut net, logits)?;
+    let parts = architecture.loss(&mut net, hidden, logits)?;
     let g = &mut net.g;
     let zero = |g: &mut Graph| g.scalar(settings.dtype, 0.0);
     let aux_loss = match parts.auxiliary {
@@ -182,19 +197,32 @@ pub fn training_graph(
     let params: Vec<(String, Value)> = g.params().map(|(name, value)| (name.to_owned(), value)).collect();
     let values: Vec<Value> = params.iter().map(|(_, value)| *value).collect();
     let grads = g.gradients(loss, &values)?;
-    let mut pairs = Vec::new();
+    let mut groups: Vec<(Group, Vec<(Value, Value)>)> = Vec::new();
     for ((name, value), grad) in params.iter().zip(grads) {
-        if let Some(grad) = grad {
-            pairs.push((*value, grad));
-            if settings.export_gradients {
-                g.output(&format!("grad.{name}"), grad)?;
-            }
+        let Some(grad) = grad else { continue };
+        let group = architecture.group(name);
+        match groups.iter_mut().find(|(known, _)| *known == group) {
+            Some((_, pairs)) => pairs.push((*value, grad)),
+            None => groups.push((group, vec![(*value, grad)])),
+        }
+        if settings.export_gradients {
+            g.output(&format!("grad.{name}"), grad)?;
         }
     }
-    let all: Vec<Value> = pairs.iter().map(|(_, grad)| *grad).collect();
+    let all: Vec<Value> = groups.iter().flat_map(|(_, pairs)| pairs).map(|(_, grad)| *grad).collect();
     let norm = g.global_norm(&all)?;
     let lr = g.input("lr", settings.dtype, [])?;
-    g.adamw(settings.optimizer, lr, Some((norm, settings.clip)), &pairs)?;
+    let mut trained: BTreeMap<String, Value> = BTreeMap::new();
+    for (Group { lr_scale, decays }, pairs) in &groups {
+        let weight_decay = if *decays { settings.optimizer.weight_decay } else { 0.0 };
+        let lr_scale = settings.optimizer.lr_scale * lr_scale;
+        let optimizer = AdamW { lr_scale, weight_decay, ..settings.optimizer };
+        let new = g.adamw(optimizer, lr, Some((norm, settings.clip)), pairs)?;
+        let name_of = |value: &Value| params.iter().find(|(_, known)| known == value).map(|(name, _)| name);
+        let names = pairs.iter().filter_map(|(value, _)| name_of(value));
+        trained.extend(names.cloned().zip(new));
+    }
+    follow(g, &net.declared.averages, &trained, settings.dtype)?;
     let report = g.state(REPORT, settings.dtype, [4])?;
     let total = (begin == Begin::Continue).then_some(report);
     let sums = g.sum_scalars(&[loss, parts.action, norm, correct], total)?;
@@ -211,7 +239,35 @@ pub fn training_graph(
     Built::new(net)
 }
 
-/// One window forward, carried states updated: output `logits` [1, rows, steps, outputs].
+/// Moves copies of parameters towards the parameters as the optimizer leaves them. A parameter that nothing
+/// trains stays what it was, and so does its copy.
+fn follow(
+    g: &mut Graph,
+    averages: &BTreeMap<String, (String, Average)>,
+    trained: &BTreeMap<String, Value>,
+    dtype: DType,
+) -> Result<()> {
+    let mut kinds: Vec<(Average, Vec<(Value, Value)>)> = Vec::new();
+    for (copy, (parameter, average)) in averages {
+        let Some(new) = trained.get(parameter) else { continue };
+        let pair = (g.value(copy)?, *new);
+        match kinds.iter_mut().find(|(known, _)| known == average) {
+            Some((_, pairs)) => pairs.push(pair),
+            None => kinds.push((*average, vec![pair])),
+        }
+    }
+    for (average, pairs) in kinds {
+        let decay = match average {
+            Average::Constant(rate) => g.scalar(dtype, 1.0 - rate)?,
+            Average::Warming(_) => g.input(DECAY, dtype, [])?,
+        };
+        g.moving_average(decay, &pairs)?;
+    }
+    Ok(())
+}
+
+/// One window forward, carried states updated: outputs `logits` [1, rows, steps, outputs] and `hidden` [1,
+/// rows, steps, width].
 pub fn evaluation_graph(
     architecture: &dyn Architecture,
     batch: usize,
@@ -220,7 +276,8 @@ pub fn evaluation_graph(
 ) -> Result<Built> {
     let what =
         Windows { rows: batch, count: 1, dtype, begin, training: None, table: None, only_params: false };
-    let (mut net, logits) = windows(architecture, what)?;
+    let (mut net, hidden, logits) = windows(architecture, what)?;
+    net.g.output("hidden", hidden)?;
     net.g.output("logits", logits)?;
     Built::new(net)
 }
@@ -230,7 +287,10 @@ pub fn parameter_graph(architecture: &dyn Architecture, dtype: DType) -> Result<
     let (training, begin) = (Some(true), Begin::Fresh);
     // Constants are left out: a hostile file could ask for large ones.
     let what = Windows { rows: 1, count: 1, dtype, begin, training, table: None, only_params: true };
-    Built::new(windows(architecture, what)?.0)
+    let (mut net, hidden, outputs) = windows(architecture, what)?;
+    // Some parameters belong to the loss alone.
+    architecture.loss(&mut net, hidden, outputs)?;
+    Built::new(net)
 }
 
 /// A compiled program over whole windows.
@@ -242,6 +302,8 @@ pub struct WindowProgram {
     clocks: Vec<Feed>,
     windows: usize,
     tokens: usize,
+    /// What decides the input [`DECAY`], if there is one.
+    warming: Option<Average>,
     /// The window that the clocks stand at.
     first: Option<u64>,
 }
@@ -264,7 +326,22 @@ impl WindowProgram {
         }
         let windows = program.output_type("logits")?.shape[0];
         let tokens = architecture.window().steps * architecture.ends().tokens.per_step();
-        Ok(Self { program, fields, clocks, windows, tokens, first: None })
+        let mut averages = built.averages.values().map(|(_, average)| *average);
+        let warming = averages.find(|average| matches!(average, Average::Warming(_)));
+        Ok(Self { program, fields, clocks, windows, tokens, warming, first: None })
+    }
+
+    /// Sets what a training program needs beside the data: the learning rate, and the number of optimizer
+    /// steps before this one.
+    pub fn set_rates(&mut self, lr: f64, step: u64) -> Result<()> {
+        let decay = self.warming.map(|average| (DECAY, average.decay(step)));
+        for (name, x) in [("lr", lr)].into_iter().chain(decay) {
+            match self.program.input_type(name)?.dtype {
+                DType::F64 => self.program.set(name, &[x])?,
+                _ => self.program.set(name, &[x as f32])?,
+            }
+        }
+        Ok(())
     }
 
     /// The inputs that a dataset fills, each [windows, rows, steps, ...], and the field that each takes.

@@ -70,8 +70,7 @@ pub fn evaluate_offline(
     for group in order.chunks(rows) {
         let mut tallies = vec![Tally::default(); rows];
         // Rows beyond the last episode repeat it and are not looked at.
-        let crops: Vec<Crop> =
-            (0..rows).map(|row| Crop { episode: group[row.min(group.len() - 1)], start: 0 }).collect();
+        let crops: Vec<Crop> = (0..rows).map(|row| Crop::new(group[row.min(group.len() - 1)], 0)).collect();
         let longest = group.iter().map(|episode| what.data.steps(*episode)).max().unwrap_or(0);
         for window in 0..longest.div_ceil(steps) {
             if stop.requested() {

@@ -84,7 +84,7 @@ impl Resident {
             self.store.set_rows(name, &rows, data)
         };
         for episode in 0..self.starts.len() {
-            let (steps, crops) = (source.steps(episode) + 1, [Crop { episode, start: 0 }]);
+            let (steps, crops) = (source.steps(episode) + 1, [Crop::new(episode, 0)]);
             for offset in (0..steps).step_by(most) {
                 let length = most.min(steps - offset);
                 if held + length > most {
@@ -114,7 +114,8 @@ impl Resident {
             let start = self.starts[crop.episode];
             let end = start + window.source.steps(crop.episode);
             for (i, row) in out.iter_mut().enumerate() {
-                *row = (start + crop.start + window.offset + i).min(end) as i32;
+                let step = (window.offset + i).saturating_sub(crop.repeated);
+                *row = (start + crop.start + step).min(end) as i32;
             }
         }
         Ok(())
@@ -166,7 +167,7 @@ mod tests {
                         for (episode, start) in parts.starts.iter().enumerate() {
                             let length = source.steps(episode) + 1;
                             let mut expected = vec![0.0; length * width];
-                            let crops = [Crop { episode, start: 0 }];
+                            let crops = [Crop::new(episode, 0)];
                             let window = Window { source: &*source, crops: &crops, offset: 0, length };
                             window.fill(*field, FieldMut::F32(&mut expected)).unwrap();
                             assert_eq!(table[start * width..(start + length) * width], expected);

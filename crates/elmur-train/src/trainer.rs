@@ -21,6 +21,7 @@ use crate::feed::{fill_inputs, request};
 use crate::resident::Resident;
 use crate::schedule::Unit;
 use crate::standardize::standardize;
+use crate::statistics;
 
 /// Loss, accuracy and gradient norm of one batch, averaged over its optimizer steps.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -126,8 +127,10 @@ impl Trainer {
             None => None,
         };
         let params = init::parameters(&*architecture, t.seed)?;
+        statistics::fill(&graphs[0], &**source, &params)?;
         if t.standardize {
             standardize(architecture.ends(), &**source, &params)?;
+            init::copy_averages(&graphs[0], &params)?;
         }
         let params = params.to(&device)?;
         let (optimizer, carried) = (Store::on(&device), Store::on(&device));
@@ -141,7 +144,7 @@ impl Trainer {
         let compile = |built| WindowProgram::new(built, &*architecture, &device, &stores);
         let programs = graphs.iter().map(compile).collect::<elmur_model::Result<Vec<_>>>()?;
         optimizer.set(RNG, &[t.seed as i64, 0])?;
-        let sampler = Sampler::new(&**source, config.crop(), t.seed);
+        let sampler = Sampler::new(&**source, config.crop(), t.seed).with_lead(architecture.window().lead);
         let epoch_len = sampler.epoch_len() as u64;
         let request = request(&programs, t.batch, t.segments, architecture.window().steps)?;
         let loader = Loader::new(source, sampler, request.clone());
@@ -254,7 +257,7 @@ impl Trainer {
             let seen = self.tokens + report.tokens;
             report.lr = t.lr * self.factor(runs as u64, seen);
             let program = &mut self.programs[usize::from(*run > 0)];
-            program.program.set("lr", &[report.lr as f32])?;
+            program.set_rates(report.lr, self.steps - 1)?;
             program.run((*run * window.unroll) as u64)?;
             *run += 1;
         }

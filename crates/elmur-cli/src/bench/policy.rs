@@ -215,7 +215,7 @@ impl<'a> TrainBench<'a> {
             store.declare(&built.graph)?;
             let mut program = WindowProgram::new(&built, architecture, device, &[&store])?;
             fill(&mut program)?;
-            program.program.set("lr", &[2e-4f32])?;
+            program.set_rates(2e-4, 0)?;
             programs.push(program);
         }
         Ok(Self { preset, programs })

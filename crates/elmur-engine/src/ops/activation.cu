@@ -1,5 +1,13 @@
-// Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp.
+// Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp, 8 mish.
 __device__ __forceinline__ float normal_cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678118654752f)); }
+
+// tanh(softplus x); *rest is 1 minus that, without cancellation.
+__device__ __forceinline__ float tanh_softplus(float x, float* rest) {
+    float e = expf(-fabsf(x));
+    float above = x > 0.0f ? 1.0f + 2.0f * e : e * (e + 2.0f), below = x > 0.0f ? 2.0f * e * e : 2.0f;
+    *rest = below / (above + below);
+    return above / (above + below);
+}
 
 __device__ __forceinline__ float activate(int kind, float x) {
     switch (kind) {
@@ -10,11 +18,15 @@ __device__ __forceinline__ float activate(int kind, float x) {
         case 5: return sigmoid(x);
         case 6: return fmaxf(x, 0.0f) + logf(1.0f + expf(-fabsf(x)));
         case 7: return expf(x);
+        case 8: {
+            float rest;
+            return x * tanh_softplus(x, &rest);
+        }
         default: return x;
     }
 }
 
-// Derivative, from the function's argument (gelu, silu, softplus) or value (the others).
+// Derivative, from the function's argument (gelu, silu, softplus, mish) or value (the others).
 __device__ __forceinline__ float derivative(int kind, float x) {
     switch (kind) {
         case 1: return x > 0.0f ? 1.0f : 0.0f;
@@ -27,6 +39,10 @@ __device__ __forceinline__ float derivative(int kind, float x) {
         case 5: return x * (1.0f - x);
         case 6: return sigmoid(x);
         case 7: return x;
+        case 8: {
+            float rest, t = tanh_softplus(x, &rest);
+            return t + x * sigmoid(x) * rest * (1.0f + t);
+        }
         default: return 1.0f;
     }
 }

@@ -1,5 +1,5 @@
-//! Elementwise functions: ReLU, exact GELU, SiLU, tanh, sigmoid, softplus, exp. [`linear`](Graph::linear) can
-//! apply them too, while its output is still in the cache.
+//! Elementwise functions: ReLU, exact GELU, SiLU, tanh, sigmoid, softplus, exp, mish.
+//! [`linear`](Graph::linear) can apply them too, while its output is still in the cache.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -33,6 +33,8 @@ pub enum Activation {
     Softplus,
     /// e^x
     Exp,
+    /// x tanh(softplus x)
+    Mish,
 }
 
 use Activation as A;
@@ -58,8 +60,21 @@ fn normal_cdf<T: Float>(x: T) -> T {
 
 /// ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|).
 #[inline(always)]
-fn softplus<T: Float>(x: T) -> T {
-    x.max(T::ZERO) + (T::ONE + (-x.abs()).exp()).ln()
+pub(crate) fn softplus<T: Float>(x: T) -> T {
+    x.max(T::ZERO) + (-x.abs()).exp().ln_1p()
+}
+
+/// t = tanh(ln(1 + e^x)) and 1 - t, without cancellation. With e = e^-|x|:
+///
+/// ```text
+/// x > 0:  t = (1 + 2 e) / (1 + 2 e + 2 e²),  1 - t = 2 e² / (1 + 2 e + 2 e²)
+/// else:   t = (e² + 2 e) / (e² + 2 e + 2),   1 - t = 2 / (e² + 2 e + 2)
+/// ```
+#[inline(always)]
+fn tanh_softplus<T: Float>(x: T) -> (T, T) {
+    let (e, two) = ((-x.abs()).exp(), T::of(2.0));
+    let (above, rest) = if x > T::ZERO { (T::ONE + two * e, two * e * e) } else { (e * (e + two), two) };
+    (above / (above + rest), rest / (above + rest))
 }
 
 simd_fn! {
@@ -74,6 +89,7 @@ simd_fn! {
             A::Sigmoid => x.iter_mut().for_each(|x| *x = x.sigmoid()),
             A::Softplus => x.iter_mut().for_each(|x| *x = softplus(*x)),
             A::Exp => x.iter_mut().for_each(|x| *x = x.exp()),
+            A::Mish => x.iter_mut().for_each(|x| *x *= tanh_softplus(*x).0),
         }
     }
 }
@@ -94,6 +110,10 @@ simd_fn! {
             A::Sigmoid => pairs.for_each(|(dx, y)| *dx *= *y * (T::ONE - *y)),
             A::Softplus => pairs.for_each(|(dx, x)| *dx *= x.sigmoid()),
             A::Exp => pairs.for_each(|(dx, y)| *dx *= *y),
+            A::Mish => pairs.for_each(|(dx, x)| {
+                let (t, rest) = tanh_softplus(*x);
+                *dx *= t + *x * x.sigmoid() * rest * (T::ONE + t);
+            }),
         }
     }
 }
@@ -137,6 +157,11 @@ impl Graph {
     /// e^x.
     pub fn exp(&mut self, x: Value) -> Result<Value> {
         self.activation(x, A::Exp)
+    }
+
+    /// x tanh(softplus x).
+    pub fn mish(&mut self, x: Value) -> Result<Value> {
+        self.activation(x, A::Mish)
     }
 
     /// dy f', where `seen` is the value or the argument of f.

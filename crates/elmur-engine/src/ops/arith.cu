@@ -1,4 +1,7 @@
-// kind: 0 a + b, 1 a - b, 2 a b. flat: 1 equal shapes, 2 b is one number, 0 by steps.
+// Whether the minimum of two numbers is the first one; NaN counts as smaller than all numbers.
+template <class T> __device__ __forceinline__ bool takes_first(T a, T b) { return a <= b || a != a; }
+
+// kind: 0 a + b, 1 a - b, 2 a b, 3 a / b, 4 minimum. flat: 1 equal shapes, 2 b is one number, 0 by steps.
 template <class T> struct BinaryArgs {
     T* y;
     const T *a, *b;
@@ -13,11 +16,18 @@ template <class T> __device__ __forceinline__ void binary(const BinaryArgs<T>& a
     i64 p = i, q = args.flat == 2 ? 0 : i;
     if (!args.flat) offsets(i, args.steps, p, q);
     T u = args.a[p], v = args.b[q];
-    args.y[i] = kind == 0 ? u + v : kind == 1 ? u - v : u * v;
+    args.y[i] = kind == 0 ? u + v : kind == 1 ? u - v : kind == 2 ? u * v : kind == 3 ? u / v : takes_first(u, v) ? u : v;
 }
 KERNEL binary_f32(BinaryArgs<float> args) { begin(); binary(args); }
 KERNEL binary_i32(BinaryArgs<int> args) { begin(); binary(args); }
 KERNEL binary_i64(BinaryArgs<i64> args) { begin(); binary(args); }
+
+// dy where the minimum of a and b took the first (or, unless `first`, the second), 0 elsewhere.
+KERNEL minimum_grad(float* dx, const float* dy, const float* a, const float* b, int first, i64 n) {
+    begin();
+    i64 i = thread_number();
+    if (i < n) dx[i] = takes_first(a[i], b[i]) == (first != 0) ? dy[i] : 0.0f;
+}
 
 KERNEL affine(float* y, const float* x, float factor, float offset, i64 n) {
     begin();

@@ -1,4 +1,4 @@
-//! Elementwise arithmetic with NumPy broadcasting: add, sub, mul, scale, select, and casts.
+//! Elementwise arithmetic with NumPy broadcasting: add, sub, mul, div, minimum, scale, select, and casts.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -30,6 +30,17 @@ impl Graph {
     /// a b elementwise, broadcasting.
     pub fn mul(&mut self, a: Value, b: Value) -> Result<Value> {
         self.push1(Binary(Kind::Mul), &[a, b])
+    }
+
+    /// a / b elementwise, broadcasting.
+    pub fn div(&mut self, a: Value, b: Value) -> Result<Value> {
+        self.push1(Binary(Kind::Div), &[a, b])
+    }
+
+    /// The smaller of a and b elementwise, broadcasting; NaN if one of them is. The gradient goes to the
+    /// smaller one, to a where both are equal.
+    pub fn minimum(&mut self, a: Value, b: Value) -> Result<Value> {
+        self.push1(Binary(Kind::Min), &[a, b])
     }
 
     /// factor x.
@@ -69,6 +80,8 @@ enum Kind {
     Add,
     Sub,
     Mul,
+    Div,
+    Min,
 }
 
 #[derive(Debug)]
@@ -90,7 +103,7 @@ fn broadcast_shape(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 
 #[cfg(feature = "cuda")]
 kernel_args! {
-    /// A sum, difference or product of two operands.
+    /// A binary function of two operands.
     struct BinaryArgs in "arith.cu" {
         y: u64, a: u64, b: u64, n: usize, kind: i32, flat: i32, steps: Steps,
     }
@@ -102,6 +115,8 @@ impl Op for Binary {
             Kind::Add => "add",
             Kind::Sub => "sub",
             Kind::Mul => "mul",
+            Kind::Div => "div",
+            Kind::Min => "minimum",
         }
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
@@ -130,6 +145,22 @@ impl Op for Binary {
             if b.needs(this) {
                 let full = match self.0 {
                     Kind::Mul => b.graph.mul(grad, b.inputs[other])?,
+                    // d(a / b) = da / b - y db / b
+                    Kind::Div => {
+                        let share = b.graph.div(grad, b.inputs[1])?;
+                        if this == 0 {
+                            share
+                        } else {
+                            let product = b.graph.mul(share, b.outputs[0])?;
+                            b.graph.scale(product, -1.0)?
+                        }
+                    }
+                    Kind::Min => {
+                        let shape = b.graph.shape(grad)?.to_vec();
+                        let first = b.graph.broadcast_to(b.inputs[0], shape.clone())?;
+                        let second = b.graph.broadcast_to(b.inputs[1], shape)?;
+                        b.graph.push1(MinGrad { first: this == 0 }, &[grad, first, second])?
+                    }
                     Kind::Sub if this == 1 => b.graph.scale(grad, -1.0)?,
                     _ => grad,
                 };
@@ -246,10 +277,60 @@ simd_fn! {
             (Kind::Add, [b]) => y.iter_mut().for_each(|y| *y += *b),
             (Kind::Sub, [b]) => y.iter_mut().for_each(|y| *y -= *b),
             (Kind::Mul, [b]) => y.iter_mut().for_each(|y| *y *= *b),
+            (Kind::Div, [b]) => y.iter_mut().for_each(|y| *y /= *b),
+            (Kind::Min, [b]) => y.iter_mut().for_each(|y| *y = if takes_first(*y, *b) { *y } else { *b }),
             (Kind::Add, b) => y.iter_mut().zip(b).for_each(|(y, b)| *y += *b),
             (Kind::Sub, b) => y.iter_mut().zip(b).for_each(|(y, b)| *y -= *b),
             (Kind::Mul, b) => y.iter_mut().zip(b).for_each(|(y, b)| *y *= *b),
+            (Kind::Div, b) => y.iter_mut().zip(b).for_each(|(y, b)| *y /= *b),
+            (Kind::Min, b) => {
+                y.iter_mut().zip(b).for_each(|(y, b)| *y = if takes_first(*y, *b) { *y } else { *b });
+            }
         }
+    }
+}
+
+/// Whether the minimum of two numbers is the first one; NaN counts as smaller than all numbers.
+#[inline(always)]
+fn takes_first<T: Float>(a: T, b: T) -> bool {
+    a <= b || a.is_nan()
+}
+
+/// The gradient of a minimum where the first operand was taken, or where the second was, and 0 elsewhere.
+/// From the gradient and both operands, all of one shape.
+#[derive(Debug)]
+struct MinGrad {
+    first: bool,
+}
+
+impl Op for MinGrad {
+    fn name(&self) -> &'static str {
+        "minimum_grad"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        Ok(vec![inputs[0].clone()])
+    }
+    fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        dispatch_float!(io.dtype(), T => {
+            let (dx, a, b) = (io.in_place::<T>(0, 0), io.input::<T>(1), io.input::<T>(2));
+            io.pool.rows(dx.len(), 2, RowsMut::new(dx, 1), |at, dx| {
+                for ((dx, a), b) in dx.iter_mut().zip(&a[at..]).zip(&b[at..]) {
+                    if takes_first(*a, *b) != self.first {
+                        *dx = T::ZERO;
+                    }
+                }
+            });
+        });
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.ty(0).len();
+        let [dy, a, b] = [0, 1, 2].map(|i| launch.input(i));
+        launch.elements("minimum_grad", n, args![launch.output(0), dy, a, b, self.first, n])
     }
 }
 

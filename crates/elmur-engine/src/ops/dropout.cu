@@ -28,3 +28,12 @@ KERNEL random_normal(float* y, const i64* rng, u32 stream, float std, i64 n) {
         if (i + 1 < n) y[i + 1] = (float)((double)std * (radius * s));
     }
 }
+
+// y[i] = the high half of draw i times limit.
+KERNEL random_below(int* y, const i64* rng, u32 stream, u32 limit, i64 n) {
+    begin();
+    i64 i = thread_number();
+    if (i >= n) return;
+    u32 block = (u32)(16 * (i / 64) + i % 16);
+    y[i] = (int)__umulhi(philox(Rng(rng), stream, block).w[i % 64 / 16], limit);
+}

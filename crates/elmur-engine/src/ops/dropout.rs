@@ -51,6 +51,13 @@ impl Graph {
         self.push1(RandomNormal { stream, std, ty: TensorType::new(dtype, shape) }, &[rng])
     }
 
+    /// Whole numbers in 0..`limit`, i32, each equally likely, drawn anew in every run. Element i is the high
+    /// half of draw i times the limit, so that numbers differ in probability by at most 2^-32.
+    pub fn random_below(&mut self, limit: usize, shape: impl Into<Vec<usize>>, rng: Value) -> Result<Value> {
+        let stream = self.next_stream();
+        self.push1(RandomBelow { stream, limit, shape: shape.into() }, &[rng])
+    }
+
     /// A fresh stream with drop probability `p`.
     pub(crate) fn drop_stream(&mut self, p: f64) -> Result<DropStream> {
         if !(0.0..1.0).contains(&p) {
@@ -246,5 +253,41 @@ impl Op for RandomNormal {
         let n = self.ty.len();
         let args = args![launch.output(0), launch.input(0), self.stream, self.std as f32, n];
         launch.elements("random_normal", n.div_ceil(4), args)
+    }
+}
+
+#[derive(Debug)]
+struct RandomBelow {
+    stream: u32,
+    limit: usize,
+    shape: Vec<usize>,
+}
+
+impl Op for RandomBelow {
+    fn name(&self) -> &'static str {
+        "random_below"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_rng("random_below", &inputs[0])?;
+        if self.limit == 0 || self.limit > i32::MAX as usize {
+            return mismatch("random_below", "a limit in 1..2^31", self.limit.to_string());
+        }
+        Ok(vec![TensorType::new(DType::I32, self.shape.clone())])
+    }
+    fn stops_gradient(&self) -> bool {
+        true
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let stream = stream_of(io.input::<i64>(0), self.stream);
+        for (i, y) in io.output::<i32>(0).iter_mut().enumerate() {
+            *y = ((u64::from(stream.draw(i as u64)) * self.limit as u64) >> 32) as i32;
+        }
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let n = launch.out_ty(0).len();
+        let args = args![launch.output(0), launch.input(0), self.stream, self.limit as u32, n];
+        launch.elements("random_below", n, args)
     }
 }

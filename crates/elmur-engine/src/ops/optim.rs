@@ -51,15 +51,18 @@ impl Graph {
     /// `lr` is a scalar of the parameters' type. `clip` scales all gradients by min(1, max / (norm + 1e-6))
     /// for a norm from [`Graph::global_norm`]. Moments become states `adamw.m.<param>` and `adamw.v.<param>`;
     /// all calls in one graph share the step counter [`STEP_STATE`]. Call once per group of parameters.
+    ///
+    /// Returns the new parameters in the order of `params`, for what must read them in the same run, such as
+    /// [`Graph::moving_average`]: the parameters themselves are read as they were before the run.
     pub fn adamw(
         &mut self,
         settings: AdamW,
         lr: Value,
         clip: Option<(Value, f64)>,
         params: &[(Value, Value)],
-    ) -> Result<()> {
+    ) -> Result<Vec<Value>> {
         if params.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let step = match self.find(STEP_STATE) {
             Some(step) => step,
@@ -89,10 +92,10 @@ impl Graph {
         }
         let op = AdamWOp { settings, max_norm: clip.map(|(_, max)| max) };
         let outputs = self.push(op, &inputs)?;
-        for (target, new) in targets.into_iter().zip(outputs) {
-            self.update(target, new)?;
+        for (target, new) in targets.into_iter().zip(&outputs) {
+            self.update(target, *new)?;
         }
-        Ok(())
+        Ok(outputs.into_iter().step_by(3).collect())
     }
 }
 
@@ -114,13 +117,29 @@ struct AdamWOp {
 /// Elements of one task.
 const CHUNK: usize = 8192;
 
+/// Number of tasks that one tensor of `len` elements is divided into.
+pub(crate) fn chunks(len: usize) -> usize {
+    len.div_ceil(CHUNK)
+}
+
+/// The tensor that task `task` works on, and the range of elements, where the tasks of tensor 0 come first.
+/// `len` gives the elements of a tensor.
+pub(crate) fn chunk(task: usize, len: impl Fn(usize) -> usize) -> (usize, std::ops::Range<usize>) {
+    let (mut tensor, mut chunk) = (0, task);
+    while chunk >= chunks(len(tensor)) {
+        chunk -= chunks(len(tensor));
+        tensor += 1;
+    }
+    (tensor, chunk * CHUNK..len(tensor).min((chunk + 1) * CHUNK))
+}
+
 /// Elements of one block of threads on a GPU.
 #[cfg(feature = "cuda")]
 const GPU_CHUNK: usize = 2048;
 
 /// First element and number of elements of each block's part of a tensor.
 #[cfg(feature = "cuda")]
-fn gpu_chunks(len: usize) -> impl Iterator<Item = (u64, u64)> {
+pub(crate) fn gpu_chunks(len: usize) -> impl Iterator<Item = (u64, u64)> {
     (0..len).step_by(GPU_CHUNK).map(move |start| (start as u64, GPU_CHUNK.min(len - start) as u64))
 }
 
@@ -191,15 +210,9 @@ impl Op for AdamWOp {
             for (input, output) in self.pairs(io.inputs.len()) {
                 io.in_place::<T>(input, output);
             }
-            let chunks = |i: usize| io.ty(first + 4 * i).len().div_ceil(CHUNK);
-            io.pool.run((0..count).map(chunks).sum(), |task, _| {
-                let (mut i, mut chunk) = (0, task);
-                while chunk >= chunks(i) {
-                    chunk -= chunks(i);
-                    i += 1;
-                }
-                let len = io.ty(first + 4 * i).len();
-                let at = chunk * CHUNK..len.min((chunk + 1) * CHUNK);
+            let len = |i: usize| io.ty(first + 4 * i).len();
+            io.pool.run((0..count).map(|i| chunks(len(i))).sum(), |task, _| {
+                let (i, at) = chunk(task, len);
                 let g = &io.input::<T>(first + 4 * i + 1)[at.clone()];
                 // SAFETY: tasks own disjoint chunks of the outputs, which hold the old values by now.
                 let [p, m, v] = [0, 1, 2].map(|o| unsafe {
@@ -289,21 +302,16 @@ impl Op for GlobalNorm {
         Ok(vec![first.with([])])
     }
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
-        inputs.iter().map(|ty| ty.len().div_ceil(CHUNK)).sum::<usize>() * size_of::<f64>()
+        inputs.iter().map(|ty| chunks(ty.len())).sum::<usize>() * size_of::<f64>()
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let chunks = |i: usize| io.ty(i).len().div_ceil(CHUNK);
-        let total = (0..io.inputs.len()).map(chunks).sum();
+        let len = |i: usize| io.ty(i).len();
+        let total = (0..io.inputs.len()).map(|i| chunks(len(i))).sum();
         let partial = io.scratch::<f64>(total);
         dispatch_float!(io.dtype(), T => {
             io.pool.blocks(total, 1, crate::cpu::pool::RowsMut::new(&mut *partial, 1), |task, sum, _| {
-                let (mut i, mut chunk) = (0, task);
-                while chunk >= chunks(i) {
-                    chunk -= chunks(i);
-                    i += 1;
-                }
-                let g = io.input::<T>(i);
-                sum[0] = squares(&g[chunk * CHUNK..g.len().min((chunk + 1) * CHUNK)]).to_f64();
+                let (i, at) = chunk(task, len);
+                sum[0] = squares(&io.input::<T>(i)[at]).to_f64();
             });
             io.output::<T>(0)[0] = T::of(partial.iter().sum::<f64>().sqrt());
         });

@@ -33,25 +33,43 @@ struct Reduction {
     int kept, shape[6], step[6];
     int summed, extent[6], stride[6];
 };
-// Any axes: one block per output, walking the summed axes.
-KERNEL sum_axes(float* y, const float* x, i64 count, Reduction s) {
-    begin();
-    i64 base = 0, rest = blockIdx.x;
+// Offset of output number `rest`, and of summed element number `left`.
+__device__ __forceinline__ i64 kept_offset(const Reduction& s, i64 rest) {
+    i64 base = 0;
     for (int axis = s.kept - 1; axis >= 0; --axis) {
         base += rest % s.shape[axis] * s.step[axis];
         rest /= s.shape[axis];
     }
-    double total = 0;
-    for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
-        i64 at = base, left = i;
-        for (int axis = s.summed - 1; axis >= 0; --axis) {
-            at += left % s.extent[axis] * s.stride[axis];
-            left /= s.extent[axis];
-        }
-        total += x[at];
+    return base;
+}
+__device__ __forceinline__ i64 summed_offset(const Reduction& s, i64 left) {
+    i64 at = 0;
+    for (int axis = s.summed - 1; axis >= 0; --axis) {
+        at += left % s.extent[axis] * s.stride[axis];
+        left /= s.extent[axis];
     }
+    return at;
+}
+
+// Any axes: one block per output, walking the summed axes.
+KERNEL sum_axes(float* y, const float* x, i64 count, i64 outputs, Reduction s) {
+    begin();
+    x += kept_offset(s, blockIdx.x);
+    double total = 0;
+    for (i64 i = threadIdx.x; i < count; i += blockDim.x) total += x[summed_offset(s, i)];
     total = block_sum(total);
     if (threadIdx.x == 0) y[blockIdx.x] = (float)total;
+}
+
+// Any axes: one thread per output.
+KERNEL sum_few(float* y, const float* x, i64 count, i64 outputs, Reduction s) {
+    begin();
+    i64 output = thread_number();
+    if (output >= outputs) return;
+    x += kept_offset(s, output);
+    double total = 0;
+    for (i64 i = 0; i < count; ++i) total += x[summed_offset(s, i)];
+    y[output] = (float)total;
 }
 
 // y[i] = total[i] + *scalars[i].

@@ -255,8 +255,12 @@ impl Op for SumTo {
             (extents[at], strides[at]) = (*extent as i32, stride as i32);
             *count += 1;
         }
-        let args = args![launch.output(0), launch.input(0), n / kept, reduction];
-        launch.kernel("sum_axes", [kept, 1, 1], 256, 0, args)
+        let args = args![launch.output(0), launch.input(0), n / kept, kept, reduction];
+        // Few numbers are added by one thread: a block would wait longer for its own threads.
+        match n / kept <= 64 {
+            true => launch.elements("sum_few", kept, args),
+            false => launch.kernel("sum_axes", [kept, 1, 1], 256, 0, args),
+        }
     }
 }
 

@@ -8,14 +8,14 @@
 //! window; where a crop is cut into several, the state goes on without gradient beyond `unroll` windows.
 
 use elmur_base::Describe;
-use elmur_engine::{Activation as Act, Value};
+use elmur_engine::Value;
 use serde::{Deserialize, Serialize};
 
+use super::layers::{Lstm, LstmCompat, check_counts, check_dropout};
 use crate::architecture::Architecture;
 use crate::ends::{Action, Encoder, Ends, TokenFormat, read_encoders};
-use crate::error::{Error, Result};
-use crate::initial::Init;
-use crate::net::{Net, Start};
+use crate::error::Result;
+use crate::net::Net;
 use crate::phase::{Phase, Window};
 use crate::sizes::{Sizes, check_depth};
 
@@ -44,6 +44,9 @@ pub struct BcLstm {
     /// the next.
     #[serde(default = "one")]
     pub unroll: usize,
+    /// Behaviours of the published Python code that differ from the method, to reproduce its results.
+    #[serde(default, skip_serializing_if = "LstmCompat::is_default")]
+    pub compat: LstmCompat,
 }
 
 fn one() -> usize {
@@ -53,48 +56,38 @@ fn one() -> usize {
 impl BcLstm {
     /// Name of the state that holds layer `i`'s hidden state, [rows, hidden].
     pub fn hidden_state(i: usize) -> String {
-        format!("h.{i}")
+        Lstm::hidden_state(i)
     }
 
     /// Name of the state that holds layer `i`'s cell, [rows, hidden].
     pub fn cell_state(i: usize) -> String {
-        format!("c.{i}")
+        Lstm::cell_state(i)
     }
-}
 
-impl BcLstm {
+    fn lstm(&self) -> Lstm {
+        Lstm { width: self.hidden, layers: self.layers, dropout: self.dropout, compat: self.compat }
+    }
+
     /// The parameters, added up; an error for models that are too large to build.
     pub(crate) fn sizes(&self) -> Result<Sizes> {
         check_depth("unroll", self.unroll, self.layers)?;
-        let (mut sizes, h) = (Sizes::default(), self.hidden);
-        self.ends().add_sizes(&mut sizes, h, self.window)?;
-        sizes.value("window", &[self.window, 4, h])?;
-        sizes.value("window", &[self.window, self.d_model])?;
-        sizes.param("hidden", 1, &[4, h, self.d_model])?;
-        sizes.param("hidden", 2 * self.layers - 1, &[4, h, h])?;
-        sizes.param("hidden", 2 * self.layers, &[4, h])?;
+        let mut sizes = Sizes::default();
+        self.ends().add_sizes(&mut sizes, self.hidden, self.window)?;
+        self.lstm().add_sizes(&mut sizes, "hidden", self.d_model, self.window)?;
         Ok(sizes)
     }
 }
 
 impl Architecture for BcLstm {
     fn validate(&self) -> Result<()> {
-        for (key, count, most) in [
+        check_counts(&[
             ("d_model", self.d_model, 1 << 20),
             ("hidden", self.hidden, 8192),
             ("layers", self.layers, 64),
             ("window", self.window, 1 << 20),
             ("unroll", self.unroll, 4096),
-        ] {
-            if !(1..=most).contains(&count) {
-                let (key, expected) = (key.to_owned(), format!("1 to {most}"));
-                return Err(Error::Config { key, expected, got: count.to_string() });
-            }
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            let (key, expected) = ("dropout".to_owned(), "0 or more and below 1".to_owned());
-            return Err(Error::Config { key, expected, got: self.dropout.to_string() });
-        }
+        ])?;
+        check_dropout("dropout", self.dropout)?;
         self.ends().validate()?;
         self.sizes().map(|_| ())
     }
@@ -113,31 +106,12 @@ impl Architecture for BcLstm {
     }
 
     fn window(&self) -> Window {
-        Window { steps: self.window, unroll: self.unroll, slides: false }
+        Window::of(self.window, self.unroll)
     }
 
     fn forward(&self, net: &mut Net<'_>) -> Result<Value> {
-        let mut x = net.encode_observation()?;
-        for layer in 0..self.layers {
-            if layer > 0 {
-                x = net.dropout(x, self.dropout)?;
-            }
-            let (width, zero) = (self.hidden, Init::Constant(0.0));
-            let name = format!("lstm.{layer}.input");
-            let gates = net.linear_act(x, &name, 4 * width, Init::Orthogonal, Some(zero), Act::Identity)?;
-            let weight =
-                net.param(&format!("lstm.{layer}.hidden.weight"), [4 * width, width], Init::Orthogonal)?;
-            let bias = net.param(&format!("lstm.{layer}.hidden.bias"), [4 * width], zero)?;
-            let (h, c) = (Self::hidden_state(layer), Self::cell_state(layer));
-            let hidden = net.carried(&h, &[width], Start::Zeros)?;
-            let cell = net.carried(&c, &[width], Start::Zeros)?;
-            let lstm = net.g.lstm(gates, weight, bias, hidden, cell)?;
-            net.keep(&h, lstm.last_hidden)?;
-            net.keep(&c, lstm.last_cell)?;
-            net.tap(&format!("hidden.{layer}"), lstm.last_hidden)?;
-            x = lstm.hidden;
-        }
-        Ok(x)
+        let x = net.encode_observation()?;
+        self.lstm().carried(net, x)
     }
 
     fn steps_exactly(&self) -> bool {

@@ -115,7 +115,7 @@ impl Architecture for Dt {
     }
 
     fn window(&self) -> Window {
-        Window { steps: self.window, unroll: 1, slides: true }
+        Window { slides: true, ..Window::of(self.window, 1) }
     }
 
     fn forward(&self, net: &mut Net<'_>) -> Result<Value> {

@@ -41,7 +41,7 @@ impl Architecture for Elmur {
     }
 
     fn window(&self) -> Window {
-        Window { steps: self.segment_length, unroll: self.memory.gradient.segments(), slides: false }
+        Window::of(self.segment_length, self.memory.gradient.segments())
     }
 
     /// A segment: every layer attends, reads its memory, and writes it at the end.
@@ -84,7 +84,7 @@ impl Architecture for Elmur {
         net.at_observations(x)
     }
 
-    fn loss(&self, net: &mut Net<'_>, outputs: Value) -> Result<Loss> {
+    fn loss(&self, net: &mut Net<'_>, _hidden: Value, outputs: Value) -> Result<Loss> {
         let mut loss = net.imitation(outputs)?;
         let routes = std::mem::take(&mut net.routes);
         if let Ffn::Moe { experts, balance, .. } = self.ffn

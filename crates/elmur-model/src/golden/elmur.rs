@@ -128,6 +128,8 @@ pub(super) fn case(json: &str) -> Result<Case> {
         batch: arguments.batch,
         windows: arguments.segments,
         optimizer: arguments.optimizer,
+        outputs: vec![("logits", None, "eval/logits")],
+        targets: false,
         states: (0..config.layers).flat_map(|i| [state(i, false), state(i, true)]).collect(),
         gradient_window: 2,
         gradients: "grad/",

@@ -18,14 +18,26 @@ pub enum Choose {
 
 /// The random numbers of a row: draws `next`, `next + 1`, ... of the stream of its seed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Draws {
-    pub seed: u64,
-    pub next: u64,
+pub struct Draws {
+    pub(super) seed: u64,
+    pub(super) next: u64,
 }
 
 impl Draws {
+    /// The random numbers that a row has after a reset with this seed.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, next: 0 }
+    }
+
+    /// A normal number with mean 0 and standard deviation 1.
+    pub fn normal(&mut self) -> f64 {
+        // 1 - u lies in (0, 1].
+        let (u, angle) = (1.0 - self.below(1.0), self.below(std::f64::consts::TAU));
+        (-2.0 * u.ln()).sqrt() * angle.cos()
+    }
+
     /// A number uniform in `[0, high)`.
-    fn below(&mut self, high: f64) -> f64 {
+    pub fn below(&mut self, high: f64) -> f64 {
         // The order in which `Rng` draws.
         let block = Stream::new(self.seed, self.next >> 34, u32::MAX).block((self.next >> 2) as u32);
         let draw = block[(self.next & 3) as usize];
@@ -90,6 +102,14 @@ mod tests {
         let chi: f64 = counts.iter().zip(expected).map(|(c, e)| (f64::from(*c) - e).powi(2) / e).sum();
         assert!(chi < 13.8, "{counts:?}");
         assert_eq!(draws.next, 10_000);
+    }
+
+    #[test]
+    fn normal_draws_have_mean_0_and_variance_1() {
+        let mut draws = Draws::new(5);
+        let all: Vec<f64> = (0..20_000).map(|_| draws.normal()).collect();
+        let moment = |power: i32| all.iter().map(|x| x.powi(power)).sum::<f64>() / all.len() as f64;
+        assert!(moment(1).abs() < 0.03 && (moment(2) - 1.0).abs() < 0.04 && (moment(4) - 3.0).abs() < 0.3);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The newest steps of every row, for architectures whose window is run again at every step.
 
-use elmur_base::{Field, Kind, Values, Widths};
+use elmur_base::{Field, FieldMut, Kind, Values, Widths};
 use elmur_engine::Program;
 
 use crate::ends::{Encoder, Ends, Token};
@@ -29,14 +29,14 @@ enum Data {
 
 /// The newest steps of every row.
 #[derive(Debug)]
-pub(super) struct History {
-    pub columns: Vec<Column>,
-    steps: usize,
+pub(crate) struct History {
+    pub(super) columns: Vec<Column>,
+    pub(super) steps: usize,
 }
 
 /// The stretch of a row's steps that a window shows: steps `start..start + count` of the episode.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shown {
+pub(crate) struct Shown {
     pub row: usize,
     pub start: u64,
     pub count: usize,
@@ -155,15 +155,39 @@ impl History {
         Ok(())
     }
 
-    fn copy<T: Copy>(&self, each: usize, data: &[T], input: &mut [T], shown: impl Iterator<Item = Shown>) {
-        let whole = self.steps * each;
-        for (Shown { row, start, count }, input) in shown.zip(input.chunks_exact_mut(whole)) {
-            let data = &data[row * whole..(row + 1) * whole];
-            let first = (start % self.steps as u64) as usize;
-            let until_end = count.min(self.steps - first);
-            input[..until_end * each].copy_from_slice(&data[first * each..(first + until_end) * each]);
-            input[until_end * each..count * each].copy_from_slice(&data[..(count - until_end) * each]);
+    /// Copies a field of the shown steps of a row, oldest first, to the beginning of `out`.
+    pub fn read(&self, field: Field, shown: Shown, out: FieldMut<'_>) -> Result<()> {
+        let missing = || Error::input("plan", "a field that the session keeps", field.to_string());
+        let column = self.columns.iter().find(|column| column.field == field).ok_or_else(missing)?;
+        let numbers = shown.count * column.each;
+        if out.len() < numbers {
+            let expected = format!("room for {numbers} numbers of {field}");
+            return Err(Error::input("plan", expected, out.len().to_string()));
         }
+        let got = out.type_name();
+        match (&column.data, out) {
+            (Data::F32(data), FieldMut::F32(out)) => self.copy_row(column.each, data, out, shown),
+            (Data::I32(data), FieldMut::I32(out)) => self.copy_row(column.each, data, out, shown),
+            (Data::U8(data), FieldMut::U8(out)) => self.copy_row(column.each, data, out, shown),
+            _ => return Err(Error::input("plan", format!("the type of {field}"), got)),
+        }
+        Ok(())
+    }
+
+    fn copy<T: Copy>(&self, each: usize, data: &[T], input: &mut [T], shown: impl Iterator<Item = Shown>) {
+        for (shown, input) in shown.zip(input.chunks_exact_mut(self.steps * each)) {
+            self.copy_row(each, data, input, shown);
+        }
+    }
+
+    fn copy_row<T: Copy>(&self, each: usize, data: &[T], to: &mut [T], shown: Shown) {
+        let Shown { row, start, count } = shown;
+        let whole = self.steps * each;
+        let data = &data[row * whole..(row + 1) * whole];
+        let first = (start % self.steps as u64) as usize;
+        let until_end = count.min(self.steps - first);
+        to[..until_end * each].copy_from_slice(&data[first * each..(first + until_end) * each]);
+        to[until_end * each..count * each].copy_from_slice(&data[..(count - until_end) * each]);
     }
 }
 

@@ -60,7 +60,7 @@ impl Context {
             Work::Rerun => Some(architecture.forward(&mut net)?),
         };
         if let Some(hidden) = hidden {
-            let outputs = net.head(hidden)?;
+            let outputs = architecture.head(&mut net, hidden)?;
             net.g.output("outputs", outputs)?;
         }
         net.finish()

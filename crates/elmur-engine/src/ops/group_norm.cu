@@ -1,0 +1,106 @@
+// One warp per sample and group; `count` groups in all samples. stats may be null.
+struct GroupNormArgs {
+    float *y, *stats;
+    const float *x, *gamma, *beta;
+    i64 count;
+    int steps, channels, groups;
+    float eps;
+};
+KERNEL group_norm(GroupNormArgs args) {
+    begin();
+    i64 number = warp_number();
+    if (number >= args.count) return;
+    int width = args.channels / args.groups, first = (int)(number % args.groups) * width, n = args.steps * width;
+    i64 at = number / args.groups * args.steps * args.channels + first;
+    const float* x = args.x + at;
+    float* y = args.y + at;
+    float total = 0, square = 0;
+    for (int i = lane(); i < n; i += 32) total += x[(i64)(i / width) * args.channels + i % width];
+    float mean = warp_sum(total) / n;
+    for (int i = lane(); i < n; i += 32) {
+        float d = x[(i64)(i / width) * args.channels + i % width] - mean;
+        square += d * d;
+    }
+    float inverse = 1.0f / sqrtf(warp_sum(square) / n + args.eps);
+    if (args.stats && lane() == 0) {
+        args.stats[2 * number] = mean;
+        args.stats[2 * number + 1] = inverse;
+    }
+    for (int i = lane(); i < n; i += 32) {
+        int c = i % width;
+        i64 k = (i64)(i / width) * args.channels + c;
+        y[k] = fmaf((x[k] - mean) * inverse, args.gamma[first + c], args.beta[first + c]);
+    }
+}
+
+// One warp per sample and group.
+struct GroupNormGradArgs {
+    float* dx;
+    const float *x, *stats, *gamma, *dy;
+    i64 count;
+    int steps, channels, groups;
+};
+KERNEL group_norm_grad(GroupNormGradArgs args) {
+    begin();
+    i64 number = warp_number();
+    if (number >= args.count) return;
+    int width = args.channels / args.groups, first = (int)(number % args.groups) * width, n = args.steps * width;
+    i64 at = number / args.groups * args.steps * args.channels + first;
+    const float *x = args.x + at, *dy = args.dy + at, *gamma = args.gamma + first;
+    float *dx = args.dx + at, mean = args.stats[2 * number], inverse = args.stats[2 * number + 1];
+    float total = 0, along = 0;
+    for (int i = lane(); i < n; i += 32) {
+        int c = i % width;
+        i64 k = (i64)(i / width) * args.channels + c;
+        float g = dy[k] * gamma[c];
+        total += g;
+        along += g * ((x[k] - mean) * inverse);
+    }
+    total = warp_sum(total) / n;
+    along = warp_sum(along) / n;
+    for (int i = lane(); i < n; i += 32) {
+        int c = i % width;
+        i64 k = (i64)(i / width) * args.channels + c;
+        dx[k] = inverse * (dy[k] * gamma[c] - total - (x[k] - mean) * inverse * along);
+    }
+}
+
+// dgamma = sum dy n and dbeta = sum dy by channel; blocks of 32 channels by 32 rows sum a part of the rows,
+// the last one the parts. Rows are steps of samples. partial: [parts, 2 channels]. dgamma and dbeta may be null.
+struct GroupNormTablesArgs {
+    float *dgamma, *dbeta, *partial;
+    u32* counter;
+    const float *x, *stats, *dy;
+    i64 rows_per_part, rows;
+    int steps, channels, groups;
+};
+KERNEL group_norm_tables(GroupNormTablesArgs args) {
+    begin();
+    __shared__ float sums[2][32][33];
+    int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
+    int d = args.channels, width = d / args.groups, c = blockIdx.x * 32 + tx;
+    i64 start = blockIdx.y * args.rows_per_part, end = min(args.rows, start + args.rows_per_part);
+    float scale = 0, shift = 0;
+    if (c < d)
+        for (i64 r = start + ty; r < end; r += 32) {
+            float g = args.dy[r * d + c];
+            const float* stats = args.stats + 2 * (r / args.steps * args.groups + c / width);
+            scale += (args.x[r * d + c] - stats[0]) * stats[1] * g;
+            shift += g;
+        }
+    sums[0][ty][tx] = scale;
+    sums[1][ty][tx] = shift;
+    __syncthreads();
+    if (ty < 2 && c < d) {
+        float all = 0;
+        for (int i = 0; i < 32; ++i) all += sums[ty][i][tx];
+        args.partial[((i64)blockIdx.y * 2 + ty) * d + c] = all;
+    }
+    if (!last_block(args.counter, gridDim.x * gridDim.y)) return;
+    for (int i = threadIdx.x; i < 2 * d; i += blockDim.x) {
+        float all = 0;
+        for (u32 part = 0; part < gridDim.y; ++part) all += args.partial[(i64)part * 2 * d + i];
+        float* to = i < d ? args.dgamma : args.dbeta;
+        if (to) to[i < d ? i : i - d] = all;
+    }
+}
