@@ -4,11 +4,13 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+mod dmamba;
 mod dt;
 mod layers;
 
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
+pub use dmamba::{DMamba, DMambaCompat};
 pub use dt::{Dt, DtCompat};
 pub use layers::LstmCompat;

@@ -1,7 +1,7 @@
 //! Policies by name: every column of the paper's hyper-parameter table, a small one for first steps, and
 //! baselines. How each is trained is part of a run's preset (crate `elmur-train`).
 
-use crate::baselines::{BcLstm, BcMlp, Cql, CqlObjective, Dt, DtCompat, LstmCompat};
+use crate::baselines::{BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Dt, DtCompat, LstmCompat};
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
 };
@@ -224,6 +224,24 @@ pub fn cql(observation: Vec<Encoder>, action: Action, steps: usize) -> Cql {
 /// [`cql`] on an LSTM of width 256 over the observations so far.
 pub fn cql_lstm(observation: Vec<Encoder>, action: Action, steps: usize) -> Cql {
     Cql { lstm: Some(256), hidden: vec![256], ..cql(observation, action, steps) }
+}
+
+/// Decision Mamba with the published T-Maze sizes for these ends and windows of `steps` steps.
+pub fn dmamba(observation: Vec<Encoder>, action: Action, steps: usize) -> DMamba {
+    DMamba {
+        observation,
+        action,
+        d_model: 64,
+        layers: 2,
+        window: steps,
+        dropout: 0.2,
+        unroll: 1,
+        state: 16,
+        conv: 4,
+        expand: 2,
+        action_tanh: true,
+        compat: DMambaCompat::default(),
+    }
 }
 
 /// Decision Transformer with the published T-Maze sizes for these ends and a context of `steps` steps.

@@ -334,7 +334,7 @@ fn train_side_by_side(
 ) -> Result<()> {
     let batches = args.batches * stride(device);
     let barrier = std::sync::Barrier::new(args.runs + 1);
-    let elapsed = std::thread::scope(|scope| -> Result<std::time::Duration> {
+    let elapsed = std::thread::scope(|scope| -> Result<Duration> {
         let threads: Vec<_> = (0..args.runs)
             .map(|_| {
                 scope.spawn(|| -> Result<()> {
@@ -383,7 +383,7 @@ fn train_row(
     bench: &mut TrainBench<'_>,
     device: &Device,
     work: &str,
-    [opened, start_up]: [std::time::Duration; 2],
+    [opened, start_up]: [Duration; 2],
 ) -> Result<()> {
     let (times, queueing) = bench.times(device, args.batches)?;
     let programs = &mut bench.programs;
