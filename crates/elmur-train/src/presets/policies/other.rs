@@ -35,12 +35,12 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
     let row = Row { batch: settings::crops(wanted.crop), ..ROW };
     Ok(match wanted.name.policy {
         Policy::Elmur => {
-            let model =
-                models::popgym_small(wanted.observation.clone(), wanted.action.clone(), wanted.crop);
+            let model = models::popgym_small(wanted.observation.clone(), wanted.action.clone(), wanted.crop);
             let train = settings::small(&model, wanted.crop);
             wanted.elmur(model, train)
         }
         Policy::Dt => (wanted.dt(TRANSFORMER, wanted.crop), wanted.train(row, 1)),
+        Policy::DMamba => (wanted.dmamba(false), wanted.train(row, 1)),
         Policy::BcMlp => (wanted.bc_mlp(0.1), wanted.train(row, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(row, 1)),
         Policy::Cql | Policy::CqlLstm => (wanted.cql(1.0, 0.1), wanted.train(row, 1)),

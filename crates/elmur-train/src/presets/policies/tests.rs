@@ -57,7 +57,10 @@ fn every_policy_makes_a_whole_run_of_every_preset() {
             let run = overrides::apply(&base, &[&change], &Registry::builtin());
             if unusable(&base, name) {
                 let error = run.unwrap_err().to_string();
-                assert!(error.contains("model.action") && error.contains("expected"), "{preset} {change}: {error}");
+                assert!(
+                    error.contains("model.action") && error.contains("expected"),
+                    "{preset} {change}: {error}"
+                );
                 continue;
             }
             let run = run.unwrap_or_else(|e| panic!("{preset} {change}: {e}"));
@@ -75,6 +78,7 @@ fn published_sizes_have_the_published_numbers_of_parameters() {
     // Those of the published T-Maze commands that can influence the output.
     for (policy, parameters) in [
         ("dt-compat", 725_504),
+        ("dmamba-compat", 133_120),
         ("bc-mlp", 25_664),
         ("bc-lstm-compat", 100_160),
         ("cql-compat", 167_232),
@@ -152,6 +156,7 @@ fn what_is_no_matter_of_the_policy_stays() {
 fn policies_that_cannot_look_back_are_validated_on_the_length_they_train_on() {
     let length = |policy: &str| with("tmaze", policy).eval.settings.get("length").cloned();
     assert_eq!((length("lstm"), length("dt"), length("mlp")), (Some(9600.into()), None, None));
+    assert_eq!((length("dmamba"), length("dmamba-compat")), (Some(9600.into()), None));
     assert_eq!(changed("tmaze", &["policy=dt", "eval.length=90"]).unwrap().eval.settings["length"], 90);
 }
 
@@ -195,6 +200,25 @@ fn the_policy_is_no_key_of_a_config_but_one_of_the_command_line() {
     assert_eq!(overrides::named_policy(&["policy.x=1", "policy"]), None);
     let message = |change: &str| changed("tmaze", &[change]).unwrap_err().to_string();
     assert!(message("polcy=dt").contains("did you mean `policy`"), "{}", message("polcy=dt"));
-    assert!(message("policy=rat3").contains("config `policy`: expected one of"), "{}", message("policy=rat3"));
+    assert!(
+        message("policy=rat3").contains("config `policy`: expected one of"),
+        "{}",
+        message("policy=rat3")
+    );
     assert!(message("policy").contains("KEY=VALUE"));
+}
+
+#[test]
+fn settings_that_files_leave_out_can_be_changed() {
+    let random = |run: &RunConfig| match &run.model {
+        PolicyConfig::BcLstm(model) => model.compat.random_hidden,
+        other => panic!("{other:?}"),
+    };
+    let run = changed("tmaze", &["policy=lstm"]).unwrap();
+    assert!(overrides::keys(&run).iter().any(|key| key == "model.compat.random_hidden") && !random(&run));
+    assert!(random(&changed("tmaze", &["model.compat.random_hidden=true", "policy=lstm"]).unwrap()));
+    let error = changed("tmaze", &["policy=mlp", "model.compat.random_hidden=true"]).unwrap_err().to_string();
+    assert!(error.contains("no such key"), "{error}");
+    let error = changed("tmaze", &["policy=lstm", "model.compat.random_hiden=true"]).unwrap_err().to_string();
+    assert!(error.contains("did you mean `model.compat.random_hidden`"), "{error}");
 }
