@@ -6,9 +6,11 @@ mod bc_mlp;
 mod cql;
 mod dt;
 mod layers;
+mod tt;
 
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
 pub use dt::{Dt, DtCompat};
 pub use layers::LstmCompat;
+pub use tt::{Tt, TtPlan};

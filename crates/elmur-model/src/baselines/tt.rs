@@ -146,6 +146,9 @@ impl Tt {
             ("plan.expansion", plan.expansion, 1024),
             ("plan.horizon", plan.horizon, 1 << 16),
         ])?;
+        if self.window < 3 {
+            return refuse("window", "at least 3 transitions, to plan with".to_owned(), self.window);
+        }
         let most = self.window - 2;
         if !(1..=most).contains(&plan.context) {
             let expected = format!("1 to {most}, two less than the window of {} transitions", self.window);
@@ -158,7 +161,8 @@ impl Tt {
             plans = plans.saturating_mul(choices);
         }
         if (plan.beam as u128) > plans && plan.beam > 1 {
-            let expected = format!("at most {plans}, the number of different plans of {} steps", plan.horizon);
+            let expected =
+                format!("at most {plans}, the number of different plans of {} steps", plan.horizon);
             return refuse("plan.beam", expected, plan.beam);
         }
         let fits = (0.0..1.0).contains(&plan.action_cdf);
@@ -268,8 +272,9 @@ fn refuse<T>(key: &str, expected: String, got: impl ToString) -> Result<T> {
     Err(Error::Config { key: key.to_owned(), expected, got: got.to_string() })
 }
 
-impl Architecture for Tt {
-    fn validate(&self) -> Result<()> {
+impl Tt {
+    /// Checks everything that concerns the network.
+    pub(crate) fn validate_network(&self) -> Result<()> {
         check_counts(&[
             ("d_model", self.d_model, 1 << 20),
             ("heads", self.heads, 4096),
@@ -280,10 +285,8 @@ impl Architecture for Tt {
         if !self.d_model.is_multiple_of(self.heads) {
             return refuse("d_model", format!("a multiple of {} heads", self.heads), self.d_model);
         }
-        for (key, least, count) in [("window", 3, self.window), ("bins", 2, self.bins)] {
-            if count < least {
-                return refuse(key, format!("at least {least}"), count);
-            }
+        if self.bins < 2 {
+            return refuse("bins", "at least 2".to_owned(), self.bins);
         }
         check_dropout("dropout", self.dropout)?;
         check_number("discount", self.discount, (0.0..=1.0).contains(&self.discount), "0 to 1")?;
@@ -298,7 +301,8 @@ impl Architecture for Tt {
         }
         self.ends().validate()?;
         if let Some(image) = self.observation.iter().find(|e| matches!(e, Encoder::Image { .. })) {
-            let expected = "vectors or choices, each number of which is a token; images have too many".to_owned();
+            let expected =
+                "vectors or choices, each number of which is a token; images have too many".to_owned();
             return refuse("observation", expected, format!("{image:?}"));
         }
         let numbers = self.observation.iter().fold(self.action.dim(), |sum, e| sum.saturating_add(e.len()));
@@ -306,7 +310,13 @@ impl Architecture for Tt {
             let expected = format!("at most {MOST_NUMBERS} numbers in an observation and an action");
             return refuse("observation", expected, numbers);
         }
-        self.sizes()?;
+        self.sizes().map(|_| ())
+    }
+}
+
+impl Architecture for Tt {
+    fn validate(&self) -> Result<()> {
+        self.validate_network()?;
         self.validate_plan()
     }
 
@@ -354,5 +364,151 @@ impl Architecture for Tt {
 
     fn planner(&self, params: &Store, device: &Device, rows: usize) -> Result<Option<Box<dyn Planner>>> {
         Ok(Some(Box::new(BeamPlanner::new(self, params, device, rows)?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use elmur_engine::{DType, Pool, Program};
+
+    use super::*;
+    use crate::ends::CategoricalEncoding;
+    use crate::net::Pass;
+    use crate::{Checkpoint, PolicyConfig, init, presets};
+
+    fn small() -> Tt {
+        let observation = vec![
+            Encoder::Vector { dim: 1, bytes: true },
+            Encoder::Categorical { sizes: vec![6, 2], encoding: CategoricalEncoding::Embedding },
+        ];
+        let base = presets::tt(observation, Action::Continuous { dim: 2, tanh: false });
+        let plan = TtPlan { context: 1, beam: 4, expansion: 2, horizon: 3, action_cdf: 0.2 };
+        Tt { d_model: 8, heads: 2, layers: 2, window: 4, bins: 4, plan, ..base }
+    }
+
+    /// The first row's episode ends its task after two steps, the second's third action is not to be imitated.
+    #[test]
+    fn steps_become_tokens_and_the_end_becomes_stop_tokens() {
+        let config = small();
+        let params = init::parameters(&config, 0).unwrap();
+        params.set("bins.observation.0", &[0.0f32, 0.1, 0.2, 0.4, 0.8]).unwrap();
+        params.set("bins.action", &[0.0f32, 1.0, 2.0, 3.0, 4.0, -4.0, -3.0, -2.0, -1.0, 0.0]).unwrap();
+        params.set("bins.reward", &[0.0f32, 1.0, 2.0, 3.0, 4.0]).unwrap();
+        params.set("bins.value", &[0.0f32, 10.0, 20.0, 30.0, 40.0]).unwrap();
+        let pass = Pass::Windows { count: 1, at: 0, fresh: true };
+        let mut net = Net::new(config.ends(), DType::F32, pass, 2, 4);
+        let (tokens, weights) = (config.tokens(&mut net).unwrap(), config.weights(&mut net).unwrap());
+        net.g.output("tokens", tokens).unwrap();
+        net.g.output("weights", weights).unwrap();
+        let mut program = Program::new(&net.g, &Pool::new(1), &[&params]).unwrap();
+        program.set("observation.0", &[0u8, 255, 30, 30, 52, 60, 110, 1]).unwrap();
+        program.set("observation.1", &[0, 1, 2, 0, 3, 1, 4, 0, 5, 1, 0, 0, 1, 1, 2, 0]).unwrap();
+        let actions: Vec<f32> = (0..8).flat_map(|i| [0.5 + (i % 4) as f32, -0.5 - (i % 4) as f32]).collect();
+        program.set("action", &actions).unwrap();
+        program.set("counted_reward", &[0.0f32, 3.5, 0.0, 0.0, 1.0, 1.0, 2.0, 2.0]).unwrap();
+        program.set("later_rewards", &[3.5f32, 0.0, 0.0, 0.0, 39.0, 40.0, 12.0, 5.0]).unwrap();
+        let exists = [true, true, false, false, true, true, true, true];
+        program.set("exists", &exists).unwrap();
+        program.set("mask", &[true, true, false, false, true, true, false, true]).unwrap();
+        let ends = [false, true, false, false, false, false, false, false];
+        program.set("terminated", &ends).unwrap();
+        program.run().unwrap();
+        let stop = [6; 7];
+        let want = [
+            [0, 0, 1, 0, 3, 0, 0],
+            [3, 2, 0, 1, 2, 3, 0],
+            stop,
+            stop,
+            [2, 5, 1, 0, 3, 1, 3],
+            [2, 0, 0, 1, 2, 1, 3],
+            [3, 1, 1, 2, 1, 2, 1],
+            [0, 2, 0, 3, 0, 2, 0],
+        ];
+        assert_eq!(program.get::<i32>("tokens").unwrap(), want.concat());
+        let all = [1.0, 1.0, 1.0, 5.0, 5.0, 1.0, 1.0];
+        let unseen = [1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0];
+        let want = [all, all, all, all, all, all, unseen, all].concat();
+        assert_eq!(program.get::<f32>("weights").unwrap(), want);
+        // An episode that was only cut off: nobody knows what followed.
+        program.set("terminated", &[false; 8]).unwrap();
+        program.run().unwrap();
+        let weights = program.get::<f32>("weights").unwrap();
+        assert_eq!(weights[14..28], [0.0; 14]);
+        assert_eq!(weights[..14], [all, all].concat());
+    }
+
+    #[test]
+    fn actions_without_search_are_the_means_of_their_bins() {
+        let config = small();
+        let params = init::parameters(&config, 0).unwrap();
+        params.set("bins.action", &[0.0f32, 1.0, 2.0, 3.0, 4.0, -4.0, -3.0, -2.0, -1.0, 0.0]).unwrap();
+        let mut net = Net::new(config.ends(), DType::F32, Pass::Rerun, 1, 4);
+        let hidden = net.g.input("hidden", DType::F32, [1, 1, 49]).unwrap();
+        let outputs = config.head(&mut net, hidden).unwrap();
+        net.g.output("outputs", outputs).unwrap();
+        let mut program = Program::new(&net.g, &Pool::new(1), &[&params]).unwrap();
+        // Place 2 predicts the first action: bin 3; place 3 the second: bins 0 and 1 alike.
+        let mut logits = [0.0f32; 49];
+        logits[2 * 7 + 3] = 50.0;
+        logits[3 * 7..3 * 7 + 2].fill(50.0);
+        program.set("hidden", &logits).unwrap();
+        program.run().unwrap();
+        let got = program.get::<f32>("outputs").unwrap();
+        assert!((got[0] - 3.5).abs() < 1e-6 && (got[1] + 3.0).abs() < 1e-6, "{got:?}");
+    }
+
+    #[test]
+    fn parameters_are_counted_and_matrices_alone_decay() {
+        for policy in
+            [small(), presets::tt(small().observation, Action::MultiCategorical { sizes: vec![3, 9] })]
+        {
+            let counted = policy.sizes().unwrap().parameters();
+            assert_eq!(counted, Checkpoint::parameter_count(&PolicyConfig::Tt(policy)).unwrap() as u128);
+        }
+        let built = crate::window::parameter_graph(&small(), DType::F32).unwrap();
+        let decays = built.params.keys().filter(|name| small().group(name).decays);
+        assert_eq!(decays.count(), 2 * 4 + 1);
+        assert!(!small().group("embedding").decays && !small().group("positions").decays);
+    }
+
+    #[test]
+    fn impossible_settings_are_refused_by_name() {
+        let error = |change: &dyn Fn(&mut Tt)| {
+            let mut config = small();
+            change(&mut config);
+            config.validate().unwrap_err().to_string()
+        };
+        small().validate().unwrap();
+        let image = Encoder::Image { channels: 1, height: 8, width: 8, bytes: true };
+        for (text, expected) in [
+            (error(&|c| c.plan.context = 0), "`plan.context`: expected 1 to 2, two less than the window"),
+            (error(&|c| c.plan.context = 3), "`plan.context`: expected 1 to 2"),
+            (error(&|c| c.plan.horizon = 0), "`plan.horizon`: expected 1 to 65536"),
+            (error(&|c| c.plan.beam = 0), "`plan.beam`: expected 1 to 65536"),
+            (
+                error(&|c| {
+                    c.action = Action::Categorical { count: 2 };
+                    c.plan.beam = 9;
+                }),
+                "`plan.beam`: expected at most 8, the number of different plans of 3 steps",
+            ),
+            (error(&|c| c.plan.expansion = 0), "`plan.expansion`"),
+            (error(&|c| c.plan.action_cdf = 1.0), "`plan.action_cdf`: expected 0 or more and below 1"),
+            (error(&|c| c.window = 2), "`window`: expected at least 3"),
+            (error(&|c| c.window = 1 << 16), "`window`: expected at most"),
+            (error(&|c| c.bins = 1), "`bins`: expected at least 2"),
+            (error(&|c| c.heads = 3), "`d_model`: expected a multiple of 3 heads"),
+            (error(&|c| c.discount = 1.5), "`discount`: expected 0 to 1"),
+            (error(&|c| c.terminal_reward = Some(f64::NAN)), "`terminal_reward`"),
+            (error(&|c| c.action_weight = -1.0), "`action_weight`: expected 0 or more"),
+            (error(&|c| c.observation.push(image.clone())), "`observation`: expected vectors or choices"),
+            (
+                error(&|c| c.observation[0] = Encoder::Vector { dim: 1 << 24, bytes: false }),
+                "`observation`: expected at most 16384 numbers",
+            ),
+            (error(&|c| (c.plan.beam, c.plan.expansion) = (1 << 16, 1024)), "`plan.beam`: expected at most"),
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
     }
 }

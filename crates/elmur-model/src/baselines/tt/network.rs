@@ -1,7 +1,9 @@
 //! The network of a Trajectory Transformer: tokens to logits of the tokens that follow, and their loss.
 
 use elmur_base::Field;
-use elmur_engine::{Activation as Act, Attention, AttentionMask, CrossEntropy, DType, Norm, NormKind, Qkv, Value};
+use elmur_engine::{
+    Activation as Act, Attention, AttentionMask, CrossEntropy, DType, Norm, NormKind, Qkv, Value,
+};
 
 use super::Tt;
 use crate::ends::Action;

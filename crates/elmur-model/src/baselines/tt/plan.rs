@@ -77,7 +77,8 @@ impl Planner for BeamPlanner {
         let mut order: Vec<usize> = (0..recent.rows()).collect();
         order.sort_by_key(|row| recent.count(*row));
         let alike = order.chunk_by(|a, b| recent.count(*a) == recent.count(*b));
-        for rows in alike.flat_map(|rows| rows.chunks(self.lanes)) {
+        let lanes = self.lanes;
+        for rows in alike.flat_map(|rows| rows.chunks(lanes)) {
             let known = rows.iter().map(|row| self.known(recent, *row, &bins));
             let known = known.collect::<Result<Vec<_>>>()?;
             let mut drawn: Vec<Draws> = rows.iter().map(|row| draws[*row]).collect();
@@ -212,7 +213,9 @@ impl BeamPlanner {
             let mut tried = search.act(t, &kept, draws)?;
             search.expect(t, &mut tried)?;
             let best = best_of_each(&tried, beam * config.plan.expansion, beam)?;
-            search.programs.keep_rows(best.iter().copied())?;
+            if t + 1 < config.plan.horizon {
+                search.programs.keep_rows(best.iter().copied())?;
+            }
             kept = best.iter().map(|i| std::mem::take(&mut tried[*i])).collect();
         }
         Ok(kept.into_iter().step_by(beam).map(|candidate| candidate.first).collect())
@@ -444,5 +447,56 @@ impl Bins {
             sum += share(*x) * Self::middle(ends, token);
         }
         sum / total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bins() -> Bins {
+        let ends = vec![0.0, 1.0, 2.0, 4.0];
+        Bins { count: 3, observation: vec![], action: ends.clone(), reward: ends.clone(), value: ends }
+    }
+
+    #[test]
+    fn numbers_lie_in_bins_and_tokens_stand_for_their_middles() {
+        let bins = bins();
+        let token = |x: f32| bins.tokens(&bins.reward, &[x]).next().unwrap();
+        let tokens = [-5.0, 0.0, 0.9, 1.0, 1.9, 2.0, 4.0, 9.0].map(token);
+        assert_eq!(tokens, [0, 0, 0, 1, 1, 2, 2, 2]);
+        assert_eq!([0, 1, 2, 3].map(|token| Bins::middle(&bins.reward, token)), [0.5, 1.5, 3.0, 3.0]);
+        // Half of 1.5, a quarter of 3; nothing comes of the quarter that stops.
+        let logits = [f32::NEG_INFINITY, 2f32.ln(), 0.0, 0.0];
+        assert!((bins.mean(&bins.reward, &logits) - 1.5).abs() < 1e-6);
+    }
+
+    #[test]
+    fn unlikely_tokens_are_dropped_up_to_their_cumulative_probability() {
+        let logits: Vec<f32> = [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln()).collect();
+        let drawn = |cdf: f64| {
+            let (mut draws, mut scratch, mut counts) = (Draws::new(3), Vec::new(), [0; 4]);
+            (0..4000).for_each(|_| counts[draw(&logits, cdf, &mut draws, &mut scratch)] += 1);
+            counts
+        };
+        let all = drawn(0.0);
+        for (count, p) in all.iter().zip([0.1, 0.4, 0.2, 0.3]) {
+            assert!((f64::from(*count) - 4000.0 * p).abs() < 120.0, "{all:?}");
+        }
+        // 0.1 and 0.1 + 0.2 lie below 0.35, 0.1 + 0.2 + 0.3 does not.
+        let [none, four, no, three] = drawn(0.35);
+        assert_eq!((none, no), (0, 0));
+        assert!((f64::from(four) - 4000.0 * 4.0 / 7.0).abs() < 120.0 && four + three == 4000);
+        assert_eq!(drawn(0.61), [0, 4000, 0, 0]);
+        assert_eq!(drawn(0.999), [0, 4000, 0, 0]);
+    }
+
+    #[test]
+    fn the_best_candidates_of_each_episode_are_kept() {
+        let scored = |score: f64| Candidate { score, ..Candidate::default() };
+        let tried = [1.0, 3.0, 2.0, 3.0, -5.0, -4.0, -4.0, -9.0].map(scored);
+        assert_eq!(best_of_each(&tried, 4, 2).unwrap(), [1, 3, 5, 6]);
+        let error = best_of_each(&[scored(f64::NAN)], 1, 1).unwrap_err().to_string();
+        assert!(error.contains("plans of finite value"), "{error}");
     }
 }

@@ -272,3 +272,99 @@ impl Tt {
         Ok(net.g)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use elmur_engine::Pool;
+    use elmur_engine::rng::Stream;
+
+    use super::*;
+    use crate::baselines::TtPlan;
+    use crate::ends::{Action, Encoder};
+    use crate::{init, presets};
+
+    fn small() -> Tt {
+        let observation = vec![Encoder::Vector { dim: 2, bytes: false }];
+        let base = presets::tt(observation, Action::Categorical { count: 3 });
+        let plan = TtPlan { context: 2, beam: 2, expansion: 3, horizon: 9, action_cdf: 0.0 };
+        Tt { d_model: 8, heads: 2, layers: 2, window: 5, bins: 4, plan, ..base }
+    }
+
+    /// Random weights, positions too.
+    fn params(config: &Tt) -> Store {
+        let params = init::parameters(config, 1).unwrap();
+        let mut positions = vec![0.0; config.inputs() * config.d_model];
+        Stream::new(5, 0, 0).fill_normal(&mut positions, 1.0);
+        params.set("positions", &positions.iter().map(|x| *x as f32).collect::<Vec<_>>()).unwrap();
+        params
+    }
+
+    /// Logits of what follows every token of whole transitions, [tokens, N + 1], all computed at once.
+    fn whole(config: &Tt, params: &Store, tokens: &[u32]) -> Vec<f32> {
+        let mut net = config.net(1);
+        let input = net.g.input("tokens", DType::I32, [1, tokens.len()]).unwrap();
+        let logits = config.next_logits(&mut net, input).unwrap();
+        net.g.output("logits", logits).unwrap();
+        let mut program = Program::new(&net.g, &Pool::new(1), &[params]).unwrap();
+        program.set("tokens", &tokens.iter().map(|token| *token as i32).collect::<Vec<_>>()).unwrap();
+        program.run().unwrap();
+        program.get::<f32>("logits").unwrap().to_vec()
+    }
+
+    fn close(got: &[f32], want: &[f32], what: &str) {
+        for (g, w) in got.iter().zip(want) {
+            assert!((g - w).abs() < 1e-5, "{what}: {got:?}, want {want:?}");
+        }
+    }
+
+    #[test]
+    fn growing_token_by_token_equals_reading_at_once() {
+        let config = small();
+        let params = params(&config);
+        let vocabulary = config.vocabulary();
+        let (each, stop) = (vocabulary.per_transition(), vocabulary.stop());
+        assert_eq!((each, stop), (5, 4));
+        // Two sequences of five transitions; the second ends after three.
+        let size = |i: usize| vocabulary.size(i % each);
+        let first: Vec<u32> = (0..5 * each).map(|i| (i * i % size(i)) as u32).collect();
+        let second: Vec<u32> =
+            (0..5 * each).map(|i| if i < 3 * each { (i % 2) as u32 } else { stop as u32 }).collect();
+        let want: Vec<Vec<f32>> = [&first, &second].map(|s| whole(&config, &params, s)).to_vec();
+        let mut programs = Programs::new(&config, &params, &Device::from(&Pool::new(1)), 2).unwrap();
+        let known = 2 * each + 2;
+        let at = |sequence: usize, i: usize| &want[sequence][i * (stop + 1)..(i + 1) * (stop + 1)];
+        let got = programs.read_known([&first[..known], &second[..known]].into_iter()).unwrap();
+        close(&got[..5], at(0, known - 1), "known");
+        close(&got[5..], at(1, known - 1), "known");
+        // All twelve that are tried: six of each; then kept: the first, the second, the first, the second.
+        programs.try_rows(true, (0..12).map(|i| i / 6)).unwrap();
+        let mut position = known;
+        for _ in 0..3 {
+            let tokens = (0..12).map(|i| if i < 6 { first[position] } else { second[position] });
+            let got = programs.step(Grown::Tried, position, tokens).unwrap().to_vec();
+            for (i, got) in got.chunks_exact(stop + 1).enumerate() {
+                close(got, at(i / 6, position), "tried");
+            }
+            position += 1;
+        }
+        programs.keep_rows([5, 6, 0, 11].into_iter()).unwrap();
+        while position < 4 * each + 2 {
+            let tokens = (0..4).map(|i| if i % 2 == 0 { first[position] } else { second[position] });
+            let got = programs.step(Grown::Kept, position, tokens).unwrap().to_vec();
+            for (i, got) in got.chunks_exact(stop + 1).enumerate() {
+                close(got, at(i % 2, position), "kept");
+            }
+            position += 1;
+        }
+        // The newest two transitions and the observation, read anew by themselves.
+        let tail = |s: &[u32]| s[2 * each..4 * each + 2].to_vec();
+        let tails = [tail(&first), tail(&second)];
+        let got = programs.read_kept((0..4).map(|i| &tails[i % 2][..])).unwrap().to_vec();
+        for (i, got) in got.chunks_exact(stop + 1).enumerate() {
+            let mut padded = tails[i % 2].clone();
+            padded.resize(3 * each, 0);
+            let alone = whole(&config, &params, &padded);
+            close(got, &alone[(2 * each + 1) * (stop + 1)..][..stop + 1], "read anew");
+        }
+    }
+}
