@@ -46,6 +46,9 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "resume",
           value_parser = clap::value_parser!(u64).range(1..=256))]
     seeds: u64,
+    /// Use this many CPU threads; 0: as many as are granted (as train.threads=N). Results do not depend on it.
+    #[arg(long, value_name = "N", value_parser = crate::threads())]
+    threads: Option<usize>,
     /// Compute on this device: cpu, cuda or cuda:N (as train.device=D).
     #[arg(long)]
     device: Option<String>,
@@ -108,6 +111,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
 fn changes(args: &Args) -> Vec<String> {
     let mut changes = args.overrides.clone();
     changes.extend(args.seed.map(|seed| format!("train.seed={seed}")));
+    changes.extend(args.threads.map(|threads| format!("train.threads={threads}")));
     changes.extend(args.device.as_ref().map(|device| format!("train.device={device}")));
     if let Some(data) = &args.data {
         // The run is found again from anywhere, so its data must be too.

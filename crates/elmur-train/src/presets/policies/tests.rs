@@ -90,7 +90,7 @@ fn the_benchmark_decides_sizes_and_settings() {
     let maze = with("tmaze", "dt");
     let t = &maze.train;
     assert_eq!((t.batch, t.lr, t.weight_decay, t.clip), (64, 1e-4, 0.001, 1.0));
-    assert_eq!((t.epochs, t.schedule.warmup, t.schedule.end_factor), (Some(200), 1000, 0.01));
+    assert_eq!((t.epochs, t.schedule.warmup, t.schedule.end_factor), (Some(200), WARM_UP, 0.01));
     assert_eq!((dt(&maze).layers, dt(&maze).window, maze.crop()), (8, 30, 30));
     let task = with("popgym-PositionOnlyPendulumEasy", "dt");
     let model = dt(&task);
@@ -120,11 +120,12 @@ fn published_forms_have_the_published_schedules_and_contexts() {
     assert_eq!(maze.train.schedule.total, Some(100 + 3 * 100 * 75));
     let PolicyConfig::BcLstm(model) = &maze.model else { panic!("{:?}", maze.model) };
     assert!(model.compat.random_hidden);
+    assert_eq!(with("tmaze", "dt-compat").train.schedule.warmup, 1000);
     assert_eq!((with("remember-color", "dt-compat").train.schedule.warmup, WARM_UP), (10_000, 100));
     assert_eq!(with("remember-color", "dt").train.schedule.warmup, WARM_UP);
 }
 
-/// Optimizer steps of warm-up where the published number is longer than a run.
+/// Optimizer steps of warm-up where the published number is long for a run, or longer than it.
 const WARM_UP: u64 = 100;
 
 #[test]
