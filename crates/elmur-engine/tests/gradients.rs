@@ -420,6 +420,19 @@ fn losses() {
         let label_smoothing = if case.flip() { 0.16 } else { 0.0 };
         Ok(vec![g.cross_entropy(logits, targets, CrossEntropy { label_smoothing, ignored: -10 })?])
     });
+    check("weighted_cross_entropy", 32, |g, case| {
+        let (rows, classes) = (case.extent(17), case.extent(33));
+        let logits = case.param(g, [rows, classes])?;
+        let targets = case.indices(g, [rows], classes)?;
+        let weights: Vec<f64> = (0..rows).map(|_| case.below(4) as f64 / 2.0).collect();
+        let weights = match case.dtype {
+            F64 => g.constant(&weights, [rows])?,
+            _ => g.constant(&weights.iter().map(|x| *x as f32).collect::<Vec<_>>(), [rows])?,
+        };
+        let label_smoothing = if case.flip() { 0.16 } else { 0.0 };
+        let settings = CrossEntropy { label_smoothing, ignored: -10 };
+        Ok(vec![g.weighted_cross_entropy(logits, targets, weights, settings)?])
+    });
     check("mse", 24, |g, case| {
         let (rows, cols) = (case.extent(9), case.extent(7));
         let x = case.param(g, [rows, cols])?;

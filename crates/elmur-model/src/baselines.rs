@@ -7,6 +7,7 @@ mod cql;
 mod dmamba;
 mod dt;
 mod layers;
+mod tt;
 
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
@@ -14,3 +15,4 @@ pub use cql::{Cql, CqlObjective};
 pub use dmamba::{DMamba, DMambaCompat};
 pub use dt::{Dt, DtCompat};
 pub use layers::LstmCompat;
+pub use tt::{Tt, TtPlan};

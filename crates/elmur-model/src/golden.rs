@@ -15,6 +15,7 @@ use elmur_base::{Field, Values};
 use elmur_engine::{AdamW, DType, Device, Program, Store};
 use serde::Deserialize;
 
+use crate::architecture::Architecture;
 use crate::error::{Error, Result};
 use crate::pieces::{Piece, convert_pieces};
 use crate::policy::PolicyConfig;
@@ -168,6 +169,10 @@ pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Re
     let bad = |e: serde_json::Error| Error::file(&json, e);
     let file = tensors::read(&path.with_extension("safetensors"))?;
     let case = match serde_json::from_str::<Kind>(&text).map_err(bad)?.policy {
+        Some(policy) if policy == "tt" => {
+            let replayed = baselines::tt::verify(&text, &file, dtype, &device);
+            return replayed.map_err(|e| Error::file(&json, e));
+        }
         None => elmur::case(&text).map_err(|e| Error::file(&json, e))?,
         Some(policy) => baselines::case(&policy, &text).map_err(|e| Error::file(&json, e))?,
     };
@@ -346,7 +351,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    fn training(&self, config: &PolicyConfig) -> Result<Built> {
+    fn training(&self, architecture: &dyn Architecture) -> Result<Built> {
         let optimizer = &self.case.optimizer;
         let settings = TrainSettings {
             batch: self.case.batch,
@@ -363,7 +368,7 @@ impl Replay<'_> {
             dropout: true,
             table: None,
         };
-        training_graph(config.architecture(), &settings, self.case.begin)
+        training_graph(architecture, &settings, self.case.begin)
     }
 
     fn evaluation_graph(&self) -> Result<Built> {
@@ -432,7 +437,8 @@ impl Replay<'_> {
 
     /// Earlier windows forward, then loss and gradients on one; and through all of them.
     fn gradients(&self, report: &mut Report) -> Result<()> {
-        let (evaluation, training) = (self.evaluation_graph()?, self.training(&self.case.config)?);
+        let (evaluation, training) =
+            (self.evaluation_graph()?, self.training(self.case.config.architecture())?);
         let store = self.store(&[&evaluation, &training])?;
         let mut forward = self.compile(&evaluation, &self.case.config, &store)?;
         let mut train = self.compile(&training, &self.case.config, &store)?;
@@ -459,7 +465,7 @@ impl Replay<'_> {
         }
         self.compare_gradients(report, &train.program, self.case.gradients, factor)?;
         let Some(through) = &self.case.through else { return Ok(()) };
-        let training = self.training(through)?;
+        let training = self.training(through.architecture())?;
         let store = self.store(&[&training])?;
         let mut train = self.compile(&training, through, &store)?;
         self.feed(&mut train, 0, true)?;
@@ -495,7 +501,7 @@ impl Replay<'_> {
 
     /// An AdamW step per window from the start.
     fn trajectory(&self, report: &mut Report) -> Result<()> {
-        let built = self.training(&self.case.config)?;
+        let built = self.training(self.case.config.architecture())?;
         let store = self.store(&[&built])?;
         let mut train = self.compile(&built, &self.case.config, &store)?;
         let golden = golden(self.file, "train/loss_and_grad_norm")?;
@@ -512,17 +518,22 @@ impl Replay<'_> {
                 compare(&mut report.trajectory, &got, &[*want])?;
             }
         }
+        self.compare_trained(report, &store)
+    }
+
+    /// Parameters after training.
+    fn compare_trained(&self, report: &mut Report, store: &Store) -> Result<()> {
         for piece in &self.case.pieces {
             // What is not listed did not move.
             let trained = self.listed(piece, "train/param/").or_else(|| self.listed(piece, "param/"));
             let (Some(want), true) = (trained, store.ty(&piece.own).is_ok()) else { continue };
-            let got = piece.extract(&self.get(&store, &piece.own)?);
+            let got = piece.extract(&self.get(store, &piece.own)?);
             let error = compare(&mut report.trained.0, &got, &want)?;
             if error == report.trained.0 {
                 report.trained.1 = piece.published[0].clone();
             }
             if let Some(want) = self.listed(piece, "train/target/") {
-                let got = piece.extract(&self.get(&store, &format!("target.{}", piece.own))?);
+                let got = piece.extract(&self.get(store, &format!("target.{}", piece.own))?);
                 let error = compare(&mut report.trained.0, &got, &want)?;
                 if error == report.trained.0 {
                     report.trained.1 = format!("target of {}", piece.published[0]);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
-use crate::baselines::{BcLstm, BcMlp, Cql, DMamba, Dt};
+use crate::baselines::{BcLstm, BcMlp, Cql, DMamba, Dt, Tt};
 use crate::elmur::Elmur;
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
@@ -91,6 +91,8 @@ policies! {
     DMamba(DMamba) = "dmamba",
     /// Decision Transformer: a causal transformer over the newest returns, observations and actions.
     Dt(Dt) = "dt",
+    /// Trajectory Transformer: a model of whole trajectories that acts by beam search.
+    Tt(Tt) = "tt",
 }
 
 impl PolicyConfig {

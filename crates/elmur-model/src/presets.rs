@@ -1,7 +1,9 @@
 //! Policies by name: every column of the paper's hyper-parameter table, a small one for first steps, and
 //! baselines. How each is trained is part of a run's preset (crate `elmur-train`).
 
-use crate::baselines::{BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Dt, DtCompat, LstmCompat};
+use crate::baselines::{
+    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Dt, DtCompat, LstmCompat, Tt, TtPlan,
+};
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
 };
@@ -259,6 +261,27 @@ pub fn dt(observation: Vec<Encoder>, action: Action, steps: usize) -> Dt {
         attention_dropout: 0.1,
         action_tanh: true,
         compat: DtCompat::default(),
+    }
+}
+
+/// Trajectory Transformer with the sizes and the search of the TT paper for these ends: sequences of 10
+/// transitions, 100 bins, a beam of 128 over 15 steps. Rewards are as they were paid.
+pub fn tt(observation: Vec<Encoder>, action: Action) -> Tt {
+    Tt {
+        observation,
+        action,
+        d_model: 128,
+        heads: 4,
+        layers: 4,
+        window: 10,
+        bins: 100,
+        dropout: 0.1,
+        discount: 0.99,
+        terminal_reward: None,
+        action_weight: 5.0,
+        reward_weight: 1.0,
+        value_weight: 1.0,
+        plan: TtPlan { context: 5, beam: 128, expansion: 2, horizon: 15, action_cdf: 0.6 },
     }
 }
 

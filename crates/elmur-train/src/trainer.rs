@@ -144,7 +144,9 @@ impl Trainer {
         let compile = |built| WindowProgram::new(built, &*architecture, &device, &stores);
         let programs = graphs.iter().map(compile).collect::<elmur_model::Result<Vec<_>>>()?;
         optimizer.set(RNG, &[t.seed as i64, 0])?;
-        let sampler = Sampler::new(&**source, config.crop(), t.seed).with_lead(architecture.window().lead);
+        let window = architecture.window();
+        let sampler = Sampler::new(&**source, config.crop(), t.seed);
+        let sampler = sampler.with_lead(window.lead).with_starts(window.anywhere);
         let epoch_len = sampler.epoch_len() as u64;
         let request = request(&programs, t.batch, t.segments, architecture.window().steps)?;
         let loader = Loader::new(source, sampler, request.clone());

@@ -5,6 +5,7 @@ mod bc_mlp;
 mod cql;
 mod dmamba;
 mod dt;
+pub(super) mod tt;
 
 use serde::Deserialize;
 
@@ -72,7 +73,7 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         "dt" => dt::parts(&common, &parse(json)?)?,
         other => {
             let expected =
-                "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, dmamba or dt, or none for ELMUR";
+                "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, dmamba, dt or tt, or none for ELMUR";
             return Err(Error::input("golden case", expected, other));
         }
     };
