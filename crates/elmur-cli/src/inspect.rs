@@ -319,7 +319,10 @@ pub fn list_presets(as_json: bool) {
         say(&format!("    {:<26} {}", family.name(), family.summary()));
     }
     let endings = [
-        ("popgym-TASK-compat", "the same tasks with the published choices: the paper's model, numbers as they are"),
+        (
+            "popgym-TASK-compat",
+            "the same tasks with the published choices: the paper's model, numbers as they are",
+        ),
         ("popgym-TASK-bc-lstm", "the same as popgym-TASK policy=bc-lstm"),
         ("popgym-TASK-dt", "the same as popgym-TASK policy=dt"),
     ];

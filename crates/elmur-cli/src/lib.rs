@@ -282,9 +282,7 @@ fn completed(context: &Context) -> clap::Command {
         .mut_subcommand("train", |command| with(with(command, "preset", &presets), "overrides", &changes))
         .mut_subcommand("inspect", |command| with(with(command, "what", &presets), "overrides", &changes))
         .mut_subcommand("bench", |command| {
-            command.mut_subcommands(|command| {
-                with(with(command, "preset", &presets), "policy", &policies)
-            })
+            command.mut_subcommands(|command| with(with(command, "preset", &presets), "policy", &policies))
         })
         .mut_subcommand("collect", |command| with(command, "env", &envs))
         .mut_subcommand("eval", |command| with(command, "env", &envs))

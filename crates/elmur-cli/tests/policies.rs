@@ -54,7 +54,8 @@ fn every_policy_trains_resumes_and_is_evaluated() {
 fn runs_are_named_after_their_policy() {
     let folder = Folder::new("named");
     let args = [&["train", "tmaze-quick", "policy=lstm"], &TINY[..], &["eval.length=9"]].concat();
-    let output = Command::new(env!("CARGO_BIN_EXE_elmur")).args(&args).current_dir(&folder.0).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_elmur")).args(&args).current_dir(&folder.0).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     assert!(folder.0.join("out/tmaze-quick-bc-lstm-0/config.json").is_file());
 }
@@ -72,7 +73,10 @@ fn a_misspelt_policy_is_answered_with_the_nearest() {
 fn policies_are_listed_and_shown_with_their_settings() {
     let listed = fine(&["presets"]);
     for name in policies() {
-        assert!(listed.contains(&format!(" {name} ")) || listed.contains(&format!(" {name},")), "{name}: {listed}");
+        assert!(
+            listed.contains(&format!(" {name} ")) || listed.contains(&format!(" {name},")),
+            "{name}: {listed}"
+        );
         let change = format!("policy={name}");
         let about = rows(&fine(&["inspect", "tmaze", &change, "--json"]));
         assert!(about[0]["parameters"].as_u64().unwrap() > 1000, "{about:?}");
@@ -123,7 +127,8 @@ fn the_target_return_is_a_setting_of_evaluation() {
     assert_eq!(config["eval"]["target_return"], 1.0);
     assert_eq!(asked(&["--target-return", "-2.5"]), Some(-2.5));
     for value in ["NaN", "inf", "1e400", "much", ""] {
-        let message = refused(&["eval", &dt, "--target-return", value], &["--target-return", "a finite number"]);
+        let message =
+            refused(&["eval", &dt, "--target-return", value], &["--target-return", "a finite number"]);
         assert_eq!(message.lines().count(), 1, "{message}");
     }
     refused(&["train", "tmaze-dt", "eval.target_return=NaN"], &["eval.target_return", "expected a number"]);

@@ -120,7 +120,8 @@ impl Checkpoint {
         let saved: Option<PolicyConfig> = notes.get(CONFIG).and_then(|own| serde_json::from_str(own).ok());
         if let Some(saved) = saved.as_ref().filter(|saved| saved.kind() != config.kind()) {
             let (saved, asked) = (saved.kind(), config.kind());
-            let text = format!("weights of a policy of kind {saved}; its {asking} asks for one of kind {asked}");
+            let text =
+                format!("weights of a policy of kind {saved}; its {asking} asks for one of kind {asked}");
             return Err(problem(text));
         }
         let graph = parameter_graph(config.architecture(), DType::F32)?.graph;

@@ -292,7 +292,10 @@ mod tests {
     #[test]
     fn a_policy_that_acts_predicts_what_its_windows_predict() {
         let task = "popgym-MultiarmedBanditEasy";
-        for (preset, changes) in [("tmaze", ["policy=bc-lstm", "model.hidden=16"]), (task, ["policy=elmur", "model.tokens=return_observation_action"])] {
+        for (preset, changes) in [
+            ("tmaze", ["policy=bc-lstm", "model.hidden=16"]),
+            (task, ["policy=elmur", "model.tokens=return_observation_action"]),
+        ] {
             let config = RunConfig::preset(preset).unwrap();
             let changes = [&changes[..], &["model.d_model=16", "data.episodes=5"]].concat();
             let config = crate::overrides::apply(&config, &changes, &Registry::builtin()).unwrap();
@@ -319,7 +322,10 @@ mod tests {
                     }
                 }
             }
-            assert_eq!(compared, width * (0..data.episodes()).map(|episode| data.steps(episode)).sum::<usize>());
+            assert_eq!(
+                compared,
+                width * (0..data.episodes()).map(|episode| data.steps(episode)).sum::<usize>()
+            );
         }
     }
 }

@@ -58,7 +58,8 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
         if let Err(error) = serde_json::from_value::<RunConfig>(tree.clone()) {
             let other_kind = key == "model.kind" && !error.to_string().contains("is not one of");
             let problem = if other_kind {
-                "an architecture has settings of its own; choose it with policy=NAME (see `elmur presets`)".to_owned()
+                "an architecture has settings of its own; choose it with policy=NAME (see `elmur presets`)"
+                    .to_owned()
             } else {
                 plain(&error.to_string())
             };

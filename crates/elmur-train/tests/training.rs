@@ -594,7 +594,11 @@ fn the_target_return_reaches_the_policy() {
     // Policies that are not told returns have no target, and say so if they are given one.
     let lstm = ["policy=lstm", "env.length=9", "data.episodes=20", "eval.target_return=2"];
     let prepared = prepared(&changed(&base, &lstm));
-    assert!(prepared.notes.iter().any(|note| note.contains("bc_lstm is not told returns")), "{:?}", prepared.notes);
+    assert!(
+        prepared.notes.iter().any(|note| note.contains("bc_lstm is not told returns")),
+        "{:?}",
+        prepared.notes
+    );
     assert_eq!(prepared.config.eval.target_return, Some(2.0));
 }
 

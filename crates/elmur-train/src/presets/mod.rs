@@ -51,8 +51,8 @@ impl RunConfig {
             "tmaze-dt" => return Self::preset("tmaze")?.with_policy("dt", &Registry::builtin()),
             _ => return Err(Error::config("preset", Self::expected_preset(name), name)),
         };
-        let model = models::model(name)
-            .ok_or_else(|| Error::config("preset", Self::expected_preset(name), name))?;
+        let model =
+            models::model(name).ok_or_else(|| Error::config("preset", Self::expected_preset(name), name))?;
         let steps = (model.architecture().window().steps * train.segments) as u64;
         let mut run = Self { env: None, data: demonstrations(0), model, train, eval: validation() };
         if name.starts_with("tmaze") {

@@ -33,7 +33,16 @@ impl Family {
 
     /// The transformer, and how it is trained.
     fn transformer(self) -> (Transformer, Row) {
-        let row = Row { batch: 96, lr: 1e-3, weight_decay: 0.001, clip: 1.0, end: 0.01, cosine: true, epochs: Some(250), warmup: WARMUP };
+        let row = Row {
+            batch: 96,
+            lr: 1e-3,
+            weight_decay: 0.001,
+            clip: 1.0,
+            end: 0.01,
+            cosine: true,
+            epochs: Some(250),
+            warmup: WARMUP,
+        };
         match self {
             Family::RememberColor => {
                 let sizes = Transformer {
@@ -59,7 +68,18 @@ impl Family {
                     attention_dropout: 0.2,
                     action_tanh: false,
                 };
-                (sizes, Row { batch: 32, lr: 1e-4, weight_decay: 0.1, clip: 3.0, end: 0.001, cosine: false, ..row })
+                (
+                    sizes,
+                    Row {
+                        batch: 32,
+                        lr: 1e-4,
+                        weight_decay: 0.1,
+                        clip: 3.0,
+                        end: 0.001,
+                        cosine: false,
+                        ..row
+                    },
+                )
             }
         }
     }

@@ -35,8 +35,7 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
     let row = Row { batch: settings::crops(wanted.crop), ..ROW };
     Ok(match wanted.name.policy {
         Policy::Elmur => {
-            let model =
-                models::popgym_small(wanted.observation.clone(), wanted.action.clone(), wanted.crop);
+            let model = models::popgym_small(wanted.observation.clone(), wanted.action.clone(), wanted.crop);
             let train = settings::small(&model, wanted.crop);
             wanted.elmur(model, train)
         }

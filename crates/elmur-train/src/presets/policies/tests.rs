@@ -57,7 +57,10 @@ fn every_policy_makes_a_whole_run_of_every_preset() {
             let run = overrides::apply(&base, &[&change], &Registry::builtin());
             if unusable(&base, name) {
                 let error = run.unwrap_err().to_string();
-                assert!(error.contains("model.action") && error.contains("expected"), "{preset} {change}: {error}");
+                assert!(
+                    error.contains("model.action") && error.contains("expected"),
+                    "{preset} {change}: {error}"
+                );
                 continue;
             }
             let run = run.unwrap_or_else(|e| panic!("{preset} {change}: {e}"));
@@ -194,6 +197,10 @@ fn the_policy_is_no_key_of_a_config_but_one_of_the_command_line() {
     assert_eq!(overrides::named_policy(&["policy.x=1", "policy"]), None);
     let message = |change: &str| changed("tmaze", &[change]).unwrap_err().to_string();
     assert!(message("polcy=dt").contains("did you mean `policy`"), "{}", message("polcy=dt"));
-    assert!(message("policy=rat3").contains("config `policy`: expected one of"), "{}", message("policy=rat3"));
+    assert!(
+        message("policy=rat3").contains("config `policy`: expected one of"),
+        "{}",
+        message("policy=rat3")
+    );
     assert!(message("policy").contains("KEY=VALUE"));
 }

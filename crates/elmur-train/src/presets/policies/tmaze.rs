@@ -30,8 +30,7 @@ const TRANSFORMER: Row = Row {
     cosine: false,
     epochs: Some(200),
 };
-const MLP: Row =
-    Row { lr: 3e-4, weight_decay: 0.01, warmup: 100, end: 0.1, epochs: Some(50), ..TRANSFORMER };
+const MLP: Row = Row { lr: 3e-4, weight_decay: 0.01, warmup: 100, end: 0.1, epochs: Some(50), ..TRANSFORMER };
 const LSTM: Row = Row { clip: 5.0, epochs: Some(100), ..MLP };
 
 /// Weight of the published CQL's penalty.

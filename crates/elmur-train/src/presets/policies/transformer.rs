@@ -23,7 +23,8 @@ pub(super) struct Transformer {
 impl Wanted<'_> {
     /// Decision Transformer that looks back on `window` steps.
     pub fn dt(&self, sizes: Transformer, window: usize) -> PolicyConfig {
-        let Transformer { d_model, d_head, d_ff, heads, layers, dropout, attention_dropout, action_tanh } = sizes;
+        let Transformer { d_model, d_head, d_ff, heads, layers, dropout, attention_dropout, action_tanh } =
+            sizes;
         let (observation, action, _) = self.ends();
         let mut model: Dt = models::dt(observation, action, window);
         model = Dt { d_model, d_head, d_ff, heads, layers, dropout, attention_dropout, action_tanh, ..model };
