@@ -189,7 +189,7 @@ fn evaluation(replay: &Replay<'_>, traced: &Traced, report: &mut Report) -> Resu
         traced,
         replay.case.batch,
         replay.dtype,
-        crate::window::Begin::Continue,
+        Begin::Continue,
     )?;
     let store = replay.store(&[&built])?;
     let mut program = WindowProgram::new(&built, traced, replay.device, &[&store])?;
