@@ -16,7 +16,7 @@ use elmur_base::did_you_mean;
 use elmur_envs::Registry;
 use elmur_envs::popgym::Task;
 use elmur_model::PolicyConfig;
-use elmur_model::baselines::{Cql, CqlObjective};
+use elmur_model::baselines::{Cql, CqlObjective, DMambaCompat};
 use elmur_model::elmur::config::{Compat, Elmur};
 use elmur_model::ends::{Action, Encoder};
 use elmur_model::presets as models;
@@ -31,6 +31,8 @@ pub enum Policy {
     Elmur,
     /// Decision Transformer.
     Dt,
+    /// Decision Mamba.
+    DMamba,
     /// Behaviour cloning with a perceptron.
     BcMlp,
     /// Behaviour cloning with a recurrent network.
@@ -63,6 +65,12 @@ const ENTRIES: &[Entry] = &[
         names: &["dt"],
         summary: "Decision Transformer: returns, observations and actions of the newest steps, no memory",
         published: Some("the residual added twice; POPGym, MIKASA: context of a third of an episode"),
+    },
+    Entry {
+        policy: Policy::DMamba,
+        names: &["dmamba"],
+        summary: "Decision Mamba: a state-space model over returns, observations and actions, carried along",
+        published: Some("flat initialisation, state forgotten after every window"),
     },
     Entry {
         policy: Policy::BcMlp,
@@ -154,6 +162,16 @@ impl PolicyName {
         self.entry().map_or("", text)
     }
 
+    /// Whether the policy can act on what it saw longer ago than its training crop.
+    fn remembers(self) -> bool {
+        match self.policy {
+            Policy::Elmur | Policy::BcLstm | Policy::CqlLstm => true,
+            // The published one forgets after every window.
+            Policy::DMamba => !self.compat,
+            Policy::Dt | Policy::BcMlp | Policy::Cql => false,
+        }
+    }
+
     fn entry(self) -> Option<&'static Entry> {
         ENTRIES.iter().find(|entry| entry.policy == self.policy)
     }
@@ -165,14 +183,9 @@ impl PolicyName {
 }
 
 impl Policy {
-    /// Whether the policy can act on what it saw longer ago than its training crop.
-    fn remembers(self) -> bool {
-        matches!(self, Policy::Elmur | Policy::BcLstm | Policy::CqlLstm)
-    }
-
     /// Whether the policy's own past actions are among its tokens.
     fn has_action_tokens(self) -> bool {
-        matches!(self, Policy::Dt)
+        matches!(self, Policy::Dt | Policy::DMamba)
     }
 }
 
@@ -252,7 +265,7 @@ impl RunConfig {
             Benchmark::Mikasa(family) => mikasa::policy(family, &wanted)?,
             Benchmark::Other => other::policy(&wanted)?,
         };
-        if benchmark == Benchmark::TMaze && !name.policy.remembers() {
+        if benchmark == Benchmark::TMaze && !name.remembers() {
             run.eval.settings.remove("length");
         }
         Ok(run)
@@ -279,6 +292,17 @@ impl Wanted<'_> {
         let mut model = models::bc_lstm(observation, action, steps);
         model.compat.random_hidden = self.name.compat;
         PolicyConfig::BcLstm(model)
+    }
+
+    /// Decision Mamba with the sizes of the published T-Maze command, the only ones there are for our
+    /// environments.
+    fn dmamba(&self, action_tanh: bool) -> PolicyConfig {
+        let (observation, action, steps) = self.ends();
+        let mut model = models::dmamba(observation, action, steps);
+        let published = self.name.compat;
+        model.action_tanh = action_tanh;
+        model.compat = DMambaCompat { flat_mamba_init: published, mamba_window: published };
+        PolicyConfig::DMamba(model)
     }
 
     /// CQL with the published sizes; the weight of the penalty and dropout are published choices.

@@ -78,6 +78,7 @@ fn published_sizes_have_the_published_numbers_of_parameters() {
     // Those of the published T-Maze commands that can influence the output.
     for (policy, parameters) in [
         ("dt-compat", 725_504),
+        ("dmamba-compat", 133_120),
         ("bc-mlp", 25_664),
         ("bc-lstm-compat", 100_160),
         ("cql-compat", 167_232),
@@ -155,6 +156,7 @@ fn what_is_no_matter_of_the_policy_stays() {
 fn policies_that_cannot_look_back_are_validated_on_the_length_they_train_on() {
     let length = |policy: &str| with("tmaze", policy).eval.settings.get("length").cloned();
     assert_eq!((length("lstm"), length("dt"), length("mlp")), (Some(9600.into()), None, None));
+    assert_eq!((length("dmamba"), length("dmamba-compat")), (Some(9600.into()), None));
     assert_eq!(changed("tmaze", &["policy=dt", "eval.length=90"]).unwrap().eval.settings["length"], 90);
 }
 
@@ -204,4 +206,19 @@ fn the_policy_is_no_key_of_a_config_but_one_of_the_command_line() {
         message("policy=rat3")
     );
     assert!(message("policy").contains("KEY=VALUE"));
+}
+
+#[test]
+fn settings_that_files_leave_out_can_be_changed() {
+    let random = |run: &RunConfig| match &run.model {
+        PolicyConfig::BcLstm(model) => model.compat.random_hidden,
+        other => panic!("{other:?}"),
+    };
+    let run = changed("tmaze", &["policy=lstm"]).unwrap();
+    assert!(overrides::keys(&run).iter().any(|key| key == "model.compat.random_hidden") && !random(&run));
+    assert!(random(&changed("tmaze", &["model.compat.random_hidden=true", "policy=lstm"]).unwrap()));
+    let error = changed("tmaze", &["policy=mlp", "model.compat.random_hidden=true"]).unwrap_err().to_string();
+    assert!(error.contains("no such key"), "{error}");
+    let error = changed("tmaze", &["policy=lstm", "model.compat.random_hiden=true"]).unwrap_err().to_string();
+    assert!(error.contains("did you mean `model.compat.random_hidden`"), "{error}");
 }
