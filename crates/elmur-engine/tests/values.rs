@@ -117,11 +117,11 @@ fn attention_matches_its_formula() {
             heads,
             mask: AttentionMask::Causal,
             bias: Some(g.constant(&bias, [1, heads, 1, keys])?),
-            relative: Some(Relative {
-                u: g.constant(&u, [heads, width])?,
-                v: g.constant(&v, [heads, width])?,
-                r: g.constant(&r, [keys, d])?,
-            }),
+            relative: Some(Relative::new(
+                g.constant(&u, [heads, width])?,
+                g.constant(&v, [heads, width])?,
+                g.constant(&r, [keys, d])?,
+            )),
             start: Some(g.constant(&start, [batch])?),
             dropout: None,
         };

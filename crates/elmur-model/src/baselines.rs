@@ -4,6 +4,7 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+mod dmamba;
 mod dt;
 mod layers;
 mod tt;
@@ -11,6 +12,7 @@ mod tt;
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
+pub use dmamba::{DMamba, DMambaCompat};
 pub use dt::{Dt, DtCompat};
 pub use layers::LstmCompat;
 pub use tt::{Tt, TtPlan};

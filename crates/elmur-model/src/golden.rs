@@ -40,7 +40,7 @@ pub struct Report {
     pub trajectory: f64,
     /// Parameters after training, with the name of the worst.
     pub trained: (f64, String),
-    /// Head outputs of a session, which computes in f32; none if the file has no such trace.
+    /// Head outputs and states of a session, which computes in f32; none if the file has no such trace.
     pub acting: Option<f64>,
 }
 
@@ -79,6 +79,10 @@ struct Case {
     outputs: Vec<(&'static str, Option<std::ops::Range<usize>>, &'static str)>,
     /// Carried states and how the file names them.
     states: Vec<StateTrace>,
+    /// How carried states begin in every window of evaluation, gradients and training.
+    begin: Begin,
+    /// States that a session carries, traced after every window.
+    acted: Vec<ActedState>,
     /// Whether parameters have slowly moving copies, which the file has under `target/`.
     targets: bool,
     /// The window whose gradients are traced; those before it are run forward.
@@ -105,6 +109,27 @@ struct StateTrace {
     stacked: bool,
     /// A state of times, all -1 at first.
     is_time: bool,
+}
+
+/// A state of a session in a golden file, which has it with its last two axes exchanged.
+struct ActedState {
+    own: String,
+    name: &'static str,
+    layer: usize,
+}
+
+impl ActedState {
+    /// This state of the file after a window, in our order of axes.
+    fn read(&self, file: &Tensors, window: usize, rows: usize) -> Result<Vec<f64>> {
+        let name = format!("{}.{window}.{}", self.name, self.layer);
+        let all = golden(file, &name)?;
+        let columns = file.get(&name).and_then(|t| t.shape.last().copied()).unwrap_or(1).max(1);
+        let one = |x: &[f64]| -> Vec<f64> {
+            let column = |c: usize| x.iter().skip(c).step_by(columns).copied().collect::<Vec<_>>();
+            (0..columns).flat_map(column).collect()
+        };
+        Ok(all.chunks_exact((all.len() / rows).max(1)).flat_map(one).collect())
+    }
 }
 
 impl StateTrace {
@@ -170,6 +195,7 @@ pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Re
     let replay = Replay { case: &case, file: &file, dtype, device: &device };
     let mut report = Report::default();
     replay.evaluation(&mut report)?;
+    replay.continued(&mut report)?;
     replay.gradients(&mut report)?;
     replay.trajectory(&mut report)?;
     replay.acting(&mut report)?;
@@ -342,11 +368,11 @@ impl Replay<'_> {
             dropout: true,
             table: None,
         };
-        training_graph(architecture, &settings, Begin::Continue)
+        training_graph(architecture, &settings, self.case.begin)
     }
 
     fn evaluation_graph(&self) -> Result<Built> {
-        evaluation_graph(self.case.config.architecture(), self.case.batch, self.dtype, Begin::Continue)
+        evaluation_graph(self.case.config.architecture(), self.case.batch, self.dtype, self.case.begin)
     }
 
     fn compile(&self, built: &Built, config: &PolicyConfig, store: &Store) -> Result<WindowProgram> {
@@ -378,6 +404,32 @@ impl Replay<'_> {
                 } else {
                     compare(&mut report.memory, &self.get(&store, &state.own)?, &want)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Windows whose carried states go on, where the file traces a session's: outputs are those of its steps.
+    fn continued(&self, report: &mut Report) -> Result<()> {
+        if self.case.acted.is_empty() {
+            return Ok(());
+        }
+        let architecture = self.case.config.architecture();
+        let (rows, steps) = (self.case.batch, architecture.window().steps);
+        let built = evaluation_graph(architecture, rows, self.dtype, Begin::Continue)?;
+        let store = self.store(&[&built])?;
+        let mut program = self.compile(&built, &self.case.config, &store)?;
+        let all = golden(self.file, "act/logits")?;
+        let each = steps * architecture.ends().action.outputs();
+        for window in 0..self.case.windows {
+            self.feed(&mut program, window, false)?;
+            program.run(window as u64)?;
+            let of = |row: &[f64]| row.chunks_exact(each).nth(window).unwrap_or_default().to_vec();
+            let want: Vec<f64> = all.chunks_exact(self.case.windows * each).flat_map(of).collect();
+            compare(&mut report.logits, &self.output(&program.program, "logits")?, &want)?;
+            for state in &self.case.acted {
+                let want = state.read(self.file, window, rows)?;
+                compare(&mut report.memory, &self.get(&store, &state.own)?, &want)?;
             }
         }
         Ok(())
@@ -514,7 +566,7 @@ impl Replay<'_> {
         session.restore(&all, &start)?;
         let want = golden(self.file, "act/logits")?;
         let (outputs, total) = (action.outputs(), case.windows * steps);
-        let mut got = vec![0.0; rows * total * outputs];
+        let (mut got, mut worst) = (vec![0.0; rows * total * outputs], 0.0);
         for t in 0..total {
             let (window, step) = (t / steps, t % steps);
             // Entry `step` of every row of a window's tensor [rows, steps, each].
@@ -540,8 +592,13 @@ impl Replay<'_> {
             } else {
                 session.commit(&all, Values::floats(&narrow(&actions)))?;
             }
+            for state in case.acted.iter().filter(|_| step + 1 == steps) {
+                let TensorData::F32(got) = session.state(&state.own, &all)? else {
+                    return Err(Error::input("golden file", "states of floats", state.own.clone()));
+                };
+                compare(&mut worst, &widen(&got), &state.read(self.file, window, rows)?)?;
+            }
         }
-        let mut worst = 0.0;
         compare(&mut worst, &got, &want)?;
         report.acting = Some(worst);
         Ok(())

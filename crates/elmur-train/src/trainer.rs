@@ -365,10 +365,12 @@ impl Trainer {
         let saved = Checkpoint::load(folder)?;
         let path = folder.join(STATE_FILE);
         if saved.config != self.config.model {
+            let (kind, own) = (saved.config.kind(), self.config.model.kind());
+            let got = if kind == own { "another".to_owned() } else { format!("a policy of kind {own}") };
             return Err(Error::Mismatch {
                 what: "model of the resumed run",
-                expected: format!("that of {}", folder.display()),
-                got: "another".to_owned(),
+                expected: format!("that of {}, a policy of kind {kind}", folder.display()),
+                got,
                 remedy: "this checkpoint's model is not the run's; resume with the run's own config",
             });
         }
