@@ -254,7 +254,9 @@ fn forward_head<T: Tiles>(
             if !ahead.is_empty() && i + 1 < queries {
                 add_reversed(&mut row[ahead.clone()], by_distance(i + 1, &ahead));
             }
-            let near = if placed.is_empty() { (0, &[][..]) } else {
+            let near = if placed.is_empty() {
+                (0, &[][..])
+            } else {
                 (placed.start - own.start, by_distance(i, &placed))
             };
             let bias = operands.bias_row(b, h, i).map(|bias| &bias[own.clone()]);

@@ -110,7 +110,11 @@ impl<'a, T: Float> Operands<'a, T> {
         let queries = self.dims.queries;
         if self.ranges.is_none() {
             let start = self.position(b, 0);
-            return if self.causal { keys.start.saturating_sub(start).min(queries)..queries } else { 0..queries };
+            return if self.causal {
+                keys.start.saturating_sub(start).min(queries)..queries
+            } else {
+                0..queries
+            };
         }
         let sees = |i: &usize| {
             let seen = self.seen(b, *i);

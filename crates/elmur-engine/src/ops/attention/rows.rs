@@ -140,7 +140,12 @@ pub(super) struct GradientRow<'a, T> {
 }
 
 /// One batch row of every gradient.
-pub(super) fn gradient_row<T: Tiles>(operands: &Operands<'_, T>, layout: Layout, b: usize, row: GradientRow<'_, T>) {
+pub(super) fn gradient_row<T: Tiles>(
+    operands: &Operands<'_, T>,
+    layout: Layout,
+    b: usize,
+    row: GradientRow<'_, T>,
+) {
     let GradientRow { weights, dy, mut grads, ds: mut ds_out, sums, scratch } = row;
     let Dims { queries, keys, heads, width, distances, .. } = operands.dims;
     let d = heads * width;

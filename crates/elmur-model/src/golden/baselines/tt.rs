@@ -14,7 +14,7 @@ use crate::phase::Window;
 use crate::pieces::List;
 use crate::policy::PolicyConfig;
 use crate::tensors::Tensors;
-use crate::window::WindowProgram;
+use crate::window::{Begin, WindowProgram};
 
 #[derive(Debug, Deserialize)]
 struct Arguments {
@@ -105,6 +105,8 @@ pub(in super::super) fn verify(json: &str, file: &Tensors, dtype: DType, device:
         batch,
         windows,
         optimizer: common.optimizer,
+        begin: Begin::Continue,
+        acted: Vec::new(),
         states: Vec::new(),
         gradient_window: 0,
         gradients: "grad/param/",
@@ -187,7 +189,7 @@ fn evaluation(replay: &Replay<'_>, traced: &Traced, report: &mut Report) -> Resu
         traced,
         replay.case.batch,
         replay.dtype,
-        crate::window::Begin::Continue,
+        Begin::Continue,
     )?;
     let store = replay.store(&[&built])?;
     let mut program = WindowProgram::new(&built, traced, replay.device, &[&store])?;
