@@ -220,7 +220,13 @@ fn swiglu() {
 }
 
 /// Attention of `queries` queries to `keys` keys, in a form of the case's choice.
-fn attention(g: &mut Graph, case: &mut Case, queries: usize, keys: usize, width: usize) -> Result<Vec<Value>> {
+fn attention(
+    g: &mut Graph,
+    case: &mut Case,
+    queries: usize,
+    keys: usize,
+    width: usize,
+) -> Result<Vec<Value>> {
     let (batch, heads) = (case.extent(5), case.extent(3));
     let d = heads * width;
     let packed = if queries == keys { case.below(3) } else { 1 + case.below(2) };

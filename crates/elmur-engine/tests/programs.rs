@@ -440,7 +440,11 @@ fn malformed_graphs_never_panic() {
                 heads: n,
                 mask: [AttentionMask::Full, AttentionMask::Causal, AttentionMask::Custom(d)][below(3)],
                 bias: if flag { Some(e) } else { None },
-                relative: if below(4) == 0 { Some(Relative { zero: below(3) as usize, ..Relative::new(c, d, e) }) } else { None },
+                relative: if below(4) == 0 {
+                    Some(Relative { zero: below(3) as usize, ..Relative::new(c, d, e) })
+                } else {
+                    None
+                },
                 start: if below(3) == 0 { Some(d) } else { None },
                 dropout: if flag { Some((0.5, rng)) } else { None },
             };

@@ -4,11 +4,11 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
-mod dt;
 mod layers;
+mod transformer_xl;
 
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
-pub use dt::{Dt, DtCompat};
 pub use layers::LstmCompat;
+pub use transformer_xl::{TransformerXl, TransformerXlCompat, ValveActivation};

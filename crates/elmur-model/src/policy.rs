@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
-use crate::baselines::{BcLstm, BcMlp, Cql, Dt};
+use crate::baselines::{BcLstm, BcMlp, Cql, TransformerXl};
 use crate::elmur::Elmur;
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
@@ -87,8 +87,8 @@ policies! {
     BcMlp(BcMlp) = "bc_mlp",
     /// Conservative Q-learning for discrete actions.
     Cql(Cql) = "cql",
-    /// Decision Transformer: a causal transformer over the newest returns, observations and actions.
-    Dt(Dt) = "dt",
+    /// Transformer-XL over returns, observations and actions: DT, TrXL, RMT or RATE by its settings.
+    TransformerXl(TransformerXl) = "transformer_xl",
 }
 
 impl PolicyConfig {
@@ -139,7 +139,11 @@ impl<'de> Deserialize<'de> for PolicyConfig {
         use serde::de::Error as _;
         let mut map = Map::deserialize(deserializer)?;
         let kind = map.remove("kind").unwrap_or(Value::from(KINDS[0]));
-        let name = kind.as_str().unwrap_or_default();
+        let name = match kind.as_str().unwrap_or_default() {
+            // Files from before there were memory tokens and caches.
+            "dt" => "transformer_xl",
+            name => name,
+        };
         match Self::read(name, Value::Object(map)) {
             Some(read) => read.map_err(D::Error::custom),
             None => {

@@ -3,7 +3,7 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
-mod dt;
+mod transformer_xl;
 
 use serde::Deserialize;
 
@@ -66,9 +66,10 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         "bc_lstm" => bc_lstm::parts(&common, &parse(json)?)?,
         "bc_mlp" => bc_mlp::parts(&common, &parse(json)?)?,
         "cql_mlp" | "cql_lstm" => cql::published(&common, &parse(json)?)?,
-        "dt" => dt::parts(&common, &parse(json)?)?,
+        "dt" | "trxl" | "rmt" | "rate" => transformer_xl::parts(policy, &common, &parse(json)?)?,
         other => {
-            let expected = "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td or dt, or none for ELMUR";
+            let expected =
+                "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, dt, trxl, rmt or rate, or none for ELMUR";
             return Err(Error::input("golden case", expected, other));
         }
     };
@@ -79,6 +80,7 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
     }
     Ok(Case {
         outputs,
+        begins_fresh: matches!(config, PolicyConfig::TransformerXl(_)),
         targets: false,
         config,
         pieces,
@@ -89,7 +91,7 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         gradients: "grad/param/",
         losses: vec![("loss", "grad/loss", 0), ("action_loss", "grad/loss", 1)],
         through,
-        divides_by_more: common.action != "discrete" && common.is_popgym(),
+        divides_by_more: common.action != "discrete" && !common.env_name.contains("mikasa"),
         spare: Box::new(|_| false),
         optimizer: common.optimizer,
     })

@@ -132,7 +132,7 @@ fn dt(task: Task) -> Result<RunConfig> {
     (model.d_head, model.d_ff, model.layers, model.action_tanh) = (64, 32, 4, !model.action.is_discrete());
     let schedule = Schedule { warmup: 100, ..settings::dt().schedule };
     let train = TrainConfig { lr: 1e-3, schedule, ..settings::dt() };
-    Ok(run_of(task, env, PolicyConfig::Dt(model), train))
+    Ok(run_of(task, env, PolicyConfig::TransformerXl(model), train))
 }
 
 /// The published choices: numbers as they are through a linear map, no previous action, the older rules,

@@ -134,8 +134,12 @@ mod tests {
             let mut packed = vec![f64::NAN; n * k];
             let packed = panels.transpose(&b_rows, k, (k, n), &mut packed);
             let all = n / nr;
-            for (depths, tiles) in [(0..k, 0..all), (k / 3..k, all / 2..all), (0..k / 2, 0..1), (k..k, 0..all)] {
-                for (accumulate, right) in [(false, panels.rows(&b, n)), (true, panels.rows(&b, n)), (false, packed)] {
+            for (depths, tiles) in
+                [(0..k, 0..all), (k / 3..k, all / 2..all), (0..k / 2, 0..1), (k..k, 0..all)]
+            {
+                for (accumulate, right) in
+                    [(false, panels.rows(&b, n)), (true, panels.rows(&b, n)), (false, packed)]
+                {
                     for by_columns in [false, true] {
                         let left = match by_columns {
                             true => Mat { data: &columns[depths.start * m..], rs: 1, cs: m },

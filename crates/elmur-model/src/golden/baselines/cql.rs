@@ -97,6 +97,7 @@ pub(super) fn td(common: Common, arguments: &Arguments) -> Result<Case> {
             ("hidden", Some(choices..2 * choices), "eval/q2"),
         ],
         states: Vec::new(),
+        begins_fresh: false,
         targets: true,
         gradient_window: 0,
         gradients: "grad/param/",

@@ -165,8 +165,19 @@ fn gradient_head<T: Tiles>(
     let d = operands.dims.d();
     let (panels, columns) = (Panels::<T>::new(), sizes.columns::<T>());
     let (nr, height) = (panels.width(), panels.height());
-    let [value_panels, key_rows, content, distance, dy_rows, ds, kept, by_distance, out, key_sums, distance_sums] =
-        scratch;
+    let [
+        value_panels,
+        key_rows,
+        content,
+        distance,
+        dy_rows,
+        ds,
+        kept,
+        by_distance,
+        out,
+        key_sums,
+        distance_sums,
+    ] = scratch;
     let (q, k, v) = (operands.rows(0, b, h), operands.rows(1, b, h), operands.rows(2, b, h));
     let values_turned = panels.transpose(&v.data[v.start..], v.step as usize, (width, keys), value_panels);
     copy_rows(k, None, width, sizes.width, key_rows);
@@ -183,7 +194,8 @@ fn gradient_head<T: Tiles>(
     for tile in tiles(queries, sizes.height) {
         let seen = span(tile.clone().map(|i| operands.seen(b, i)));
         let some = seen.start / nr..seen.end.div_ceil(nr);
-        let (left, to) = (Mat { data: &dy[tile.start * d..], rs: d, cs: 1 }, &mut ds[tile.start * sizes.keys..]);
+        let (left, to) =
+            (Mat { data: &dy[tile.start * d..], rs: d, cs: 1 }, &mut ds[tile.start * sizes.keys..]);
         panels.multiply(left, tile.len(), values_turned, 0..width, some, to, sizes.keys, false);
         for i in tile {
             let own = operands.seen(b, i);
@@ -199,7 +211,7 @@ fn gradient_head<T: Tiles>(
                 out[own.end..].fill(T::ZERO);
                 &mut out[own.clone()]
             });
-            let drop = operands.drop.map(|drop| (drop, operands.weight_row(b, h, i) + own.start));
+            let drop = operands.drop(b, h, i).map(|(mask, first)| (mask, first + own.start));
             let p = &weights[i * keys..][own.clone()];
             softmax_gradient(&mut ds[own.clone()], p, &mut kept[own.clone()], drop, out, operands.scale);
             let Some(Positions { zero, .. }) = operands.positions else { continue };
@@ -238,7 +250,16 @@ fn gradient_head<T: Tiles>(
             let first = seeing.start * sizes.keys + tile.start;
             let left = Mat { data: &source[first.min(source.len())..], rs: 1, cs: sizes.keys };
             let right = panels.rows(right, sizes.width);
-            panels.multiply(left, tile.len(), right, seeing.clone(), columns.clone(), out, sizes.width, false);
+            panels.multiply(
+                left,
+                tile.len(),
+                right,
+                seeing.clone(),
+                columns.clone(),
+                out,
+                sizes.width,
+                false,
+            );
             for (j, out) in tile.clone().zip(out.chunks_exact(sizes.width)) {
                 write(which, j, &out[..width]);
             }
@@ -264,7 +285,8 @@ fn gradient_head<T: Tiles>(
             continue;
         }
         let source = &by_distance[taking.start * sizes.distances + tile.start..];
-        let (left, to) = (Mat { data: source, rs: 1, cs: sizes.distances }, &mut dr[tile.start * sizes.width..]);
+        let (left, to) =
+            (Mat { data: source, rs: 1, cs: sizes.distances }, &mut dr[tile.start * sizes.width..]);
         panels.multiply(left, tile.len(), distance, taking, columns.clone(), to, sizes.width, true);
     }
 }
