@@ -1,6 +1,6 @@
 use elmur_envs::EnvSpec;
 use elmur_model::Checkpoint;
-use elmur_model::baselines::Dt;
+use elmur_model::baselines::TransformerXl;
 
 use super::*;
 use crate::overrides;
@@ -14,9 +14,9 @@ fn changed(preset: &str, changes: &[&str]) -> Result<RunConfig> {
     overrides::apply(&RunConfig::preset(preset).unwrap(), changes, &Registry::builtin())
 }
 
-fn dt(run: &RunConfig) -> &Dt {
+fn dt(run: &RunConfig) -> &TransformerXl {
     match &run.model {
-        PolicyConfig::Dt(model) => model,
+        PolicyConfig::TransformerXl(model) => model,
         other => panic!("{other:?}"),
     }
 }
