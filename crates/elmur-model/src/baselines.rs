@@ -4,11 +4,13 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+pub(crate) mod diffusion;
 mod dt;
 mod layers;
 
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
+pub use diffusion::{Denoiser, Diffusion, DiffusionCompat, DiffusionSampler};
 pub use dt::{Dt, DtCompat};
 pub use layers::LstmCompat;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
-use crate::baselines::{BcLstm, BcMlp, Cql, Dt};
+use crate::baselines::{BcLstm, BcMlp, Cql, Diffusion, Dt};
 use crate::elmur::Elmur;
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
@@ -87,6 +87,8 @@ policies! {
     BcMlp(BcMlp) = "bc_mlp",
     /// Conservative Q-learning for discrete actions.
     Cql(Cql) = "cql",
+    /// Diffusion Policy: chunks of continuous actions, denoised given the newest observations.
+    Diffusion(Diffusion) = "diffusion",
     /// Decision Transformer: a causal transformer over the newest returns, observations and actions.
     Dt(Dt) = "dt",
 }

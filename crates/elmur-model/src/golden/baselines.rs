@@ -3,6 +3,7 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+pub(super) mod diffusion;
 mod dt;
 
 use serde::Deserialize;
@@ -68,7 +69,8 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         "cql_mlp" | "cql_lstm" => cql::published(&common, &parse(json)?)?,
         "dt" => dt::parts(&common, &parse(json)?)?,
         other => {
-            let expected = "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td or dt, or none for ELMUR";
+            let expected = "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, diffusion_unet or dt, or none for \
+                            ELMUR";
             return Err(Error::input("golden case", expected, other));
         }
     };
