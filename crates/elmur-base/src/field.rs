@@ -17,10 +17,15 @@ pub enum Field {
     Target,
     /// Whether the step exists and its action is to be imitated.
     Imitate,
+    /// Whether the step exists: false beyond the end of an episode.
+    Exists,
     /// The sum of rewards from this step to the end of the episode; 0 beyond it.
     ReturnToGo,
     /// The reward of the step; 0 beyond the end of an episode.
     Reward,
+    /// The reward of the step as [`Field::LaterRewards`] counts it: that of a step that ended the task may be
+    /// replaced ([`Discount::with_terminal_reward`]).
+    CountedReward(Discount),
     /// The discounted sum of the rewards after this step, r(t+1) + γ r(t+2) + ..., to the end of the episode;
     /// 0 beyond it.
     LaterRewards(Discount),
@@ -34,19 +39,34 @@ pub enum Field {
     Terminated,
 }
 
-/// A discount factor γ of rewards, kept by its bits so that fields can be compared.
+/// How rewards are counted: the discount factor γ of later ones, and what a step that ended the task is said
+/// to have paid. Both are kept by their bits so that fields can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Discount(u64);
+pub struct Discount {
+    gamma: u64,
+    terminal: Option<u64>,
+}
 
 impl Discount {
-    /// The discount factor `gamma`.
+    /// The discount factor `gamma`, with rewards as they were paid.
     pub fn new(gamma: f64) -> Self {
-        Self(gamma.to_bits())
+        Self { gamma: gamma.to_bits(), terminal: None }
+    }
+
+    /// The same discount factor, with the reward of every step that ended the task replaced by `reward`, if
+    /// there is one.
+    pub fn with_terminal_reward(self, reward: Option<f64>) -> Self {
+        Self { terminal: reward.map(f64::to_bits), ..self }
     }
 
     /// The factor as a number.
     pub fn gamma(self) -> f64 {
-        f64::from_bits(self.0)
+        f64::from_bits(self.gamma)
+    }
+
+    /// The reward that replaces that of a step that ended the task.
+    pub fn terminal_reward(self) -> Option<f64> {
+        self.terminal.map(f64::from_bits)
     }
 }
 
@@ -62,8 +82,10 @@ impl fmt::Display for Field {
             Field::Action => write!(f, "action"),
             Field::Target => write!(f, "target"),
             Field::Imitate => write!(f, "imitate"),
+            Field::Exists => write!(f, "whether the step exists"),
             Field::ReturnToGo => write!(f, "return to go"),
             Field::Reward => write!(f, "reward"),
+            Field::CountedReward(_) => write!(f, "counted reward"),
             Field::LaterRewards(discount) => write!(f, "later rewards, discounted by {}", discount.gamma()),
             Field::NextObservation(leaf) => write!(f, "next observation leaf {leaf}"),
             Field::KnownNext => write!(f, "whether what followed is known"),

@@ -99,6 +99,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
             env: &maze(&registry, length)?,
             episodes,
             seeds: Seeds::Test(0),
+            target_return: None,
             sample: false,
             threads: None,
             device: policy.params.device(),
@@ -130,7 +131,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         .map_err(|e| plot_error(&success, e))?;
     let slots = args.out.join("slots");
     let seed = Seeds::Test(0).episode(0);
-    let history = timeline(&policy.config, &policy.params, &maze(&registry, 300)?, seed, 300)?;
+    let history = timeline(&policy.config, &policy.params, &maze(&registry, 300)?, None, seed, 300)?;
     draw_slots(&slots, &history, model)?;
     say(&format!(
         "4. Pictures: {0}.svg, {0}.png (success), {1}.svg, {1}.png (what the memory did)",

@@ -7,6 +7,7 @@ use elmur_base::{Spaces, Statistics, Stop};
 use elmur_data::{Source, Subset};
 use elmur_engine::Device;
 use elmur_envs::{EnvSpec, Environment, Metric};
+use elmur_model::ends::Token;
 use elmur_model::{Checkpoint, checkpoint};
 use elmur_train::{
     Error, Evaluation, Measure, OfflineEvaluation, Outcome, Result, RunConfig, RunFolder, Score, Seeds,
@@ -31,7 +32,7 @@ pub struct Args {
     env: Option<String>,
     /// Evaluate on the recorded episodes of this dataset instead: accuracy of discrete actions, mean squared
     /// error of continuous ones.
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["env", "set", "lengths", "sample", "plot", "metric"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["env", "set", "lengths", "sample", "plot", "metric", "target_return"])]
     data: Option<PathBuf>,
     /// Evaluate at these values of a setting of the environment: KEY=V1,V2.
     #[arg(long, value_name = "KEY=VALUES", conflicts_with = "lengths")]
@@ -48,6 +49,10 @@ pub struct Args {
     /// environment.
     #[arg(long, value_enum)]
     metric: Option<MetricName>,
+    /// Ask policies with return tokens for this return; default: what the run's validation asks for
+    /// (eval.target_return), else the return of a very good episode. Other policies do not read it.
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = finite)]
+    target_return: Option<f64>,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     #[arg(long)]
     sample: bool,
@@ -83,6 +88,12 @@ impl From<MetricName> for Metric {
     }
 }
 
+/// Parses a finite number.
+fn finite(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f32>().ok().filter(|number| number.is_finite());
+    number.and(text.parse().ok()).ok_or_else(|| "expected a finite number, such as 1 or -0.5".to_owned())
+}
+
 /// Number of episodes per run without --episodes.
 const EPISODES: usize = 100;
 
@@ -91,6 +102,19 @@ struct Policy {
     path: PathBuf,
     checkpoint: Checkpoint,
     run: Option<RunConfig>,
+}
+
+impl Policy {
+    /// The return that the policy's validation asked for, in the environment it was trained in.
+    fn target_return(&self, env: &Environment) -> Option<f64> {
+        let run = self.run.as_ref()?;
+        run.eval.target_return.filter(|_| run.env.as_ref().is_some_and(|trained| trained.name == env.name()))
+    }
+
+    /// Whether the policy is told which return to reach.
+    fn reads_returns(&self) -> bool {
+        self.checkpoint.config.architecture().ends().tokens.has(Token::Return)
+    }
 }
 
 /// Runs `elmur eval`.
@@ -291,6 +315,10 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
     };
     // All values are checked before the first is tried.
     cases.iter().try_for_each(|case| at(first, case).map(drop))?;
+    if args.target_return.is_some() && !policies.iter().any(Policy::reads_returns) {
+        let kind = policies[0].checkpoint.config.kind();
+        crate::note(&format!("a policy of kind {kind} is not told returns: --target-return has no effect"));
+    }
     let episodes = args.episodes.unwrap_or(EPISODES);
     let mut judge = Judge::new(args, policies, first);
     let mut points = Vec::new();
@@ -305,6 +333,7 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
                 env: &env,
                 episodes,
                 seeds: Seeds::Test(run as u32),
+                target_return: args.target_return.or(policy.target_return(&env)),
                 sample: args.sample,
                 threads: (args.threads > 0).then_some(args.threads),
                 device,
@@ -312,7 +341,11 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
             let outcome = with_bar(&label(&env, case), &what, &context.stop)?;
             let score = judge.score(&outcome, &env)?;
             if args.json {
-                say(&row(policy, &env, case, &outcome, &score).to_string());
+                let mut row = row(policy, &env, case, &outcome, &score);
+                if let Some(asked) = what.asked_return()? {
+                    row["target_return"] = asked.into();
+                }
+                say(&row.to_string());
             }
             scores.push(score);
             returns.push(outcome.returns().mean);

@@ -1,6 +1,8 @@
 //! The numbers of a batch: fields of all steps of some crops, padded beyond the ends of episodes.
 
-use elmur_base::{Field, FieldMut, Leaf};
+use std::ops::Range;
+
+use elmur_base::{Discount, Field, FieldMut, Leaf};
 
 use crate::Crop;
 use crate::episode::{Column, pixel};
@@ -47,9 +49,9 @@ impl Window<'_> {
     /// | [`Field::Observation`] | f32 for any leaf (byte b is b / 255), i32 for discrete leaves, u8 for bytes |
     /// | [`Field::Action`] | i32 for the discrete components of the action, f32 for the continuous ones |
     /// | [`Field::Target`] | i64 for the discrete components of the action, f32 for the continuous ones |
-    /// | [`Field::Imitate`] | bool |
+    /// | [`Field::Imitate`], [`Field::Exists`] | bool |
     /// | [`Field::NextObservation`] | as [`Field::Observation`] |
-    /// | [`Field::ReturnToGo`], [`Field::Reward`], [`Field::LaterRewards`] | f32 |
+    /// | [`Field::ReturnToGo`], [`Field::Reward`], [`Field::CountedReward`], [`Field::LaterRewards`] | f32 |
     /// | [`Field::KnownNext`], [`Field::Terminated`] | bool |
     ///
     /// Another type, room for more or fewer numbers, and a leaf or episode that does not exist are errors.
@@ -86,24 +88,35 @@ impl Window<'_> {
                 self.check_room(field, 1, out.len())?;
                 self.each(1, out, |row, out| self.marks(row, out))
             }
+            (Field::Exists, FieldMut::Bool(out)) => {
+                self.check_room(field, 1, out.len())?;
+                self.each(1, out, |row, out| {
+                    let there = row.there(Part::Reward);
+                    out.iter_mut().enumerate().for_each(|(i, out)| *out = i < there);
+                    Ok(())
+                })
+            }
             (Field::ReturnToGo, FieldMut::F32(out)) => {
                 self.check_room(field, 1, out.len())?;
-                let mut rewards = Vec::new();
+                let (mut rewards, all) = (Vec::new(), Discount::new(1.0));
                 self.each(1, out, |row, out| {
-                    self.sums_to_end(row, 1.0, &mut rewards, out, |reward, later| reward + later)
+                    self.sums_to_end(row, all, &mut rewards, out, |reward, later| reward + later)
                 })
             }
             (Field::LaterRewards(discount), FieldMut::F32(out)) => {
                 self.check_room(field, 1, out.len())?;
                 let mut rewards = Vec::new();
                 self.each(1, out, |row, out| {
-                    self.sums_to_end(row, discount.gamma(), &mut rewards, out, |_, later| later)
+                    self.sums_to_end(row, discount, &mut rewards, out, |_, later| later)
                 })
             }
             (Field::Reward, FieldMut::F32(out)) => {
                 self.check_room(field, 1, out.len())?;
-                out.fill(0.0);
-                self.each(1, out, |row, out| self.rewards(row, out))
+                self.each(1, out, |row, out| self.rewards(row, None, out))
+            }
+            (Field::CountedReward(discount), FieldMut::F32(out)) => {
+                self.check_room(field, 1, out.len())?;
+                self.each(1, out, |row, out| self.rewards(row, discount.terminal_reward(), out))
             }
             (Field::KnownNext, FieldMut::Bool(out)) => {
                 self.check_room(field, 1, out.len())?;
@@ -132,11 +145,14 @@ impl Window<'_> {
                 let expected = match field {
                     Field::Action => of_actions("i32"),
                     Field::Target => of_actions("i64"),
-                    Field::Imitate | Field::KnownNext | Field::Terminated => "bool".to_owned(),
+                    Field::Imitate | Field::Exists | Field::KnownNext | Field::Terminated => {
+                        "bool".to_owned()
+                    }
                     Field::Observation(_)
                     | Field::NextObservation(_)
                     | Field::ReturnToGo
                     | Field::Reward
+                    | Field::CountedReward(_)
                     | Field::LaterRewards(_) => "f32".to_owned(),
                 };
                 Err(Error::field(field, expected, out.type_name()))
@@ -318,14 +334,32 @@ impl Window<'_> {
         Ok(())
     }
 
-    /// The rewards of the steps that there are.
-    fn rewards(&self, row: &Row, out: &mut [f32]) -> Result<()> {
+    /// The rewards of the steps that there are, and 0 beyond them; `terminal` replaces that of a step that
+    /// ended the task.
+    fn rewards(&self, row: &Row, terminal: Option<f64>, out: &mut [f32]) -> Result<()> {
         let there = row.there(Part::Reward);
+        let (paid, beyond) = out.split_at_mut(there);
+        beyond.fill(0.0);
         if there == 0 {
             return Ok(());
         }
-        let rows = row.first..row.first + there;
-        self.source.read(Part::Reward, row.episode, rows, FieldMut::F32(&mut out[..there]))
+        self.read_rewards(row, terminal, row.first..row.first + there, paid)
+    }
+
+    /// The rewards of these steps of a row's episode.
+    fn read_rewards(
+        &self,
+        row: &Row,
+        terminal: Option<f64>,
+        rows: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let ends = row.outline.terminated && rows.end == row.outline.steps;
+        self.source.read(Part::Reward, row.episode, rows, FieldMut::F32(out))?;
+        if let (true, Some(terminal), Some(last)) = (ends, terminal, out.last_mut()) {
+            *last = terminal as f32;
+        }
+        Ok(())
     }
 
     /// Sums of rewards to the end of the episode: `shown(reward, later)` of each step's reward and the
@@ -333,24 +367,23 @@ impl Window<'_> {
     fn sums_to_end(
         &self,
         row: &Row,
-        gamma: f64,
+        discount: Discount,
         rewards: &mut Vec<f32>,
         out: &mut [f32],
         shown: impl Fn(f64, f64) -> f64,
     ) -> Result<()> {
+        let (gamma, terminal) = (discount.gamma(), discount.terminal_reward());
         let (steps, end) = (row.outline.steps, row.first.saturating_add(row.length));
         let (mut later, mut factor) = (0.0, 1.0);
         for rows in chunks(steps.saturating_sub(end), 1) {
             rewards.resize(rows.len(), 0.0);
-            let rows = end + rows.start..end + rows.end;
-            self.source.read(Part::Reward, row.episode, rows, FieldMut::F32(rewards))?;
+            self.read_rewards(row, terminal, end + rows.start..end + rows.end, rewards)?;
             for reward in &*rewards {
                 later += factor * f64::from(*reward);
                 factor *= gamma;
             }
         }
-        out.fill(0.0);
-        self.rewards(row, out)?;
+        self.rewards(row, terminal, out)?;
         for sum in out[..row.there(Part::Reward)].iter_mut().rev() {
             let reward = f64::from(*sum);
             *sum = shown(reward, later) as f32;
@@ -405,6 +438,29 @@ pub(crate) mod tests {
         let mut returns = [9.0; 8];
         window.fill(Field::ReturnToGo, FieldMut::F32(&mut returns)).unwrap();
         assert_eq!(returns, [2.0, 1.0, 0.0, 0.0, 5.0, 4.0, 3.0, 2.0]);
+        let mut exists = [false; 8];
+        window.fill(Field::Exists, FieldMut::Bool(&mut exists)).unwrap();
+        assert_eq!(exists, [true, true, false, false, true, true, true, true]);
+    }
+
+    #[test]
+    fn a_terminal_reward_replaces_that_of_the_step_that_ended_the_task() {
+        let data = dataset(&[4, 9]);
+        let crops = [Crop::new(0, 0), Crop::new(1, 2)];
+        let window = Window { source: &data, crops: &crops, offset: 2, length: 4 };
+        let floats = |field| {
+            let mut out = [9.0; 8];
+            window.fill(field, FieldMut::F32(&mut out)).unwrap();
+            out
+        };
+        let paid = Discount::new(0.5);
+        let replaced = paid.with_terminal_reward(Some(-8.0));
+        assert_eq!(floats(Field::CountedReward(paid)), [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        assert_eq!(floats(Field::CountedReward(replaced)), [1.0, -8.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        // The second row ends one step after the window: 1 1 1 1 (1, or -8).
+        assert_eq!(floats(Field::LaterRewards(paid)), [1.0, 0.0, 0.0, 0.0, 1.875, 1.75, 1.5, 1.0]);
+        let later = floats(Field::LaterRewards(replaced));
+        assert_eq!(later, [-8.0, 0.0, 0.0, 0.0, 0.75, -0.5, -3.0, -8.0]);
     }
 
     /// A camera, pixels of a box, a pair of choices and nothing at all; actions of two choices around two

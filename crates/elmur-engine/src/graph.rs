@@ -194,11 +194,6 @@ impl Graph {
         Ok(())
     }
 
-    /// The value that `target` gets at the end of a run; none if nothing updates it.
-    pub fn updated(&self, target: Value) -> Option<Value> {
-        self.updates.iter().find(|(known, _)| *known == target).map(|(_, new)| *new)
-    }
-
     /// Element type and shape of a value.
     pub fn ty(&self, value: Value) -> Result<&TensorType> {
         self.check("ty", value)?;

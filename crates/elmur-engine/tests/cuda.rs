@@ -9,7 +9,7 @@ mod gpu;
 
 use elmur_engine::{
     Activation, Attention, AttentionMask, Conv1d, DType, Gpu, Graph, Norm, NormKind, Pool, Precision,
-    Program, Qkv, Relative, Result, Store, Value,
+    Program, Qkv, Relative, Result, SelectiveScan, Store, Value,
 };
 
 /// Loss, gradient norm and a parameter after each of ten steps of the policy that uses every op.
@@ -99,6 +99,27 @@ fn larger_shapes_agree_with_the_cpu() {
             let last = g.mul(lstm.last_hidden, lstm.last_cell)?;
             let last = g.reshape(last, [batch, 1, width])?;
             g.concat(&[lstm.hidden, last], 1)
+        });
+    }
+    // One tile of 32 channels and several, uneven ones; one chunk of steps and several.
+    for (batch, steps, channels, states) in
+        [(1, 1, 128, 16), (2, 90, 128, 16), (33, 17, 70, 16), (3, 5, 31, 64), (5, 40, 40, 9)]
+    {
+        compare(&format!("scan of {batch} x {steps} steps, {channels} channels, {states} states"), |g| {
+            let mut row = |name: &str, width: usize| g.param(name, DType::F32, [batch, steps, width]);
+            let [x, delta, z] = ["x", "delta", "z"].map(|name| row(name, channels));
+            let bc = row("bc", 2 * states)?;
+            let [bias, d] = ["bias", "d"].map(|name| g.param(name, DType::F32, [channels]));
+            let weight = g.param("weight", DType::F32, [4, channels])?;
+            let window = g.param("window", DType::F32, [batch, 3, channels])?;
+            let conv = g.causal_conv1d_silu(x?, weight, bias?, window)?;
+            let a = g.param("a", DType::F32, [states, channels])?;
+            let a = g.exp(a)?;
+            let a = g.scale(a, -1.0)?;
+            let state = g.param("state", DType::F32, [batch, states, channels])?;
+            let scan = SelectiveScan { u: conv.y, delta: delta?, a, bc, d: d?, z: z?, state };
+            let scanned = g.selective_scan(scan)?;
+            g.concat(&[scanned.y, conv.window, scanned.state], 1)
         });
     }
     compare("norm of long rows", |g| {

@@ -10,7 +10,7 @@ mod gpu;
 use elmur_engine::rng::Stream;
 use elmur_engine::{
     Activation, Attention, AttentionMask, Blend, Conv1d, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind,
-    Qkv, Relative, Result, Store, Value, gradcheck,
+    Qkv, Relative, Result, SelectiveScan, Store, Value, gradcheck,
 };
 
 const F64: DType = DType::F64;
@@ -475,6 +475,95 @@ fn lstm_over_two_windows() {
         let x = case.param(g, [batch, steps, 4 * width])?;
         let two = g.lstm(x, weight, bias, one.last_hidden, one.last_cell)?;
         Ok(vec![one.hidden, two.hidden, two.last_cell])
+    });
+}
+
+/// Fewer steps than the window holds, and more; any of the results may go unused, and the window before the
+/// first step may be constant.
+#[test]
+fn causal_convolution() {
+    check("causal_conv1d_silu", 32, |g, case| {
+        let (batch, channels, taps) = (case.extent(40), case.extent(17), 2 + case.below(4));
+        let steps = [1, 2, 7][case.below(3)];
+        let x = case.param(g, [batch, steps, channels])?;
+        let weight = case.param(g, [taps, channels])?;
+        let bias = case.param(g, [channels])?;
+        let window = match case.flip() {
+            true => case.param(g, [batch, taps - 1, channels])?,
+            false => g.full(case.dtype, [batch, taps - 1, channels], 0.3)?,
+        };
+        let conv = g.causal_conv1d_silu(x, weight, bias, window)?;
+        let mut results = vec![conv.y, conv.window];
+        if case.flip() {
+            results.remove(case.below(2));
+        }
+        Ok(results)
+    });
+}
+
+/// Inputs of a scan of this many steps that goes on from a state.
+fn scan_of(
+    g: &mut Graph,
+    case: &mut Case,
+    a: Value,
+    d: Value,
+    state: Value,
+    steps: usize,
+) -> Result<SelectiveScan> {
+    let (batch, states, channels) = (g.shape(state)?[0], g.shape(a)?[0], g.shape(a)?[1]);
+    Ok(SelectiveScan {
+        u: case.param(g, [batch, steps, channels])?,
+        delta: case.param(g, [batch, steps, channels])?,
+        a,
+        bc: case.param(g, [batch, steps, 2 * states])?,
+        d,
+        z: case.param(g, [batch, steps, channels])?,
+        state,
+    })
+}
+
+/// -e^x of a new parameter: rates of decay, -1 or so.
+fn rates(g: &mut Graph, case: &mut Case, states: usize, channels: usize) -> Result<Value> {
+    let log = case.param(g, [states, channels])?;
+    let log = g.scale(log, 0.5)?;
+    let a = g.exp(log)?;
+    g.scale(a, -1.0)
+}
+
+/// One chunk of kept states and several; channels that fill a vector, fall short of it, and go beyond.
+#[test]
+fn selective_scan() {
+    check("selective_scan", 24, |g, case| {
+        let (batch, channels) = (case.extent(3), case.extent(17));
+        // Chunks of 256, 85, 16, 16 and 4 steps; 64 states are the most on a GPU.
+        let (states, steps) = [(1, 5), (3, 4), (16, 1), (16, 19), (64, 9)][case.below(5)];
+        let (a, d) = (rates(g, case, states, channels)?, case.param(g, [channels])?);
+        let state = match case.flip() {
+            true => case.param(g, [batch, states, channels])?,
+            false => g.full(case.dtype, [batch, states, channels], 0.3)?,
+        };
+        let scan = scan_of(g, case, a, d, state, steps)?;
+        let scanned = g.selective_scan(scan)?;
+        let mut results = vec![scanned.y, scanned.state];
+        if case.flip() {
+            results.remove(case.below(2));
+        }
+        Ok(results)
+    });
+}
+
+/// Two windows, one after the other: gradients pass through the state, and those of what both share meet.
+#[test]
+fn selective_scan_over_two_windows() {
+    check("selective_scan windows", 6, |g, case| {
+        let (batch, states, channels) = (1 + case.below(12), case.extent(9), case.extent(17));
+        let (a, d) = (rates(g, case, states, channels)?, case.param(g, [channels])?);
+        let state = case.param(g, [batch, states, channels])?;
+        let scan = scan_of(g, case, a, d, state, 3)?;
+        let one = g.selective_scan(scan)?;
+        let scan = scan_of(g, case, a, d, one.state, 2)?;
+        let two = g.selective_scan(scan)?;
+        Ok(vec![one.y, two.y, two.state])
     });
 }
 

@@ -7,7 +7,7 @@ mod common;
 use elmur_engine::rng::Stream;
 use elmur_engine::{
     Activation, AdamW, Attention, AttentionMask, Blend, Conv1d, Conv2d, CrossEntropy, DType, Error, Graph,
-    Norm, NormKind, Pool, Program, Qkv, Relative, Result, Store, TensorType, Value,
+    Norm, NormKind, Pool, Program, Qkv, Relative, Result, SelectiveScan, Store, TensorType, Value,
 };
 
 const F32: DType = DType::F32;
@@ -340,6 +340,11 @@ fn mistakes_are_explained() {
     let lstm = |r: Result<elmur_engine::Lstm>| r.unwrap_err().to_string();
     assert_eq!(lstm(g.lstm(x, w, w, x, x)), "lstm: expected x [batch, steps, 4 width], got f32[2, 8]");
     assert_eq!(lstm(g.lstm(gates, w, w, x, x)), "lstm: expected weight f32[12, 3], got f32[4, 6]");
+    let conv = g.causal_conv1d_silu(gates, w, x, gates).unwrap_err().to_string();
+    assert_eq!(conv, "causal_conv1d_silu: expected weight f32[4, 12], got f32[4, 6]");
+    let scan = SelectiveScan { u: gates, delta: gates, a: w, bc: gates, d: x, z: gates, state: gates };
+    let scan = g.selective_scan(scan).unwrap_err().to_string();
+    assert_eq!(scan, "selective_scan: expected a f32[4, 12], got f32[4, 6]");
     assert_eq!(
         g.gradients(x, &[w]).unwrap_err().to_string(),
         "gradients: expected a scalar loss of f32 or f64, got f32[2, 8]"
@@ -442,7 +447,7 @@ fn malformed_graphs_never_panic() {
             let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
             let blend =
                 Blend { lambda: 0.5, empty_slots_too: flag, active: if n == 1 { Some(a) } else { None } };
-            let result: Result<Vec<Value>> = match below(53) {
+            let result: Result<Vec<Value>> = match below(55) {
                 0 => g.linear(a, b, flag.then_some(c), Activation::Gelu).map(|v| vec![v]),
                 1 => g.matmul_with(a, b, flag, n == 0).map(|v| vec![v]),
                 2 => g.norm(a, norm).map(|v| vec![v]),
@@ -506,6 +511,11 @@ fn malformed_graphs_never_panic() {
                 50 => g.discretize(a, b).map(|v| vec![v]),
                 51 => g.random_below(n, vec![2; below(3)], rng).map(|v| vec![v]),
                 41 => g.lstm(a, b, c, d, e).map(|l| vec![l.hidden, l.last_hidden, l.last_cell]),
+                52 => g.causal_conv1d_silu(a, b, c, d).map(|c| vec![c.y, c.window]),
+                53 => {
+                    let scan = SelectiveScan { u: a, delta: a, a: b, bc: c, d, z: a, state: e };
+                    g.selective_scan(scan).map(|s| vec![s.y, s.state])
+                }
                 _ => g.random_normal(types[below(8)], vec![2; below(3)], 1.0, rng).map(|v| vec![v]),
             };
             values.extend(result.into_iter().flatten());
@@ -596,11 +606,22 @@ fn any_subset_of_an_ops_outputs_may_be_read() {
         let (weight, bias) = (g.constant(&[0.0; 36], [12, 3])?, g.constant(&[0.0; 12], [12])?);
         let lstm = g.lstm(x, weight, bias, w, w)?;
         g.output("cell", lstm.last_cell)?;
+        // With zeros the state halves: exp(softplus(0) a) = 1/2 for a = -1.
+        let (x, a) = (g.constant(&[0.0; 6], [1, 2, 3])?, g.constant(&[-1.0; 3], [1, 3])?);
+        let (bc, d) = (g.constant(&[0.0; 4], [1, 2, 2])?, g.constant(&[0.0; 3], [3])?);
+        let state = g.constant(&[4.0, 8.0, 12.0], [1, 1, 3])?;
+        let scan = SelectiveScan { u: x, delta: x, a, bc, d, z: x, state };
+        let scanned = g.selective_scan(scan)?;
+        g.output("state", scanned.state)?;
+        let window = g.causal_conv1d_silu(tokens, w, d, state)?.window;
+        g.output("window", window)?;
         let (gates, _) = g.route_top_k(w, 1)?;
         g.output("gates", gates)
     });
     assert_eq!(p.get::<f64>("sum").unwrap(), [2.0, 4.0, 6.0, 20.0, 40.0, 60.0]);
     assert_eq!(p.get::<f64>("cell").unwrap(), [0.5, 1.0, 1.5, 5.0, 10.0, 15.0]);
+    assert_eq!(p.get::<f64>("state").unwrap(), [1.0, 2.0, 3.0]);
+    assert_eq!(p.get::<f64>("window").unwrap(), [10.0, 20.0, 30.0]);
     assert_eq!(p.get::<f64>("gates").unwrap(), [1.0, 1.0]);
     assert!((p.get::<f64>("weights").unwrap().iter().sum::<f64>() - 2.0).abs() < 1e-12);
 }

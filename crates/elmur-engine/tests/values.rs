@@ -646,6 +646,19 @@ fn lstm_steps_like_the_whole_window() {
 }
 
 #[test]
+fn softplus_is_accurate_far_from_zero() {
+    let x = [-80.0f32, -30.0, -1.0, -1e-3, 0.0, 2.0, 30.0, 80.0];
+    let got: Vec<f32> = run(|g| {
+        let x = g.constant(&x, [8])?;
+        g.softplus(x)
+    });
+    for (x, got) in x.into_iter().zip(got) {
+        let want = f64::from(x).max(0.0) + (-f64::from(x).abs()).exp().ln_1p();
+        assert!((f64::from(got) - want).abs() <= 3e-7 * want, "softplus({x}) = {got}, want {want}");
+    }
+}
+
+#[test]
 fn relative_bias_clamps_differences_of_times() {
     let bias = run::<f64>(|g| {
         let table = g.constant(&[-20.0, -21.0, -10.0, -11.0, 0.0, 1.0, 10.0, 11.0, 20.0, 21.0], [5, 2])?;

@@ -283,11 +283,13 @@ impl Replay<'_> {
                     to.set(&name, &actions.iter().map(known).collect::<Vec<_>>())?;
                 }
                 Field::NextObservation(_) => self.input(to, &name, &of("input/next_observations")?)?,
-                Field::Reward => self.input(to, &name, &of("input/rewards")?)?,
+                Field::Reward | Field::CountedReward(_) => {
+                    self.input(to, &name, &of("input/rewards")?)?;
+                }
                 Field::LaterRewards(_) => self.input(to, &name, &of("input/values")?)?,
                 Field::Terminated => to.set(&name, &flags(&of("input/done")?))?,
                 Field::KnownNext => to.set(&name, &flags(&of("input/bootstrap")?))?,
-                Field::Imitate => {
+                Field::Imitate | Field::Exists => {
                     let actions = of("input/actions")?;
                     let padding = Field::IGNORED as f64;
                     let mask = actions.chunks(action.dim()).map(|a| a.iter().any(|x| *x != padding));

@@ -13,6 +13,8 @@ pub enum Init {
     Uniform(f64),
     /// Orthonormal rows or columns (whichever are fewer) of the parameter seen as a matrix.
     Orthogonal,
+    /// Numbers from the first to the second in even steps along the last axis.
+    Spaced(f64, f64),
 }
 
 impl Init {
@@ -37,6 +39,11 @@ impl Init {
                 stream.fill_normal(&mut data, 1.0);
                 let columns = shape.last().copied().unwrap_or(1).max(1);
                 orthonormalise(&mut data, columns);
+            }
+            Init::Spaced(first, last) => {
+                let columns = shape.last().copied().unwrap_or(1).max(1);
+                let step = (last - first) / (columns - 1).max(1) as f64;
+                data.iter_mut().enumerate().for_each(|(i, x)| *x = first + step * (i % columns) as f64);
             }
         }
         data
@@ -76,6 +83,13 @@ fn orthonormalise(matrix: &mut [f64], columns: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spaced_numbers_rise_along_the_last_axis() {
+        let data = Init::Spaced(-1.0, 1.0).draw(&Stream::new(1, 2, 3), &[2, 5]);
+        assert_eq!(data, [-1.0, -0.5, 0.0, 0.5, 1.0, -1.0, -0.5, 0.0, 0.5, 1.0]);
+        assert_eq!(Init::Spaced(-1.0, 1.0).draw(&Stream::new(1, 2, 3), &[2, 1]), [-1.0, -1.0]);
+    }
 
     #[test]
     fn orthogonal_matrices_have_orthonormal_rows_or_columns() {

@@ -4,7 +4,8 @@
 //!   memory. [`baselines`]: what it is compared with. [`PolicyConfig`]: any of them, by name in files;
 //!   [`presets`]: by name for people.
 //! - [`Net`]: the builder that architectures write graphs with. [`ends`]: encoders, heads, tokens.
-//! - [`window`]: training and evaluation of whole windows. [`init`]: initial weights.
+//! - [`window`]: training and evaluation of whole windows. [`init`]: initial weights. [`Statistic`]: parameters
+//!   that follow from the data.
 //! - [`session`]: acting step by step, any number of episodes side by side; [`Snapshot`]: what they remember,
 //!   as a value. [`Planner`]: what policies that plan ahead do there.
 //! - [`Checkpoint`]: parameters and config on disk or as bytes. [`Fingerprint`]: which policy something
@@ -31,6 +32,7 @@ pub mod presets;
 pub mod session;
 mod sizes;
 mod snapshot;
+mod statistic;
 pub mod tensors;
 pub mod window;
 
@@ -45,3 +47,4 @@ pub use phase::{Phase, Window};
 pub use planner::{Planner, Recent};
 pub use policy::PolicyConfig;
 pub use snapshot::Snapshot;
+pub use statistic::Statistic;

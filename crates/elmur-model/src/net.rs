@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::initial::Init;
 use crate::phase::Phase;
 use crate::sizes::{MAX_PARAMETERS, MAX_TENSOR};
+use crate::statistic::Statistic;
 
 /// What training minimises.
 #[derive(Debug, Clone, Copy)]
@@ -118,6 +119,8 @@ pub(crate) struct Declared {
     pub params: BTreeMap<String, Init>,
     /// Copies of parameters: the parameter that each follows, and how.
     pub averages: BTreeMap<String, (String, Average)>,
+    /// Parameters that are computed from the training data.
+    pub statistics: BTreeMap<String, Statistic>,
     pub carried: Vec<Carried>,
     /// States that follow from the parameters alone, shared by all rows.
     pub derived: BTreeSet<String>,
@@ -266,6 +269,16 @@ impl<'a> Net<'a> {
         Ok(value)
     }
 
+    /// The parameter `name` that holds a statistic of the training data, without gradient; its shape follows
+    /// from the statistic. Prefixes do not change its name, and copies of networks share it.
+    pub fn statistic(&mut self, name: &str, statistic: Statistic) -> Result<Value> {
+        statistic.check(self.ends)?;
+        let numbers = self.field_type(statistic.field()).1.iter().product();
+        let value = self.declare_param(name, statistic.shape(numbers), statistic.init())?;
+        self.declared.statistics.insert(name.to_owned(), statistic);
+        Ok(self.g.stop_gradient(value)?)
+    }
+
     /// Builds a part of the graph with slowly moving copies of its parameters: inside `part` the parameter
     /// `name` is `{prefix}.{name}`, which starts equal to `name`, has no gradient and follows it after every
     /// optimizer step.
@@ -282,10 +295,12 @@ impl<'a> Net<'a> {
         built
     }
 
-    /// Declares a copy `{prefix}.{name}` of every parameter so far, as [`Net::averaged`] would use them.
+    /// Declares a copy `{prefix}.{name}` of every trained parameter so far, as [`Net::averaged`] would use
+    /// them.
     pub fn average_all(&mut self, prefix: &str, average: Average) -> Result<()> {
-        let averages = &self.declared.averages;
-        let own = self.declared.params.iter().filter(|(name, _)| !averages.contains_key(*name));
+        let Declared { params, averages, statistics, .. } = &self.declared;
+        let trained = |name: &String| !averages.contains_key(name) && !statistics.contains_key(name);
+        let own = params.iter().filter(|(name, _)| trained(name));
         for (name, init) in own.map(|(name, init)| (name.clone(), *init)).collect::<Vec<_>>() {
             let shape = self.g.shape(self.g.value(&name)?)?.to_vec();
             self.copy_of(prefix, average, &name, shape, init)?;
@@ -539,8 +554,8 @@ impl<'a> Net<'a> {
             Field::Action if action.is_discrete() => (DType::I32, vec![action.dim()]),
             Field::Target if action.is_discrete() => (DType::I64, vec![action.dim()]),
             Field::Action | Field::Target => (self.dtype, vec![action.dim()]),
-            Field::Imitate | Field::Terminated | Field::KnownNext => (DType::Bool, vec![]),
-            Field::Reward | Field::LaterRewards(_) => (self.dtype, vec![]),
+            Field::Imitate | Field::Exists | Field::Terminated | Field::KnownNext => (DType::Bool, vec![]),
+            Field::Reward | Field::CountedReward(_) | Field::LaterRewards(_) => (self.dtype, vec![]),
             Field::ReturnToGo => (self.dtype, vec![1]),
         }
     }
@@ -554,8 +569,10 @@ impl<'a> Net<'a> {
             Field::Action => "action".to_owned(),
             Field::Target => "targets".to_owned(),
             Field::Imitate => "mask".to_owned(),
+            Field::Exists => "exists".to_owned(),
             Field::ReturnToGo => "returns".to_owned(),
             Field::Reward => "reward".to_owned(),
+            Field::CountedReward(_) => "counted_reward".to_owned(),
             Field::LaterRewards(_) => "later_rewards".to_owned(),
             Field::Terminated => "terminated".to_owned(),
             Field::KnownNext => "known_next".to_owned(),

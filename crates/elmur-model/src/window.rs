@@ -25,6 +25,7 @@ use crate::architecture::{Architecture, Group};
 use crate::error::{Error, Result};
 use crate::initial::Init;
 use crate::net::{Average, Carried, Declared, Feed, Net, Pass, Source, position_encodings};
+use crate::statistic::Statistic;
 
 /// How carried states begin in a program's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +76,8 @@ pub struct Built {
     pub params: BTreeMap<String, Init>,
     /// Parameters that are copies: the parameter that each follows, and how.
     pub averages: BTreeMap<String, (String, Average)>,
+    /// Parameters that are computed from the training data, and what they hold.
+    pub statistics: BTreeMap<String, Statistic>,
     /// States carried per row.
     pub carried: Vec<Carried>,
     /// Tables of data on the device, and the field each holds.
@@ -85,8 +88,8 @@ pub struct Built {
 impl Built {
     fn new(net: Net<'_>) -> Result<Self> {
         let (graph, declared) = net.finish()?;
-        let Declared { params, averages, carried, tables, feeds, .. } = declared;
-        Ok(Self { graph, params, averages, carried, tables, feeds })
+        let Declared { params, averages, statistics, carried, tables, feeds, .. } = declared;
+        Ok(Self { graph, params, averages, statistics, carried, tables, feeds })
     }
 
     /// Names of the states that an optimizer keeps from one run to the next: moments, and the random
@@ -209,13 +212,17 @@ pub fn training_graph(
     let all: Vec<Value> = groups.iter().flat_map(|(_, pairs)| pairs).map(|(_, grad)| *grad).collect();
     let norm = g.global_norm(&all)?;
     let lr = g.input("lr", settings.dtype, [])?;
+    let mut trained: BTreeMap<String, Value> = BTreeMap::new();
     for (Group { lr_scale, decays }, pairs) in &groups {
         let weight_decay = if *decays { settings.optimizer.weight_decay } else { 0.0 };
         let lr_scale = settings.optimizer.lr_scale * lr_scale;
         let optimizer = AdamW { lr_scale, weight_decay, ..settings.optimizer };
-        g.adamw(optimizer, lr, Some((norm, settings.clip)), pairs)?;
+        let new = g.adamw(optimizer, lr, Some((norm, settings.clip)), pairs)?;
+        let name_of = |value: &Value| params.iter().find(|(_, known)| known == value).map(|(name, _)| name);
+        let names = pairs.iter().filter_map(|(value, _)| name_of(value));
+        trained.extend(names.cloned().zip(new));
     }
-    follow(g, &net.declared.averages, settings.dtype)?;
+    follow(g, &net.declared.averages, &trained, settings.dtype)?;
     let report = g.state(REPORT, settings.dtype, [4])?;
     let total = (begin == Begin::Continue).then_some(report);
     let sums = g.sum_scalars(&[loss, parts.action, norm, correct], total)?;
@@ -232,23 +239,29 @@ pub fn training_graph(
     Built::new(net)
 }
 
-/// Moves copies of parameters towards the parameters that the optimizer has left.
-fn follow(g: &mut Graph, averages: &BTreeMap<String, (String, Average)>, dtype: DType) -> Result<()> {
+/// Moves copies of parameters towards the parameters as the optimizer leaves them. A parameter that nothing
+/// trains stays what it was, and so does its copy.
+fn follow(
+    g: &mut Graph,
+    averages: &BTreeMap<String, (String, Average)>,
+    trained: &BTreeMap<String, Value>,
+    dtype: DType,
+) -> Result<()> {
+    let mut kinds: Vec<(Average, Vec<(Value, Value)>)> = Vec::new();
     for (copy, (parameter, average)) in averages {
-        // A parameter that nothing has trained is what it was, and so is its copy.
-        let Some(new) = g.updated(g.value(parameter)?) else { continue };
-        let copy = g.value(copy)?;
+        let Some(new) = trained.get(parameter) else { continue };
+        let pair = (g.value(copy)?, *new);
+        match kinds.iter_mut().find(|(known, _)| known == average) {
+            Some((_, pairs)) => pairs.push(pair),
+            None => kinds.push((*average, vec![pair])),
+        }
+    }
+    for (average, pairs) in kinds {
         let decay = match average {
             Average::Constant(rate) => g.scalar(dtype, 1.0 - rate)?,
-            Average::Warming(_) => match g.find(DECAY) {
-                Some(decay) => decay,
-                None => g.input(DECAY, dtype, [])?,
-            },
+            Average::Warming(_) => g.input(DECAY, dtype, [])?,
         };
-        let difference = g.sub(copy, new)?;
-        let left = g.mul(difference, decay)?;
-        let moved = g.add(new, left)?;
-        g.update(copy, moved)?;
+        g.moving_average(decay, &pairs)?;
     }
     Ok(())
 }

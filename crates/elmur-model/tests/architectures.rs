@@ -6,7 +6,7 @@ mod common;
 
 use elmur_base::{Field, Values};
 use elmur_engine::{DType, Pool, Store};
-use elmur_model::baselines::{BcLstm, Dt, DtCompat};
+use elmur_model::baselines::{BcLstm, BcMlp, Cql, CqlObjective, Dt, DtCompat, LstmCompat};
 use elmur_model::elmur::config::*;
 use elmur_model::ends::*;
 use elmur_model::session::{Seen, Session};
@@ -182,8 +182,48 @@ fn stepping_equals_whole_windows_for_recurrent_networks() {
             window: 4,
             dropout: 0.1,
             unroll: 1,
+            compat: LstmCompat::default(),
         };
-        stepping_equals_windows("bc-lstm", &PolicyConfig::BcLstm(config), Agree::Always);
+        stepping_equals_windows("bc-lstm", &PolicyConfig::BcLstm(config.clone()), Agree::Always);
+        let compat = LstmCompat { random_hidden: true };
+        let config = BcLstm { compat, ..config };
+        stepping_equals_windows("bc-lstm, random states", &PolicyConfig::BcLstm(config), Agree::Always);
+    }
+}
+
+#[test]
+fn stepping_equals_whole_windows_without_memory_and_for_q_values() {
+    let action = Action::Categorical { count: 5 };
+    let config = BcMlp {
+        observation: encoder(),
+        action: action.clone(),
+        d_model: 8,
+        hidden: vec![11, 7],
+        window: 4,
+        dropout: 0.1,
+    };
+    stepping_equals_windows("bc-mlp", &PolicyConfig::BcMlp(config), Agree::Always);
+    for (name, lstm, objective) in [
+        ("cql", None, CqlObjective::Td),
+        ("cql-lstm", Some(6), CqlObjective::Td),
+        ("published cql-lstm", Some(6), CqlObjective::Published),
+    ] {
+        let config = Cql {
+            observation: encoder(),
+            action: action.clone(),
+            d_model: 8,
+            lstm,
+            lstm_layers: 2,
+            hidden: vec![9],
+            window: 4,
+            dropout: 0.1,
+            objective,
+            alpha: 1.0,
+            gamma: 0.9,
+            tau: 0.1,
+            compat: LstmCompat::default(),
+        };
+        stepping_equals_windows(name, &PolicyConfig::Cql(config), Agree::Always);
     }
 }
 

@@ -78,7 +78,9 @@ fn settings_that_are_a_choice_list_what_can_be_chosen() {
         let found = all.iter().find(|d| d.is_of(key)).unwrap();
         found.choices.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>()
     };
-    assert_eq!(choices("kind"), ["elmur", "bc_lstm", "dt"]);
+    let kinds = choices("kind");
+    assert_eq!(kinds[0], "elmur");
+    assert!(["bc_lstm", "bc_mlp", "cql"].iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
     assert_eq!(choices("ffn"), ["moe", "swi_glu", "gelu"]);
     assert_eq!(choices("memory.replacement"), ["lru", "all"]);
     assert_eq!(choices("memory.gradient"), ["detached", "through"]);

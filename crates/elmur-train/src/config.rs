@@ -6,6 +6,7 @@ use elmur_base::Describe;
 use elmur_engine::{Device, Precision};
 use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::PolicyConfig;
+use elmur_model::ends::Token;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -15,6 +16,9 @@ use crate::schedule::Schedule;
 
 /// Most episodes of one evaluation: the seeds of the next run begin there.
 pub(crate) const MAX_EPISODES: usize = 1 << 24;
+
+/// What a target return must be: policies compute with 32-bit floats.
+pub(crate) const TARGET_RETURN: &str = "a finite number within 3.4e38, such as the return of a good episode";
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
@@ -151,6 +155,9 @@ pub struct EvalConfig {
     pub metric: Option<Metric>,
     /// Stop when the metric reaches this in two validations running; null: never.
     pub target: Option<f64>,
+    /// Return that policies with return tokens are asked for, a finite number; null: the best return of the
+    /// training data. Each reward is subtracted from it as an episode goes on.
+    pub target_return: Option<f64>,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     pub sample: bool,
     /// Device that acts: cpu, cuda or cuda:N; null: the one that trains. Few long episodes of a small model
@@ -181,18 +188,19 @@ struct WrittenEval {
     settings: Map<String, Value>,
     metric: Option<Metric>,
     target: Option<f64>,
+    target_return: Option<f64>,
     sample: bool,
     device: Option<String>,
 }
 
 impl From<WrittenEval> for EvalConfig {
     fn from(written: WrittenEval) -> Self {
-        let WrittenEval { on, every, episodes, length, mut settings, metric, target, sample, device } =
-            written;
+        let WrittenEval { on, every, episodes, length, mut settings, metric, target, .. } = written;
+        let WrittenEval { target_return, sample, device, .. } = written;
         if let Some(length) = length.filter(|length| *length > 0) {
             settings.insert("length".to_owned(), length.into());
         }
-        Self { on, every, episodes, settings, metric, target, sample, device }
+        Self { on, every, episodes, settings, metric, target, target_return, sample, device }
     }
 }
 
@@ -250,8 +258,16 @@ impl RunConfig {
             let fits = (1..=most).contains(&episodes);
             check(fits, "data.episodes", &format!("1 to {most}"), episodes.to_string())?;
         }
+        if let Some(target) = self.eval.target_return {
+            check((target as f32).is_finite(), "eval.target_return", TARGET_RETURN, target.to_string())?;
+        }
         let judge = self.env.is_some() || self.eval.on != Some(Judge::Env);
         check(judge, "eval.on", "data, or an environment in env", "env".to_owned())
+    }
+
+    /// Whether the policy is told which return to reach, by return tokens.
+    pub fn reads_returns(&self) -> bool {
+        self.model.architecture().ends().tokens.has(Token::Return)
     }
 
     /// Number of steps of a crop.

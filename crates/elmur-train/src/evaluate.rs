@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use elmur_base::{Row, Statistics, Stop};
 use elmur_engine::{Device, Pool, Store};
 use elmur_envs::{Environment, Metric, Purpose};
+use elmur_model::ends::Token;
 use elmur_model::session::{Choose, Seen, Session};
 use elmur_model::{Checkpoint, PolicyConfig};
 use elmur_pool::granted_threads;
 use elmur_rng::Stream;
 
-use crate::config::MAX_EPISODES;
+use crate::config::{MAX_EPISODES, TARGET_RETURN};
 use crate::error::{Error, Result};
 
 /// The episodes to evaluate on. Training, validation and test draw from ranges that never meet.
@@ -51,6 +52,9 @@ pub struct Evaluation<'a> {
     pub episodes: usize,
     /// Episodes for choosing, or for reporting.
     pub seeds: Seeds,
+    /// The return that a policy with return tokens is asked for; none: that of a very good episode, where the
+    /// environment knows it. Other policies do not read it.
+    pub target_return: Option<f64>,
     /// Draw actions instead of taking the likeliest.
     pub sample: bool,
     /// Number of threads; none: as many as are granted.
@@ -70,10 +74,16 @@ impl<'a> Evaluation<'a> {
             env,
             episodes: 100,
             seeds: Seeds::Test(0),
+            target_return: None,
             sample: false,
             threads: None,
             device: policy.params.device(),
         }
+    }
+
+    /// The return that the policy is asked for; none if it is not told returns.
+    pub fn asked_return(&self) -> Result<Option<f64>> {
+        target_return(self.policy, self.env, self.target_return)
     }
 }
 
@@ -137,6 +147,7 @@ pub fn evaluate(
         return Err(Error::config("episodes", format!("at most {MAX_EPISODES}"), evaluation.episodes));
     }
     evaluation.policy.architecture().ends().check(evaluation.env.spaces(), "environment")?;
+    let target = evaluation.asked_return()?.unwrap_or(0.0);
     let seeds: Vec<u64> = (0..evaluation.episodes).map(|i| evaluation.seeds.episode(i)).collect();
     let group = if evaluation.device.is_cpu() { (evaluation.episodes / 4).clamp(10, 50) } else { 4096 };
     let group = group.min(evaluation.episodes);
@@ -158,7 +169,7 @@ pub fn evaluate(
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 let Some(seeds) = groups.get(i) else { break };
-                let result = act_out(evaluation, seeds, stop, most, &tick);
+                let result = act_out(evaluation, target, seeds, stop, most, &tick);
                 let failed = result.is_err();
                 results.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(result);
                 if failed {
@@ -182,6 +193,26 @@ pub fn evaluate(
     Ok(Outcome { episodes })
 }
 
+/// The return that a policy is asked for in an environment: the given one, else that of a very good episode;
+/// none for policies that are not told returns.
+pub(crate) fn target_return(
+    policy: &PolicyConfig,
+    env: &Environment,
+    given: Option<f64>,
+) -> Result<Option<f64>> {
+    if !policy.architecture().ends().tokens.has(Token::Return) {
+        return Ok(None);
+    }
+    match given.or(env.facts().good_return) {
+        Some(target) if (target as f32).is_finite() => Ok(Some(target)),
+        Some(target) => Err(Error::config("target_return", TARGET_RETURN, target)),
+        None => {
+            let expected = format!("{TARGET_RETURN}: {} does not tell one", env.name());
+            Err(Error::config("target_return", expected, "none"))
+        }
+    }
+}
+
 /// The seed of an episode's initial memory. It differs from the episode's own seed, whose random numbers also
 /// choose the goal: the memory would reveal it.
 pub(crate) fn memory_seed(episode: u64) -> u64 {
@@ -195,6 +226,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// One episode per seed, side by side.
 fn act_out(
     evaluation: &Evaluation<'_>,
+    target: f64,
     seeds: &[u64],
     stop: &Stop,
     most: Option<u64>,
@@ -212,7 +244,7 @@ fn act_out(
     let all: Vec<usize> = (0..rows).collect();
     let mut results = vec![EpisodeResult::default(); rows];
     let mut running = vec![true; rows];
-    let mut returns = vec![evaluation.env.facts().good_return.unwrap_or(0.0) as f32; rows];
+    let mut returns = vec![target as f32; rows];
     let mut actions = Row::zeros(env.spaces().action.widths(), rows);
     let (mut told, mut last) = (0.0, Instant::now());
     for step in 1u64.. {

@@ -24,6 +24,7 @@ mod resident;
 mod run;
 mod schedule;
 mod standardize;
+mod statistics;
 pub mod tensorboard;
 mod timeline;
 mod trainer;

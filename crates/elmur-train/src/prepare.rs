@@ -51,7 +51,8 @@ impl Devices {
 /// Everything that a run needs besides devices and a folder.
 #[derive(Debug, Clone)]
 pub struct Prepared {
-    /// The settings, with encoders and head that fit the data and with what policies are judged on.
+    /// The settings, with encoders and head that fit the data, with what policies are judged on and, for
+    /// policies with return tokens, with the return that they are asked for.
     pub config: RunConfig,
     /// The episodes to learn from.
     pub data: Arc<dyn Source>,
@@ -230,6 +231,14 @@ impl Prepared {
         };
         if let Some(validation) = &validation {
             architecture.ends().check(validation.spaces(), "environment")?;
+        }
+        if !config.reads_returns() {
+            if config.eval.target_return.is_some() {
+                let kind = config.model.kind();
+                notes.push(format!("a policy of kind {kind} is not told returns: eval.target_return has no effect"));
+            }
+        } else if config.eval.target_return.is_none() {
+            config.eval.target_return = Some(data.summary()?.returns.max);
         }
         Ok(Self { config, data, held_out, validation, notes })
     }

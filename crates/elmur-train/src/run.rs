@@ -302,6 +302,7 @@ impl Run<'_, '_> {
             env,
             episodes: config.eval.episodes,
             seeds: Seeds::Validation,
+            target_return: config.eval.target_return,
             sample: config.eval.sample,
             threads: config.train.threads,
             device: params.device(),

@@ -17,8 +17,11 @@ pub(crate) fn standardize(ends: Ends<'_>, source: &dyn Source, params: &Store) -
     for (leaf, encoder) in ends.observation.iter().enumerate() {
         let Encoder::Vector { dim, bytes: false } = encoder else { continue };
         let name = ends.encoder_name(leaf);
-        let spread = moments(source, leaf, *dim)?;
         let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        if params.ty(&weight).is_err() {
+            continue; // not every policy encodes its observations by a linear map
+        }
+        let spread = moments(source, leaf, *dim)?;
         let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
         for (row, b) in w.chunks_exact_mut(*dim).zip(&mut b) {
             for (w, (mean, deviation)) in row.iter_mut().zip(&spread) {

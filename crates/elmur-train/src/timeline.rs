@@ -29,16 +29,18 @@ pub struct SlotHistory {
     pub read: Vec<f32>,
 }
 
-/// Acts out the episode of this seed, up to `limit` steps, and watches ELMUR's memory.
+/// Acts out the episode of this seed, up to `limit` steps, and watches ELMUR's memory. `target_return` is
+/// what a policy with return tokens is asked for; none: the return of a very good episode.
 pub fn timeline(
     policy: &PolicyConfig,
     params: &Store,
     env: &Environment,
+    target_return: Option<f64>,
     seed: u64,
     limit: u64,
 ) -> Result<SlotTimeline> {
     let model = policy.elmur("timeline")?;
-    let good_return = env.facts().good_return.unwrap_or(0.0) as f32;
+    let mut to_go = crate::evaluate::target_return(policy, env, target_return)?.unwrap_or(0.0) as f32;
     let mut env = env.make_rows(Purpose::Evaluate, 1, Pool::serial())?;
     model.ends().check(env.spaces(), "environment")?;
     env.reset(&[seed])?;
@@ -49,7 +51,6 @@ pub fn timeline(
     let mut result = SlotTimeline { layers: Vec::new(), steps: 0, success: None };
     let length = model.segment_length as u64;
     let mut action = elmur_base::Row::of(&env.spaces().action);
-    let mut to_go = good_return;
     while result.steps < limit {
         let seen = Seen { observation: env.observations(), returns: Some(std::slice::from_ref(&to_go)) };
         session.select_action(&[0], seen, Choose::Greedy, action.as_mut())?;

@@ -21,6 +21,7 @@ use crate::feed::{fill_inputs, request};
 use crate::resident::Resident;
 use crate::schedule::Unit;
 use crate::standardize::standardize;
+use crate::statistics;
 
 /// Loss, accuracy and gradient norm of one batch, averaged over its optimizer steps.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -126,6 +127,7 @@ impl Trainer {
             None => None,
         };
         let params = init::parameters(&*architecture, t.seed)?;
+        statistics::fill(&graphs[0], &**source, &params)?;
         if t.standardize {
             standardize(architecture.ends(), &**source, &params)?;
             init::copy_averages(&graphs[0], &params)?;

@@ -102,6 +102,7 @@ fn earlier_checkpoints_act_as_they_did() {
                 env: &config.validation_environment(&Registry::builtin()).unwrap().unwrap(),
                 episodes: 20,
                 seeds: Seeds::Test(0),
+                target_return: None,
                 sample,
                 threads: Some(2),
                 device: checkpoint.params.device(),

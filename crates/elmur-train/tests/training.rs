@@ -495,6 +495,7 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
         env: &maze(90),
         episodes: 60,
         seeds: Seeds::Test(0),
+        target_return: None,
         sample: false,
         threads: Some(2),
         device: trainer.device(),
@@ -507,7 +508,7 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
     assert_eq!(outcome, one);
     assert!(outcome.episodes.iter().filter(|e| e.steps == 89).count() > 55);
     // And what its memory did: each segment writes one slot per layer, slots in turn.
-    let history = timeline(&config.model, trainer.params(), &maze(30), 5, 100).unwrap();
+    let history = timeline(&config.model, trainer.params(), &maze(30), None, 5, 100).unwrap();
     assert_eq!((history.layers.len(), history.layers[0].len()), (2, 2));
     for layer in &history.layers {
         let written: Vec<(bool, bool)> =
@@ -554,6 +555,7 @@ fn baselines_learn_to_remember() {
             env: &maze(9),
             episodes: 60,
             seeds: Seeds::Test(0),
+            target_return: None,
             sample: false,
             threads: Some(2),
             device: trainer.device(),

@@ -32,6 +32,8 @@ pub(crate) trait Float:
     fn abs(self) -> Self;
     fn ln(self) -> Self;
     fn exp(self) -> Self;
+    /// ln(1 + self), for numbers from 0 to 1.
+    fn ln_1p(self) -> Self;
     fn tanh(self) -> Self;
     fn erf(self) -> Self;
 
@@ -113,6 +115,19 @@ impl Float for f32 {
         p * power(half) * power(n - half)
     }
 
+    /// 2 artanh(s) with s = x / (x + 2), at most 1/3: the series to the 13th power.
+    #[inline(always)]
+    fn ln_1p(self) -> Self {
+        let s = self / (self + 2.0);
+        let z = s * s;
+        let p = z.mul_add(2.0 / 13.0, 2.0 / 11.0);
+        let p = p.mul_add(z, 2.0 / 9.0);
+        let p = p.mul_add(z, 2.0 / 7.0);
+        let p = p.mul_add(z, 2.0 / 5.0);
+        let p = p.mul_add(z, 2.0 / 3.0);
+        (p * z).mul_add(s, 2.0 * s)
+    }
+
     /// An odd polynomial near zero, where 1 - 2 / (e^2x + 1) would cancel.
     #[inline(always)]
     fn tanh(self) -> Self {
@@ -153,6 +168,10 @@ impl Float for f64 {
         f64::exp(self)
     }
     #[inline(always)]
+    fn ln_1p(self) -> Self {
+        f64::ln_1p(self)
+    }
+    #[inline(always)]
     fn tanh(self) -> Self {
         f64::tanh(self)
     }
@@ -180,6 +199,8 @@ mod tests {
         check("exp", Float::exp, f64::exp, 87.0, 3e-7);
         check("tanh", Float::tanh, f64::tanh, 10.0, 6e-7);
         check("erf", Float::erf, libm::erf, 5.0, 6e-7);
+        // In 0..=1 only.
+        check("ln_1p", |x| Float::ln_1p(x.abs()), |x| x.abs().ln_1p(), 1.0, 3e-7);
         check("sigmoid", Float::sigmoid, |x| 1.0 / (1.0 + (-x).exp()), 80.0, 6e-7);
     }
 

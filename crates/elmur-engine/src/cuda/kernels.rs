@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// Source that is put before every file.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 28] = [
+const FILES: [&str; 30] = [
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
     concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_nn.cu")),
@@ -28,6 +28,7 @@ const FILES: [&str; 28] = [
     include_str!("../ops/layout.cu"),
     include_str!("../ops/activation.cu"),
     include_str!("../ops/average.cu"),
+    include_str!("../ops/causal_conv1d.cu"),
     include_str!("../ops/conv.cu"),
     include_str!("../ops/conv1d.cu"),
     include_str!("../ops/discretize.cu"),
@@ -44,6 +45,7 @@ const FILES: [&str; 28] = [
     include_str!("../ops/reduce.cu"),
     include_str!("../ops/relative_bias.cu"),
     include_str!("../ops/route.cu"),
+    include_str!("../ops/selective_scan.cu"),
     include_str!("../ops/softmax.cu"),
     include_str!("../ops/swiglu.cu"),
 ];

@@ -60,8 +60,8 @@ fn normal_cdf<T: Float>(x: T) -> T {
 
 /// ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|).
 #[inline(always)]
-fn softplus<T: Float>(x: T) -> T {
-    x.max(T::ZERO) + (T::ONE + (-x.abs()).exp()).ln()
+pub(crate) fn softplus<T: Float>(x: T) -> T {
+    x.max(T::ZERO) + (-x.abs()).exp().ln_1p()
 }
 
 /// t = tanh(ln(1 + e^x)) and 1 - t, without cancellation. With e = e^-|x|:

@@ -1,5 +1,5 @@
-//! A graph that uses every trainable op: a small policy with convolution, embedding, LSTM, relative
-//! attention, memory read and write, experts, dropout, both losses, AdamW and averaged
+//! A graph that uses every trainable op: a small policy with convolution, embedding, LSTM, selective scan,
+//! relative attention, memory read and write, experts, dropout, both losses, AdamW and averaged
 //! parameters.
 
 #![allow(dead_code)]
@@ -7,7 +7,7 @@
 use elmur_engine::rng::Stream;
 use elmur_engine::{
     Activation, AdamW, Attention, AttentionMask, Blend, Conv2d, CrossEntropy, DType, Graph, Norm, NormKind,
-    Qkv, Relative, Result, Store, Value,
+    Qkv, Relative, Result, SelectiveScan, Store, Value,
 };
 
 pub const B: usize = 12;
@@ -15,6 +15,7 @@ pub const T: usize = 10;
 pub const D: usize = 48;
 pub const H: usize = 3;
 pub const M: usize = 4;
+pub const N: usize = 30;
 
 fn norm(g: &mut Graph, name: &str, dtype: DType) -> Result<Norm> {
     let gamma = g.param(&format!("{name}.gamma"), dtype, [D])?;
@@ -62,6 +63,32 @@ pub fn policy(dtype: DType) -> Result<Graph> {
     g.update(hidden, lstm.last_hidden)?;
     g.update(cell, lstm.last_cell)?;
     let x = g.add(x, lstm.hidden)?;
+
+    // A state-space model, likewise.
+    let window = g.state("ssm.window", dtype, [B, 3, D])?;
+    let state = g.state("ssm.state", dtype, [B, N, D])?;
+    let taps = g.param("ssm.taps", dtype, [4, D])?;
+    let taps_bias = g.param("ssm.taps.bias", dtype, [D])?;
+    let conv = g.causal_conv1d_silu(x, taps, taps_bias, window)?;
+    let a = g.param("ssm.a", dtype, [N, D])?;
+    let a = g.exp(a)?;
+    let project = |g: &mut Graph, name: &str, width: usize| {
+        let weight = g.param(name, dtype, [width, D])?;
+        g.linear(conv.y, weight, None, Activation::Identity)
+    };
+    let scan = SelectiveScan {
+        u: conv.y,
+        delta: project(&mut g, "ssm.delta", D)?,
+        a: g.scale(a, -1.0)?,
+        bc: project(&mut g, "ssm.bc", 2 * N)?,
+        d: g.param("ssm.d", dtype, [D])?,
+        z: x,
+        state,
+    };
+    let scanned = g.selective_scan(scan)?;
+    g.update(window, conv.window)?;
+    g.update(state, scanned.state)?;
+    let x = g.add(x, scanned.y)?;
 
     let qkv = g.param("qkv", dtype, [3 * D, D])?;
     let qkv = g.linear(x, qkv, None, Activation::Identity)?;

@@ -151,9 +151,7 @@ impl Cql {
 
     fn least(&self, net: &mut Net<'_>, both: Value) -> Result<Value> {
         let (q1, q2) = (self.network(net, both, 0)?, self.network(net, both, 1)?);
-        let above = net.g.sub(q1, q2)?;
-        let above = net.g.relu(above)?;
-        Ok(net.g.sub(q1, above)?)
+        Ok(net.g.minimum(q1, q2)?)
     }
 
     /// The element of `values` [n, choices] that each of `index` i32 [n] names, [n]; 0 where it names none.

@@ -77,11 +77,11 @@ impl Moment<'_> {
                         ),
                     }
                 }
-                Source::Field(Field::Target | Field::Imitate) => return Err(wrong(name)),
-                Source::Field(_) => {
+                Source::Field(Field::ReturnToGo) => {
                     let input = program.input_mut::<f32>(name)?;
                     (0..n).for_each(|i| input[i] = self.returns[self.row(part, i)]);
                 }
+                Source::Field(_) => return Err(wrong(name)),
                 Source::Times { first, count, .. } => {
                     let input = program.input_mut::<i64>(name)?;
                     for (i, input) in input.chunks_exact_mut(count).enumerate() {

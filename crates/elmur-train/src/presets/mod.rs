@@ -119,6 +119,7 @@ fn validation() -> EvalConfig {
         settings: Map::new(),
         metric: None,
         target: None,
+        target_return: None,
         sample: false,
         device: None,
     }
