@@ -235,7 +235,9 @@ impl Prepared {
         if !config.reads_returns() {
             if config.eval.target_return.is_some() {
                 let kind = config.model.kind();
-                notes.push(format!("a policy of kind {kind} is not told returns: eval.target_return has no effect"));
+                notes.push(format!(
+                    "a policy of kind {kind} is not told returns: eval.target_return has no effect"
+                ));
             }
         } else if config.eval.target_return.is_none() {
             config.eval.target_return = Some(data.summary()?.returns.max);

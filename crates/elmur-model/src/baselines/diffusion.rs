@@ -21,7 +21,7 @@ use elmur_engine::{Activation as Act, Device, Store, Value};
 use serde::{Deserialize, Serialize};
 
 use super::layers::{check_counts, check_widths};
-use crate::architecture::{Architecture, Measured, Statistic};
+use crate::architecture::Architecture;
 use crate::ends::{Action, Encoder, Ends, TokenFormat, read_encoders};
 use crate::error::{Error, Result};
 use crate::initial::Init;
@@ -29,6 +29,7 @@ use crate::net::{Average, Loss, Net};
 use crate::phase::Window;
 use crate::planner::Planner;
 use crate::sizes::Sizes;
+use crate::statistic::Statistic;
 use denoiser::{LAST_GROUPS, perceptron};
 pub(crate) use denoiser::{Layer, Unet};
 pub(crate) use planner::{NOISE, STEP, X, sampling_graphs};
@@ -41,8 +42,8 @@ pub(crate) const AVERAGE: Average = Average::Warming(0.9999);
 /// Steps back from noise where recorded episodes are predicted.
 const EVALUATION_STEPS: usize = 10;
 
-/// Names of the parameters that hold the middle of the range of actions and half its width.
-const RANGE: [&str; 2] = ["action_range.middle", "action_range.half"];
+/// Least half width of the range of actions, for numbers that never change.
+const LEAST_RANGE: f64 = 1e-6;
 
 /// The network that tells noise from actions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
@@ -163,9 +164,10 @@ impl Diffusion {
     pub(crate) fn sizes(&self) -> Result<Sizes> {
         let (mut sizes, s, chunk) = (Sizes::default(), self.step_embed, self.pred_horizon);
         let copies = if self.compat.raw_weights { 1 } else { 2 };
+        features::add_statistics(self.ends(), &mut sizes)?;
+        sizes.param("action", 2, &[self.actions()])?;
         for _ in 0..copies {
             features::add_sizes(self.ends(), &mut sizes, self.obs_horizon, chunk)?;
-            sizes.param("action", 2, &[self.actions()])?;
             sizes.value("action", &[chunk, self.actions()])?;
             sizes.param("step_embed", 2, &[4, s, s])?;
             sizes.param("step_embed", 5, &[s])?;
@@ -209,12 +211,18 @@ impl Diffusion {
         Ok(net.g.reshape(factor, [net.rows(), 1, 1])?)
     }
 
-    /// The middle of the range of actions and half its width, each `[actions]`: not trained but measured.
+    /// The middle of the range of recorded actions and half its width, each `[actions]`.
     fn range(&self, net: &mut Net<'_>) -> Result<[Value; 2]> {
-        net.frozen(|net| {
-            let middle = net.param(RANGE[0], [self.actions()], Init::Constant(0.0))?;
-            Ok([middle, net.param(RANGE[1], [self.actions()], Init::Constant(1.0))?])
-        })
+        let least = net.statistic("action.least", Statistic::Least(Field::Action))?;
+        let greatest = net.statistic("action.greatest", Statistic::Greatest(Field::Action))?;
+        let sum = net.g.add(greatest, least)?;
+        let middle = net.g.scale(sum, 0.5)?;
+        // Half the difference, at least LEAST_RANGE.
+        let difference = net.g.sub(least, greatest)?;
+        let negative = net.g.scale(difference, 0.5)?;
+        let most = net.g.scalar(net.dtype, -LEAST_RANGE)?;
+        let negative = net.g.minimum(negative, most)?;
+        Ok([middle, net.g.scale(negative, -1.0)?])
     }
 
     /// Features of the newest observations at hand, [rows, obs_horizon * features].
@@ -434,25 +442,6 @@ impl Architecture for Diffusion {
             net.average_all(EMA, AVERAGE)?;
         }
         Ok(Loss { action, auxiliary: None, correct: None })
-    }
-
-    fn measured(&self) -> Vec<Measured> {
-        let measured = |parameter: &str, field, statistic| {
-            let parameter = parameter.to_owned();
-            Measured { parameter, field, statistic }
-        };
-        let mut all = vec![
-            measured(RANGE[0], Field::Action, Statistic::Middle),
-            measured(RANGE[1], Field::Action, Statistic::HalfRange),
-        ];
-        for (leaf, encoder) in self.observation.iter().enumerate() {
-            if let Encoder::Vector { bytes: false, .. } = encoder {
-                let [mean, deviation] = features::standard_names(self.ends(), leaf);
-                all.push(measured(&mean, Field::Observation(leaf), Statistic::Mean));
-                all.push(measured(&deviation, Field::Observation(leaf), Statistic::Deviation));
-            }
-        }
-        all
     }
 
     fn planner(&self, params: &Store, device: &Device, rows: usize) -> Result<Option<Box<dyn Planner>>> {

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::initial::Init;
 use crate::net::Net;
 use crate::sizes::Sizes;
+use crate::statistic::Statistic;
 
 /// Channels of the convolutions, each followed by 2x2 max-pooling.
 const CHANNELS: [usize; 4] = [16, 32, 64, 128];
@@ -34,12 +35,6 @@ pub(super) fn width(ends: Ends<'_>) -> usize {
     ends.observation.iter().map(each).fold(0, usize::saturating_add)
 }
 
-/// Names of the parameters that hold mean and deviation of a vector observation.
-pub(super) fn standard_names(ends: Ends<'_>, leaf: usize) -> [String; 2] {
-    let name = ends.encoder_name(leaf);
-    [format!("{name}.mean"), format!("{name}.deviation")]
-}
-
 /// Features of the first `count` steps at hand, [rows, count * features], oldest first.
 pub(super) fn features(net: &mut Net<'_>, count: usize) -> Result<Value> {
     let ends = net.ends;
@@ -51,13 +46,10 @@ pub(super) fn features(net: &mut Net<'_>, count: usize) -> Result<Value> {
                 let encoded = net.encode(encoder, &name, field)?;
                 net.g.slice(encoded, 1, 0..count)?
             }
-            Encoder::Vector { dim, .. } => {
+            Encoder::Vector { .. } => {
                 let x = numbers(net, encoder, field, count)?;
-                let [mean, deviation] = standard_names(ends, leaf);
-                let (mean, deviation) = net.frozen(|net| {
-                    let mean = net.param(&mean, [*dim], Init::Constant(0.0))?;
-                    Ok((mean, net.param(&deviation, [*dim], Init::Constant(1.0))?))
-                })?;
+                let mean = net.statistic(&format!("{name}.mean"), Statistic::Mean(field))?;
+                let deviation = net.statistic(&format!("{name}.deviation"), Statistic::Deviation(field))?;
                 let x = net.g.sub(x, mean)?;
                 net.g.div(x, deviation)?
             }
@@ -118,13 +110,23 @@ pub(super) fn validate(ends: Ends<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Adds up the parameters, and the largest values of the first `count` of `steps` steps.
+/// Adds up the statistics of vectors.
+pub(super) fn add_statistics(ends: Ends<'_>, sizes: &mut Sizes) -> Result<()> {
+    for encoder in ends.observation {
+        if let Encoder::Vector { dim, .. } = encoder {
+            sizes.param("observation", 2, &[*dim])?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds up the parameters that are trained, and the largest values of the first `count` of `steps` steps.
 pub(super) fn add_sizes(ends: Ends<'_>, sizes: &mut Sizes, count: usize, steps: usize) -> Result<()> {
     let (key, d) = ("observation", ends.width);
     for encoder in ends.observation {
         sizes.value(key, &[steps, encoder.len()])?;
         match encoder {
-            Encoder::Vector { dim, .. } => sizes.param(key, 2, &[*dim])?,
+            Encoder::Vector { .. } => {}
             Encoder::Categorical { sizes: each, encoding } => {
                 let total = each.iter().fold(0, |sum: usize, n| sum.saturating_add(*n));
                 let inputs = if *encoding == CategoricalEncoding::Raw { each.len() } else { total };
