@@ -98,7 +98,10 @@ fn the_benchmark_decides_sizes_and_settings() {
     assert_eq!((dt(&maze).layers, dt(&maze).window, maze.crop()), (8, 30, 30));
     let task = with("popgym-PositionOnlyPendulumEasy", "dt");
     let model = dt(&task);
-    assert_eq!((model.d_model, model.d_head, model.d_ff, model.heads, model.layers), (128, 256, 64, 4, 2));
+    assert_eq!(
+        (model.d_model, model.d_head, model.d_ff, model.heads, model.layers),
+        (128, 256, Some(64), 4, 2)
+    );
     assert_eq!((task.train.lr, task.train.weight_decay, model.action_tanh), (3e-4, 0.01, true));
     assert_eq!((task.train.batches, task.train.schedule.decay), (Some(3000), Decay::Cosine));
     let robot = with("take-it-back", "dt");
