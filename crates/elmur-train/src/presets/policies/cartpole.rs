@@ -50,6 +50,7 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
         Policy::Elmur => wanted.elmur(models::cartpole(), settings::cartpole()),
         Policy::Dt => (wanted.dt(TRANSFORMER, wanted.crop), wanted.train(SEGMENTS, 1)),
         Policy::DMamba => (wanted.dmamba(true), wanted.train(DMAMBA, 1)),
+        Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train(MLP, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(LSTM, 1)),
         Policy::Cql => (wanted.cql(ALPHA, 0.2), wanted.train(MLP, 1)),

@@ -100,6 +100,7 @@ pub(super) fn policy(task: Task, wanted: Wanted<'_>) -> Result<Chosen> {
         Policy::Dt if published => (wanted.dt(sizes, crop / 3), wanted.train_whole(row)),
         Policy::Dt => (wanted.dt(sizes, crop), wanted.train_whole(row)),
         Policy::DMamba => (wanted.dmamba(sizes.action_tanh), wanted.train_whole(dmamba)),
+        Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train_whole(cloning)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train_whole(cloning)),
         Policy::Cql | Policy::CqlLstm => (wanted.cql(1.0, 0.2), wanted.train_whole(cloning)),

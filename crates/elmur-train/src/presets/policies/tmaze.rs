@@ -56,6 +56,7 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
         }
         Policy::Dt => (wanted.dt(DT, wanted.crop), wanted.train_whole(transformer)),
         Policy::DMamba => (wanted.dmamba(true), wanted.train_whole(DMAMBA)),
+        Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train_whole(MLP)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train_whole(LSTM)),
         Policy::Cql => (wanted.cql(ALPHA, 0.2), wanted.train_whole(MLP)),
