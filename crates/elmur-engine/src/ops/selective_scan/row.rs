@@ -21,7 +21,7 @@ impl Dims {
     /// Steps between two kept states: so many that those of [`LANES`] channels stay in the first-level cache
     /// of a processor core, or in the shared memory of a GPU.
     pub fn chunk(&self) -> usize {
-        (256 / self.states).max(1)
+        (256 / self.states).clamp(1, 64)
     }
 
     pub fn chunks(&self) -> usize {
