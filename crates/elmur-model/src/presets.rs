@@ -2,8 +2,8 @@
 //! baselines. How each is trained is part of a run's preset (crate `elmur-train`).
 
 use crate::baselines::{
-    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, LstmCompat, TransformerXl, TransformerXlCompat,
-    Tt, TtPlan, ValveActivation,
+    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Denoiser, Diffusion, DiffusionCompat,
+    DiffusionSampler, LstmCompat, TransformerXl, TransformerXlCompat, Tt, TtPlan, ValveActivation,
 };
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
@@ -296,6 +296,24 @@ pub fn rate(observation: Vec<Encoder>, action: Action, steps: usize) -> Transfor
         attention_dropout: 0.0,
         slides: false,
         ..dt(observation, action, steps)
+    }
+}
+
+/// Diffusion Policy for these ends: chunks of 16 actions given two observations, of which 8 are played, 100
+/// steps of diffusion, the published code's smaller U-Net. Plans are made in 16 steps.
+pub fn diffusion(observation: Vec<Encoder>, action: Action) -> Diffusion {
+    Diffusion {
+        observation,
+        action,
+        d_model: 64,
+        obs_horizon: 2,
+        pred_horizon: 16,
+        act_horizon: 8,
+        diffusion_steps: 100,
+        step_embed: 64,
+        denoiser: Denoiser::Unet { widths: vec![64, 128, 256], kernel: 5, groups: 8 },
+        sampler: DiffusionSampler::Ddim(16),
+        compat: DiffusionCompat::default(),
     }
 }
 
