@@ -3,7 +3,8 @@
 # policy with its own batch size and learning rate (`elmur inspect tmaze policy=X`). Success by episode length, mean ± SEM over seeds, and a figure.
 #
 # POLICIES, SEEDS, BATCHES, LENGTHS, EPISODES, DEVICE (cpu or cuda), JOBS (runs at once) and OUT change it; ELMUR names a binary that was built elsewhere.
-# An interrupted run is resumed, a finished one is not trained again. Checkpoints are chosen on validation episodes, three times in a run.
+# An interrupted run is resumed, a finished one is not trained again. Checkpoints are chosen on 20
+# validation episodes, three times in a run: of 9,600 steps for policies that carry something, of the training length for the others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 POLICIES=${POLICIES:-"elmur rate rmt trxl dt dmamba bc-lstm bc-mlp cql cql-lstm rate-compat rmt-compat trxl-compat dt-compat dmamba-compat bc-lstm-compat cql-compat"}
@@ -23,7 +24,7 @@ one() {
   else
     rm -rf "$run"
     "$ELMUR" -q train tmaze policy="$policy" train.epochs=null train.batches="$BATCHES" eval.every=$((BATCHES / 3)) eval.target=null \
-      eval.length="${VALIDATION_LENGTH:-9600}" train.checkpoint_every="$BATCHES" --threads "$THREADS" --seed "$seed" --device "$DEVICE" --out "$run"
+      train.checkpoint_every="$BATCHES" train.threads="$THREADS" --seed "$seed" --device "$DEVICE" --out "$run"
   fi
   "$ELMUR" -q eval "$run" --lengths "$LENGTHS" --episodes "$EPISODES" --threads "$THREADS" --device "$DEVICE" --json > "$run/rows.tmp"
   mv "$run/rows.tmp" "$run/rows.jsonl"

@@ -69,7 +69,7 @@ fn larger_shapes_agree_with_the_cpu() {
             if relative {
                 options.mask = AttentionMask::Causal;
                 let [u, v] = ["u", "v"].map(|name| g.param(name, DType::F32, [heads, width]));
-                options.relative = Some(Relative { u: u?, v: v?, r: g.param("r", DType::F32, [keys, d])? });
+                options.relative = Some(Relative::new(u?, v?, g.param("r", DType::F32, [keys, d])?));
             } else {
                 options.bias = Some(g.param("bias", DType::F32, [batch, heads, queries, keys])?);
             }

@@ -219,56 +219,87 @@ fn swiglu() {
     });
 }
 
+/// Attention of `queries` queries to `keys` keys, in a form of the case's choice.
+fn attention(
+    g: &mut Graph,
+    case: &mut Case,
+    queries: usize,
+    keys: usize,
+    width: usize,
+) -> Result<Vec<Value>> {
+    let (batch, heads) = (case.extent(5), case.extent(3));
+    let d = heads * width;
+    let packed = if queries == keys { case.below(3) } else { 1 + case.below(2) };
+    let qkv = match packed {
+        0 => Qkv::Packed(case.param(g, [batch, queries, 3 * d])?),
+        1 => Qkv::QueryAndPacked {
+            q: case.param(g, [batch, queries, d])?,
+            kv: case.param(g, [batch, keys, 2 * d])?,
+        },
+        _ => Qkv::Separate {
+            q: case.param(g, [batch, queries, d])?,
+            k: case.param(g, [batch, keys, d])?,
+            v: case.param(g, [batch, keys, d])?,
+        },
+    };
+    let mut options = Attention { heads, ..Attention::default() };
+    let rows = if case.flip() { batch } else { 1 };
+    match case.below(4) {
+        0 => {}
+        1 => options.mask = AttentionMask::Causal,
+        2 => {
+            // Random, so that some rows see nothing at all.
+            let data: Vec<bool> = (0..rows * queries * keys).map(|_| case.flip()).collect();
+            options.mask = AttentionMask::Custom(g.constant(&data, [rows, queries, keys])?);
+        }
+        _ => {
+            // Empty where a range ends before it begins.
+            let data: Vec<i32> = (0..rows * queries * 2)
+                .map(|i| if i % 2 == 0 { case.below(keys) } else { case.below(3 * keys).min(keys) } as i32)
+                .collect();
+            options.mask = AttentionMask::Range(g.constant(&data, [rows, queries, 2])?);
+        }
+    }
+    if case.flip() {
+        let rows = if case.flip() { batch } else { 1 };
+        options.bias = Some(case.param(g, [rows, heads, queries, keys])?);
+    }
+    if case.flip() {
+        options.start = Some(case.indices(g, [batch], keys - queries + 1)?);
+    }
+    if case.below(3) > 0 {
+        // Rows for all negative distances, some, or none.
+        let (zero, spare) = ([0, 2, keys][case.below(3)], case.below(3));
+        options.relative = Some(Relative {
+            u: case.param(g, [heads, width])?,
+            v: case.param(g, [heads, width])?,
+            r: case.param(g, [zero + keys + spare, d])?,
+            zero,
+            next_query_ahead: case.flip(),
+        });
+    }
+    if case.flip() {
+        options.dropout = Some((0.3, g.rng("rng")?));
+    }
+    Ok(vec![g.attention(qkv, options)?.0])
+}
+
 #[test]
 fn attention_in_all_its_forms() {
-    check("attention", 96, |g, case| {
-        let (batch, heads, width) = (case.extent(5), case.extent(3), case.extent(17));
-        let d = heads * width;
-        let packed = case.below(3);
-        let queries = case.extent(7);
-        let keys = if packed == 0 { queries } else { case.extent(9).max(queries) };
-        let qkv = match packed {
-            0 => Qkv::Packed(case.param(g, [batch, queries, 3 * d])?),
-            1 => Qkv::QueryAndPacked {
-                q: case.param(g, [batch, queries, d])?,
-                kv: case.param(g, [batch, keys, 2 * d])?,
-            },
-            _ => Qkv::Separate {
-                q: case.param(g, [batch, queries, d])?,
-                k: case.param(g, [batch, keys, d])?,
-                v: case.param(g, [batch, keys, d])?,
-            },
-        };
-        let mut options = Attention { heads, ..Attention::default() };
-        match case.below(3) {
-            0 => {}
-            1 => options.mask = AttentionMask::Causal,
-            _ => {
-                let rows = if case.flip() { batch } else { 1 };
-                // Random, so that some rows see nothing at all.
-                let data: Vec<bool> = (0..rows * queries * keys).map(|_| case.flip()).collect();
-                options.mask = AttentionMask::Custom(g.constant(&data, [rows, queries, keys])?);
-            }
-        }
-        if case.flip() {
-            let rows = if case.flip() { batch } else { 1 };
-            options.bias = Some(case.param(g, [rows, heads, queries, keys])?);
-        }
-        if case.flip() {
-            options.start = Some(case.indices(g, [batch], keys - queries + 1)?);
-        }
-        if matches!(options.mask, AttentionMask::Causal) && case.flip() {
-            let spare = case.below(3);
-            options.relative = Some(Relative {
-                u: case.param(g, [heads, width])?,
-                v: case.param(g, [heads, width])?,
-                r: case.param(g, [keys + spare, d])?,
-            });
-        }
-        if case.flip() {
-            options.dropout = Some((0.3, g.rng("rng")?));
-        }
-        Ok(vec![g.attention(qkv, options)?.0])
+    check("attention", 128, |g, case| {
+        let (queries, width) = (case.extent(7), case.extent(17));
+        let keys = if case.below(3) == 0 { queries } else { case.extent(9).max(queries) };
+        attention(g, case, queries, keys, width)
+    });
+}
+
+/// Sequences that CPUs multiply as matrices.
+#[test]
+fn attention_over_longer_sequences() {
+    check("long attention", 64, |g, case| {
+        let (queries, width) = (16 + case.below(20), case.extent(33));
+        let keys = if case.below(3) == 0 { queries } else { queries + case.below(30) };
+        attention(g, case, queries, keys, width)
     });
 }
 
@@ -394,6 +425,19 @@ fn losses() {
         let targets = g.constant(&targets, [rows])?;
         let label_smoothing = if case.flip() { 0.16 } else { 0.0 };
         Ok(vec![g.cross_entropy(logits, targets, CrossEntropy { label_smoothing, ignored: -10 })?])
+    });
+    check("weighted_cross_entropy", 32, |g, case| {
+        let (rows, classes) = (case.extent(17), case.extent(33));
+        let logits = case.param(g, [rows, classes])?;
+        let targets = case.indices(g, [rows], classes)?;
+        let weights: Vec<f64> = (0..rows).map(|_| case.below(4) as f64 / 2.0).collect();
+        let weights = match case.dtype {
+            F64 => g.constant(&weights, [rows])?,
+            _ => g.constant(&weights.iter().map(|x| *x as f32).collect::<Vec<_>>(), [rows])?,
+        };
+        let label_smoothing = if case.flip() { 0.16 } else { 0.0 };
+        let settings = CrossEntropy { label_smoothing, ignored: -10 };
+        Ok(vec![g.weighted_cross_entropy(logits, targets, weights, settings)?])
     });
     check("mse", 24, |g, case| {
         let (rows, cols) = (case.extent(9), case.extent(7));

@@ -5,12 +5,16 @@ mod bc_lstm;
 mod bc_mlp;
 mod cql;
 pub(crate) mod diffusion;
+mod dmamba;
 mod dt;
 mod layers;
+mod tt;
 
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
 pub use diffusion::{Denoiser, Diffusion, DiffusionCompat, DiffusionSampler};
+pub use dmamba::{DMamba, DMambaCompat};
 pub use dt::{Dt, DtCompat};
 pub use layers::LstmCompat;
+pub use tt::{Tt, TtPlan};

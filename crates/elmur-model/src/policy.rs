@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
-use crate::baselines::{BcLstm, BcMlp, Cql, Diffusion, Dt};
+use crate::baselines::{BcLstm, BcMlp, Cql, DMamba, Diffusion, Dt, Tt};
 use crate::elmur::Elmur;
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
@@ -89,8 +89,12 @@ policies! {
     Cql(Cql) = "cql",
     /// Diffusion Policy: chunks of continuous actions, denoised given the newest observations.
     Diffusion(Diffusion) = "diffusion",
+    /// Decision Mamba: a selective state-space model over returns, observations and actions.
+    DMamba(DMamba) = "dmamba",
     /// Decision Transformer: a causal transformer over the newest returns, observations and actions.
     Dt(Dt) = "dt",
+    /// Trajectory Transformer: a model of whole trajectories that acts by beam search.
+    Tt(Tt) = "tt",
 }
 
 impl PolicyConfig {

@@ -6,7 +6,9 @@ mod common;
 
 use elmur_base::{Field, Values};
 use elmur_engine::{DType, Pool, Store};
-use elmur_model::baselines::{BcLstm, BcMlp, Cql, CqlObjective, Dt, DtCompat, LstmCompat};
+use elmur_model::baselines::{
+    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Dt, DtCompat, LstmCompat,
+};
 use elmur_model::elmur::config::*;
 use elmur_model::ends::*;
 use elmur_model::session::{Seen, Session};
@@ -244,6 +246,33 @@ fn dt() -> Dt {
     }
 }
 
+fn dmamba() -> DMamba {
+    DMamba {
+        observation: encoder(),
+        action: Action::Categorical { count: 5 },
+        d_model: 9,
+        layers: 2,
+        window: 4,
+        dropout: 0.1,
+        unroll: 1,
+        state: 6,
+        conv: 4,
+        expand: 2,
+        action_tanh: true,
+        compat: DMambaCompat::default(),
+    }
+}
+
+#[test]
+fn stepping_equals_whole_windows_for_state_space_models() {
+    stepping_equals_windows("dmamba", &PolicyConfig::DMamba(dmamba()), Agree::Always);
+    let config = DMamba { layers: 1, state: 16, expand: 1, conv: 7, ..dmamba() };
+    stepping_equals_windows("dmamba that looks far back", &PolicyConfig::DMamba(config), Agree::Always);
+    let compat = DMambaCompat { mamba_window: true, ..DMambaCompat::default() };
+    let config = PolicyConfig::DMamba(DMamba { compat, ..dmamba() });
+    stepping_equals_windows("dmamba with windows", &config, Agree::Always);
+}
+
 #[test]
 fn stepping_equals_the_whole_window_until_it_slides() {
     stepping_equals_windows("dt", &PolicyConfig::Dt(dt()), Agree::FirstWindow);
@@ -282,7 +311,7 @@ fn configs_say_which_policy_they_are() {
     let read = |text: &str| serde_json::from_str::<PolicyConfig>(text);
     let config = read(lstm).unwrap();
     assert!(matches!(&config, PolicyConfig::BcLstm(c) if c.hidden == 128 && c.unroll == 1));
-    for config in [config, PolicyConfig::Dt(dt()), elmur().into()] {
+    for config in [config, PolicyConfig::Dt(dt()), PolicyConfig::DMamba(dmamba()), elmur().into()] {
         let text = serde_json::to_string(&config).unwrap();
         assert!(text.contains(&format!("\"kind\":\"{}\"", config.kind())), "{text}");
         assert_eq!(read(&text).unwrap(), config);

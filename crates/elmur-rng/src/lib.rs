@@ -13,8 +13,10 @@
 //! so that sixteen neighbours come from the same word of sixteen blocks, as vector units like it. `stream`
 //! numbers the random ops of a program, `step` counts program runs. An op may draw at most 2^34 numbers.
 
-const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+/// Philox's multipliers.
+pub const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// What Philox adds to its key after every round.
+pub const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// One Philox 4x32-10 block.
 #[inline(always)]
@@ -48,7 +50,19 @@ impl Stream {
     /// The four draws of one block.
     #[inline(always)]
     pub fn block(&self, block: u32) -> [u32; 4] {
-        philox([block, self.stream, self.step[0], self.step[1]], self.key)
+        philox(self.counter(block), self.key)
+    }
+
+    /// Philox's counter for a block.
+    #[inline(always)]
+    pub fn counter(&self, block: u32) -> [u32; 4] {
+        [block, self.stream, self.step[0], self.step[1]]
+    }
+
+    /// Philox's key.
+    #[inline(always)]
+    pub fn key(&self) -> [u32; 2] {
+        self.key
     }
 
     /// Draws `64 * group .. 64 * group + 64`, sixteen per row. Written so that compilers turn each line into

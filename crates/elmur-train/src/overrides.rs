@@ -1,6 +1,6 @@
 //! Dotted overrides: `train.lr=1e-3 model.memory.gradient='{"through":3}'`.
 //!
-//! A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is
+//! `policy=NAME` chooses a policy. A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is
 //! answered with the nearest.
 
 use elmur_base::did_you_mean;
@@ -17,17 +17,29 @@ pub fn names_ends(overrides: &[impl AsRef<str>]) -> bool {
     overrides.iter().any(|text| ends.iter().any(|end| text.as_ref().starts_with(end)))
 }
 
-/// The config with every `key=value` applied in order (`env=NAME` first), checked, with a value for every
-/// setting of its environment. Encoders and head follow from the environment's spaces, so that changed wrappers need no
+/// The config with every `key=value` applied in order, checked, with a value for every setting of its
+/// environment. `env=NAME` comes first; then `policy=NAME`, which is no key of the config but replaces the
+/// policy and its training ([`RunConfig::with_policy`]); then what changes single settings. Encoders and head follow from the environment's spaces, so that changed wrappers need no
 /// other change, unless an override names them ([`names_ends`]).
 pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Registry) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
     let texts = || overrides.iter().map(AsRef::as_ref);
-    let names_env = |text: &&str| text.starts_with("env=");
-    for text in texts().filter(names_env).chain(texts().filter(|text| !names_env(text))) {
+    let turn = |text: &&str| match text.split_once('=') {
+        Some(("env", _)) => 0,
+        Some((POLICY, _)) => 1,
+        _ => 2,
+    };
+    for text in (0..3).flat_map(|now| texts().filter(move |text| turn(text) == now)) {
         let Some((key, value)) = text.split_once('=') else {
             return Err(Error::config(text, "KEY=VALUE, such as train.lr=1e-3", text));
         };
+        if key == POLICY {
+            let config: RunConfig =
+                serde_json::from_value(tree).map_err(|e| Error::config("config", "a run's config", e))?;
+            let config = config.with_policy(value, registry)?;
+            tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
+            continue;
+        }
         let mut value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         let key = SHORT.iter().find(|(short, _)| *short == key).map_or(key, |(_, key)| key);
         if key == "env"
@@ -46,7 +58,8 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
         if let Err(error) = serde_json::from_value::<RunConfig>(tree.clone()) {
             let other_kind = key == "model.kind" && !error.to_string().contains("is not one of");
             let problem = if other_kind {
-                "an architecture has settings of its own; choose its preset (see `elmur presets`)".to_owned()
+                "an architecture has settings of its own; choose it with policy=NAME (see `elmur presets`)"
+                    .to_owned()
             } else {
                 plain(&error.to_string())
             };
@@ -57,6 +70,16 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
         serde_json::from_value(tree).map_err(|e| Error::config("config", "a run's config", e))?;
     config.complete(registry, names_ends(overrides))?;
     Ok(config)
+}
+
+/// The key that names a policy.
+pub const POLICY: &str = "policy";
+
+/// The policy that overrides name with `policy=NAME`; the last one, if there are several.
+pub fn named_policy(overrides: &[impl AsRef<str>]) -> Option<&str> {
+    let name = |text: &'_ str| -> bool { text.split_once('=').is_some_and(|(key, _)| key == POLICY) };
+    let last = overrides.iter().map(AsRef::as_ref).rfind(|text| name(text))?;
+    Some(&last[POLICY.len() + 1..])
 }
 
 /// Keys that have a shorter form, for the command line.
@@ -111,7 +134,7 @@ fn entry<'a>(tree: &'a mut Value, key: &str) -> Result<&'a mut Value> {
             _ => None,
         };
         place = next.ok_or_else(|| {
-            let hint = did_you_mean(key, all.iter().map(String::as_str));
+            let hint = did_you_mean(key, all.iter().map(String::as_str).chain([POLICY]));
             Error::UnknownKey { key: key.to_owned(), hint }
         })?;
     }
@@ -206,7 +229,7 @@ mod tests {
         assert!(message("model.heads=3").contains("model"), "{}", message("model.heads=3"));
         assert!(message("env.length=2").contains("at least 3"), "{}", message("env.length=2"));
         assert!(message("train.segments=0").contains("train.segments"));
-        assert!(message("model.kind=dt").contains("choose its preset"), "{}", message("model.kind=dt"));
+        assert!(message("model.kind=dt").contains("policy=NAME"), "{}", message("model.kind=dt"));
         assert!(message("env.lenght=9").contains("did you mean `length`"), "{}", message("env.lenght=9"));
         assert!(message("eval.length=2").contains("eval.settings.length"), "{}", message("eval.length=2"));
         assert!(message("model.layers=0").contains("`model.layers`"), "{}", message("model.layers=0"));

@@ -12,7 +12,8 @@
 //!
 //! Products of a few rows with a transposed B (x Wᵀ at batch 1) read B once as it lies, as dot products.
 //!
-//! [`PackedRight`] is for recurrences, which multiply one small left side after the other by the same B.
+//! [`PackedRight`] is for recurrences, which multiply one small left side after the other by the same B;
+//! [`Panels`] for attention, whose operands stay in a core's cache.
 
 use super::float::Float;
 use super::isa::Isa;
@@ -45,6 +46,11 @@ impl<'a, T: Float> Mat<'a, T> {
     /// The transpose of a row-major matrix with `cols` columns.
     pub(crate) fn transposed(data: &'a [T], cols: usize) -> Self {
         Self { data, rs: 1, cs: cols }
+    }
+
+    /// The matrix from row `row` on.
+    pub(crate) fn below(self, row: usize) -> Self {
+        Self { data: &self.data[row * self.rs..], ..self }
     }
 
     fn has_unit_stride(&self) -> bool {
@@ -223,7 +229,7 @@ pub(crate) fn gemm<T: Tiles>(
                             Left::Rows(data[(row - first_row) * a.rs..].as_ptr(), a.rs)
                         } else {
                             // SAFETY: packed just above.
-                            Left::Panel(unsafe { block.add((panel - own.start) * mr * kb) })
+                            Left::Columns(unsafe { block.add((panel - own.start) * mr * kb) }, mr)
                         };
                         tiles.run(kb, left, (panel_of(k0, j, kb), nr), c, ldc, size, accumulate || k0 > 0);
                     }
@@ -243,7 +249,7 @@ pub(crate) fn gemm<T: Tiles>(
                     let row = panel * mr;
                     // SAFETY: the tile lies inside C and belongs to this task.
                     let c = unsafe { c.get().add(row * ldc + col) };
-                    let left = Left::Panel(panel_of(k0, panel, kb));
+                    let left = Left::Columns(panel_of(k0, panel, kb), mr);
                     let size = (mr.min(m - row), cols);
                     tiles.run(kb, left, (b_panel.as_ptr(), nr), c, ldc, size, accumulate || k0 > 0);
                 }
@@ -558,8 +564,8 @@ enum Plan {
 /// The left operand of a register tile.
 #[derive(Clone, Copy)]
 enum Left<T> {
-    /// A packed panel, [k][MR].
-    Panel(*const T),
+    /// Columns as they lie, and their distance: MR in a packed panel [k][MR].
+    Columns(*const T, usize),
     /// Rows of a matrix as they lie, and their distance.
     Rows(*const T, usize),
 }
@@ -738,8 +744,8 @@ impl<T: Tiles> SmallProducts<T> {
     }
 }
 
-/// Register tile: C[rows, NR] (+)= Σ_k a[k] b[k], where a[k] is row k of a panel or column k of rows `lda`
-/// apart, and rows of b are `ldb` apart.
+/// Register tile: C[rows, NR] (+)= Σ_k a[k] b[k], where a[k] is column k of A, contiguous and `lda` from the
+/// next, or spread over rows `lda` apart, and rows of b are `ldb` apart.
 type Micro<T> = unsafe fn(
     k: usize,
     a: *const T,
@@ -766,7 +772,7 @@ type CombineRows<T> = fn(a: (&[T], usize), w: Rows<'_, T>, count: usize, y: &mut
 pub(crate) struct TileSet<T: 'static> {
     mr: usize,
     nr: usize,
-    /// Entry i computes i + 1 rows from a packed panel.
+    /// Entry i computes i + 1 rows from the columns of A, packed or as they lie.
     micro: &'static [Micro<T>],
     /// Entry i computes i + 1 rows from the rows of A as they lie.
     direct: &'static [Micro<T>],
@@ -798,7 +804,7 @@ impl<T: Float> TileSet<T> {
         accumulate: bool,
     ) {
         let (micro, a, lda) = match left {
-            Left::Panel(a) => (self.micro[rows - 1], a, 0),
+            Left::Columns(a, lda) => (self.micro[rows - 1], a, lda),
             Left::Rows(a, lda) => (self.direct[rows - 1], a, lda),
         };
         if cols == self.nr {
@@ -837,7 +843,7 @@ const NV: usize = 2;
 
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
-unsafe fn micro<T: Float, V: Vector<T>, const ROWS: usize, const MR: usize, const DIRECT: bool>(
+unsafe fn micro<T: Float, V: Vector<T>, const ROWS: usize, const DIRECT: bool>(
     k: usize,
     a: *const T,
     lda: usize,
@@ -854,7 +860,7 @@ unsafe fn micro<T: Float, V: Vector<T>, const ROWS: usize, const MR: usize, cons
             let b = b.add(step * ldb);
             let columns: [V; NV] = std::array::from_fn(|v| V::load(b.add(v * V::WIDTH)));
             for (i, row) in sums.iter_mut().enumerate() {
-                let x = V::splat(*a.add(if DIRECT { i * lda + step } else { step * MR + i }));
+                let x = V::splat(*a.add(if DIRECT { i * lda + step } else { step * lda + i }));
                 for (sum, column) in row.iter_mut().zip(columns) {
                     *sum = sum.add_product(x, column);
                 }
@@ -901,16 +907,16 @@ fn pack_portable<T: Float>(
     }
 }
 
-/// A table of register tiles with 1 to MR rows, from panels or (`DIRECT`) from rows as they lie.
+/// A table of register tiles with 1 to MR rows, from columns or (`DIRECT`) from rows as they lie.
 macro_rules! micro_table {
-    ($T:ty, $V:ty, $MR:literal, $direct:literal, [$($rows:literal)*] $(, $features:literal)?) => {{
+    ($T:ty, $V:ty, $direct:literal, [$($rows:literal)*] $(, $features:literal)?) => {{
         $(#[target_feature(enable = $features)])?
         #[allow(clippy::too_many_arguments)]
         unsafe fn tile<const ROWS: usize>(
             k: usize, a: *const $T, lda: usize, b: *const $T, ldb: usize, c: *mut $T, ldc: usize, acc: bool,
         ) {
             // SAFETY: as promised by the caller.
-            unsafe { micro::<$T, $V, ROWS, $MR, $direct>(k, a, lda, b, ldb, c, ldc, acc) }
+            unsafe { micro::<$T, $V, ROWS, $direct>(k, a, lda, b, ldb, c, ldc, acc) }
         }
         const TABLE: &[Micro<$T>] = &[$(tile::<$rows>),*];
         TABLE
@@ -987,8 +993,8 @@ macro_rules! portable_tiles {
         static SET: TileSet<$T> = TileSet {
             mr: 6,
             nr: 16,
-        micro: micro_table!($T, Portable<$T>, 6, false, [1 2 3 4 5 6]),
-        direct: micro_table!($T, Portable<$T>, 6, true, [1 2 3 4 5 6]),
+        micro: micro_table!($T, Portable<$T>, false, [1 2 3 4 5 6]),
+        direct: micro_table!($T, Portable<$T>, true, [1 2 3 4 5 6]),
             pack: pack_portable::<$T>,
             matrix_unit: None,
             // SAFETY: plain Rust.
@@ -1004,8 +1010,11 @@ macro_rules! portable_tiles {
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod panels;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+pub(crate) use panels::Panels;
 
 macro_rules! impl_tiles {
     ($T:ty, $amx:ident, $avx512:ident, $avx2:ident) => {
@@ -1242,7 +1251,7 @@ mod tests {
             (tiles.pack)(&mut pa, tiles.mr, k, &a, 1, rows, rows);
             (tiles.pack)(&mut pb, tiles.nr, k, &b, 1, cols, cols);
             let mut c = vec![0f32; rows * cols];
-            let (left, right) = (Left::Panel(pa.as_ptr()), (pb.as_ptr(), tiles.nr));
+            let (left, right) = (Left::Columns(pa.as_ptr(), tiles.mr), (pb.as_ptr(), tiles.nr));
             tiles.run(k, left, right, c.as_mut_ptr(), cols, (rows, cols), false);
             c
         };

@@ -5,6 +5,8 @@
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::isa::Isa;
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
 #[cfg(feature = "cuda")]
@@ -136,7 +138,7 @@ impl Mask {
         // Whole groups of 64 in the middle, parts of groups at the ends.
         while i < x.len() {
             let (group, offset) = ((first + i) / 64, (first + i) % 64);
-            let draws = self.stream.group(group as u32);
+            let draws = random_group(&self.stream, group as u32);
             let n = (64 - offset).min(x.len() - i);
             if n == 64 {
                 for (x, draws) in x[i..i + 64].chunks_exact_mut(16).zip(&draws) {
@@ -151,6 +153,17 @@ impl Mask {
             i += n;
         }
     }
+}
+
+/// [`Stream::group`] by the machine's best instructions.
+#[inline(always)]
+fn random_group(stream: &Stream, group: u32) -> [[u32; 16]; 4] {
+    #[cfg(target_arch = "x86_64")]
+    if Isa::best() >= Isa::Avx512 {
+        // SAFETY: `Isa::best` never exceeds what the processor reports.
+        return unsafe { crate::cpu::simd::avx512::random_group(stream, group) };
+    }
+    stream.group(group)
 }
 
 #[derive(Debug)]

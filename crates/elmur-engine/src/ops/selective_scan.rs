@@ -93,7 +93,7 @@ impl Dims {
     /// Steps between two kept states: so many that those of [`LANES`] channels stay in the first-level cache
     /// of a processor core, or in the shared memory of a GPU.
     fn chunk(&self) -> usize {
-        (256 / self.states).max(1)
+        (256 / self.states).clamp(1, 64)
     }
 
     fn chunks(&self) -> usize {

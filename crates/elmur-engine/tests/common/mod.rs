@@ -92,11 +92,11 @@ pub fn policy(dtype: DType) -> Result<Graph> {
 
     let qkv = g.param("qkv", dtype, [3 * D, D])?;
     let qkv = g.linear(x, qkv, None, Activation::Identity)?;
-    let relative = Relative {
-        u: g.param("u", dtype, [H, D / H])?,
-        v: g.param("v", dtype, [H, D / H])?,
-        r: g.param("r", dtype, [T, D])?,
-    };
+    let relative = Relative::new(
+        g.param("u", dtype, [H, D / H])?,
+        g.param("v", dtype, [H, D / H])?,
+        g.param("r", dtype, [T, D])?,
+    );
     let options = Attention {
         heads: H,
         mask: AttentionMask::Causal,

@@ -165,7 +165,7 @@ impl Dt {
         let qkv = net.linear(x, &format!("{name}.attention.qkv"), 3 * inner, Init::fan_in(d))?;
         let r = net.linear(encodings, &format!("{name}.attention.r"), inner, Init::fan_in(d))?;
         let (shape, init) = ([heads, self.d_head], Init::xavier(heads, self.d_head));
-        let relative = Relative { u: net.param("u", shape, init)?, v: net.param("v", shape, init)?, r };
+        let relative = Relative::new(net.param("u", shape, init)?, net.param("v", shape, init)?, r);
         let options = Attention {
             heads,
             mask: AttentionMask::Causal,

@@ -116,11 +116,9 @@ impl Elmur {
         self.sublayer(net, x, &format!("{name}.norm"), |net, x| {
             let relative = |net: &mut Net<'_>, r: Value| -> Result<Relative> {
                 let shape = [heads, d / heads];
-                Ok(Relative {
-                    u: net.param("u", shape, Init::Normal(0.02))?,
-                    v: net.param("v", shape, Init::Normal(0.02))?,
-                    r,
-                })
+                let u = net.param("u", shape, Init::Normal(0.02))?;
+                let v = net.param("v", shape, Init::Normal(0.02))?;
+                Ok(Relative::new(u, v, r))
             };
             let qkv = net.linear(x, &format!("{name}.qkv"), 3 * d, Init::xavier(3 * d, d))?;
             let mut options = Attention {

@@ -4,7 +4,9 @@ mod bc_lstm;
 mod bc_mlp;
 mod cql;
 pub(super) mod diffusion;
+mod dmamba;
 mod dt;
+pub(super) mod tt;
 
 use serde::Deserialize;
 
@@ -13,6 +15,7 @@ use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
 use crate::pieces::Piece;
 use crate::policy::PolicyConfig;
+use crate::window::Begin;
 
 /// What the json of every baseline's case says.
 #[derive(Debug, Deserialize)]
@@ -67,10 +70,11 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         "bc_lstm" => bc_lstm::parts(&common, &parse(json)?)?,
         "bc_mlp" => bc_mlp::parts(&common, &parse(json)?)?,
         "cql_mlp" | "cql_lstm" => cql::published(&common, &parse(json)?)?,
+        "dmamba" => dmamba::parts(&common, &parse(json)?)?,
         "dt" => dt::parts(&common, &parse(json)?)?,
         other => {
-            let expected = "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, diffusion_unet or dt, or none for \
-                            ELMUR";
+            let expected = "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, diffusion_unet, dmamba, dt or tt, or \
+                            none for ELMUR";
             return Err(Error::input("golden case", expected, other));
         }
     };
@@ -79,8 +83,15 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         let choices = config.architecture().ends().action.outputs();
         outputs.push(("hidden", Some(choices..2 * choices), "eval/q2"));
     }
+    // The published DMamba carries nothing from one window to the next; its mixer can, and a session does.
+    let (begin, acted) = match &config {
+        PolicyConfig::DMamba(config) => (Begin::Fresh, dmamba::acted(config.layers)),
+        _ => (Begin::Continue, Vec::new()),
+    };
     Ok(Case {
         outputs,
+        begin,
+        acted,
         targets: false,
         config,
         pieces,

@@ -9,6 +9,7 @@ use crate::elmur::config::{
 use crate::elmur::{anchor_state, memory_state, published};
 use crate::ends::{Action, Encoder, TokenFormat};
 use crate::error::{Error, Result};
+use crate::window::Begin;
 
 /// Constructor arguments of the published model, and the optimizer's.
 #[derive(Debug, Deserialize)]
@@ -129,6 +130,8 @@ pub(super) fn case(json: &str) -> Result<Case> {
         windows: arguments.segments,
         optimizer: arguments.optimizer,
         outputs: vec![("logits", None, "eval/logits")],
+        begin: Begin::Continue,
+        acted: Vec::new(),
         targets: false,
         states: (0..config.layers).flat_map(|i| [state(i, false), state(i, true)]).collect(),
         gradient_window: 2,

@@ -48,8 +48,8 @@ pub(super) static F32_AVX512: TileSet<f32> = F32_VECTORS;
 const F32_VECTORS: TileSet<f32> = TileSet {
     mr: 14,
     nr: 32,
-    micro: micro_table!(f32, __m512, 14, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
-    direct: micro_table!(f32, __m512, 14, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    micro: micro_table!(f32, __m512, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    direct: micro_table!(f32, __m512, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
     pack: |target, width, kb, source, step, depth_step, valid| {
         if depth_step == 1 {
             // SAFETY: this table is chosen only where AVX-512 is present.
@@ -67,8 +67,8 @@ const F32_VECTORS: TileSet<f32> = TileSet {
 pub(super) static F64_AVX512: TileSet<f64> = TileSet {
     mr: 14,
     nr: 16,
-    micro: micro_table!(f64, __m512d, 14, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
-    direct: micro_table!(f64, __m512d, 14, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    micro: micro_table!(f64, __m512d, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    direct: micro_table!(f64, __m512d, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
     pack: pack_portable::<f64>,
     dot_rows: dot_rows_with!(f64, __m512d, 2, "avx512f"),
     matrix_unit: None,
@@ -77,8 +77,8 @@ pub(super) static F64_AVX512: TileSet<f64> = TileSet {
 pub(super) static F32_AVX2: TileSet<f32> = TileSet {
     mr: 6,
     nr: 16,
-    micro: micro_table!(f32, __m256, 6, false, [1 2 3 4 5 6], "avx2,fma"),
-    direct: micro_table!(f32, __m256, 6, true, [1 2 3 4 5 6], "avx2,fma"),
+    micro: micro_table!(f32, __m256, false, [1 2 3 4 5 6], "avx2,fma"),
+    direct: micro_table!(f32, __m256, true, [1 2 3 4 5 6], "avx2,fma"),
     pack: pack_portable::<f32>,
     dot_rows: dot_rows_with!(f32, __m256, 2, "avx2,fma"),
     matrix_unit: None,
@@ -87,8 +87,8 @@ pub(super) static F32_AVX2: TileSet<f32> = TileSet {
 pub(super) static F64_AVX2: TileSet<f64> = TileSet {
     mr: 6,
     nr: 8,
-    micro: micro_table!(f64, __m256d, 6, false, [1 2 3 4 5 6], "avx2,fma"),
-    direct: micro_table!(f64, __m256d, 6, true, [1 2 3 4 5 6], "avx2,fma"),
+    micro: micro_table!(f64, __m256d, false, [1 2 3 4 5 6], "avx2,fma"),
+    direct: micro_table!(f64, __m256d, true, [1 2 3 4 5 6], "avx2,fma"),
     pack: pack_portable::<f64>,
     dot_rows: dot_rows_with!(f64, __m256d, 4, "avx2,fma"),
     matrix_unit: None,

@@ -1,6 +1,9 @@
-//! What products by vectors and by the matrix unit share: masks and transposes of AVX-512 registers.
+//! AVX-512 where compilers do not find the instructions: masks and transposes that products share, and random
+//! numbers.
 
 use std::arch::x86_64::*;
+
+use crate::rng::{MULTIPLIER, Stream, WEYL};
 
 /// A mask of the first `count` lanes.
 #[inline]
@@ -36,4 +39,60 @@ pub(crate) fn transpose(r: [__m512; 16]) -> [__m512; 16] {
         out[12 + c] = odd(b, e);
     }
     out
+}
+
+/// [`Stream::group`] in a third of the time: products of the even and of the odd words, then their halves.
+#[target_feature(enable = "avx512f")]
+pub(crate) fn random_group(stream: &Stream, group: u32) -> [[u32; 16]; 4] {
+    // (high, low) words of sixteen products.
+    let multiply = |x: __m512i, factor: __m512i| {
+        let even = _mm512_mul_epu32(x, factor);
+        let odd = _mm512_mul_epu32(_mm512_srli_epi64::<32>(x), factor);
+        const SWAP: i32 = 0b10_11_00_01;
+        let high = _mm512_mask_shuffle_epi32::<SWAP>(odd, 0x5555, even);
+        let low = _mm512_mask_shuffle_epi32::<SWAP>(even, 0xaaaa, odd);
+        (high, low)
+    };
+    let splat = |x: u32| _mm512_set1_epi32(x as i32);
+    const XOR3: i32 = 0x96;
+    let [first, b, c, d] = stream.counter(group.wrapping_mul(16));
+    let count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let mut a = _mm512_add_epi32(splat(first), count);
+    let (mut b, mut c, mut d) = (splat(b), splat(c), splat(d));
+    let [m0, m1] = MULTIPLIER.map(splat);
+    let [mut k0, mut k1] = stream.key().map(splat);
+    let [w0, w1] = WEYL.map(splat);
+    for _ in 0..10 {
+        let (p_high, p_low) = multiply(a, m0);
+        let (q_high, q_low) = multiply(c, m1);
+        a = _mm512_ternarylogic_epi32::<XOR3>(q_high, b, k0);
+        c = _mm512_ternarylogic_epi32::<XOR3>(p_high, d, k1);
+        (b, d) = (q_low, p_low);
+        k0 = _mm512_add_epi32(k0, w0);
+        k1 = _mm512_add_epi32(k1, w1);
+    }
+    let mut draws = [[0; 16]; 4];
+    for (to, x) in draws.iter_mut().zip([a, b, c, d]) {
+        // SAFETY: sixteen words.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) };
+    }
+    draws
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::isa::Isa;
+
+    #[test]
+    fn random_groups_are_those_of_the_generator() {
+        if Isa::detected() < Isa::Avx512 {
+            return;
+        }
+        for (seed, group) in [(0, 0), (u64::MAX - 3, 7), (1 << 40, u32::MAX / 16)] {
+            let stream = Stream::new(seed, seed ^ 12345, 9);
+            // SAFETY: just detected.
+            assert_eq!(unsafe { random_group(&stream, group) }, stream.group(group));
+        }
+    }
 }

@@ -10,6 +10,7 @@ use crate::baselines::{Cql, CqlObjective, LstmCompat};
 use crate::error::{Error, Result};
 use crate::pieces::List;
 use crate::policy::PolicyConfig;
+use crate::window::Begin;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
@@ -97,6 +98,8 @@ pub(super) fn td(common: Common, arguments: &Arguments) -> Result<Case> {
             ("hidden", Some(choices..2 * choices), "eval/q2"),
         ],
         states: Vec::new(),
+        begin: Begin::Continue,
+        acted: Vec::new(),
         targets: true,
         gradient_window: 0,
         gradients: "grad/param/",

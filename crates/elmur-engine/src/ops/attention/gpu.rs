@@ -1,0 +1,221 @@
+//! Attention on a GPU: sizes of blocks and shared memory, and the arguments of `attention.cu`.
+
+use super::{Dims, Extra, Forward, Gradient, Shape};
+use crate::cuda::args::kernel_args;
+use crate::cuda::launch::Launch;
+use crate::error::Result;
+use crate::op::mismatch;
+use crate::ops::dropout::{DropArgs, DropStream};
+
+/// Bytes of shared memory that a block may use; all recent GPUs have more.
+const GPU_SHARED: usize = 96 << 10;
+
+/// Numbers from one staged row to the next, so that rows lie in different banks of shared memory and, if
+/// possible, start at multiples of 16 bytes.
+fn padded(width: usize) -> usize {
+    if width.is_multiple_of(4) { width + 4 } else { width + 1 }
+}
+
+/// Logarithm of the number of lanes that share one of `products` products of rows, so that all warps of a
+/// block are busy.
+fn log_parts(products: usize, warps: usize) -> u32 {
+    (32 * warps / products.max(1)).clamp(1, 8).ilog2()
+}
+
+kernel_args! {
+    /// Extents and options that both passes take.
+    struct AttentionShape in "../attention.cu" {
+        batch: i32, heads: i32, queries: i32, keys: i32, width: i32, distances: i32, causal: i32,
+        relative: i32, q_stride: i32, k_stride: i32, v_stride: i32, r_batch: i32, bias_batch: i32,
+        mask_batch: i32, padded: i32, log_parts: i32,
+    }
+}
+
+kernel_args! {
+    /// What attention reads and writes.
+    struct AttentionArgs in "../attention.cu" {
+        y: u64, weights: u64, q: u64, k: u64, v: u64, u: u64, w: u64, r: u64, bias: u64, start: u64,
+        mask: u64, drop: DropArgs, scale: f32, shape: AttentionShape,
+    }
+}
+
+kernel_args! {
+    /// What the gradient of attention reads and writes.
+    struct AttentionGradArgs in "../attention.cu" {
+        dq: u64, dk: u64, dv: u64, ds_out: u64, partial: u64, spill: u64, q: u64, k: u64, v: u64,
+        u: u64, w: u64, r: u64, weights: u64, dy: u64, start: u64, drop: DropArgs, scale: f32,
+        shape: AttentionShape,
+    }
+}
+
+kernel_args! {
+    /// Sums over the batch of the gradients of u, w and r.
+    struct AttentionTablesArgs in "../attention_backward.cu" {
+        du: u64, dw: u64, dr: u64, partial: u64, batch: usize, d: usize, columns: usize,
+    }
+}
+
+/// Arguments for dropout, given the generator among the operands.
+fn cuda_drop(launch: &Launch<'_>, extra: &Extra, drop: Option<DropStream>) -> DropArgs {
+    drop.map_or(DropArgs::NONE, |drop| drop.cuda(launch.input_if(extra.rng)))
+}
+
+/// Factor of the scores: 1 / sqrt(width).
+fn cuda_scale(dims: &Dims) -> f32 {
+    1.0 / (dims.width as f32).sqrt()
+}
+
+impl Shape {
+    fn cuda(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims, log_parts: u32) -> AttentionShape {
+        let d = dims.d();
+        let strides = self.layout.places().map(|(operand, _)| self.layout.widths()[operand] * d);
+        // Elements from one batch row to the next of an operand that may have only one.
+        let step = |input: Option<usize>| match input.map(|i| launch.ty(i)) {
+            Some(ty) if ty.shape[0] == dims.batch && dims.batch > 1 => (ty.len() / dims.batch) as i32,
+            _ => 0,
+        };
+        let table = extra.relative.map(|i| i + 2).filter(|i| launch.ty(*i).shape.len() == 3);
+        AttentionShape {
+            batch: dims.batch as i32,
+            heads: dims.heads as i32,
+            queries: dims.queries as i32,
+            keys: dims.keys as i32,
+            width: dims.width as i32,
+            distances: self.distances(launch, extra, dims) as i32,
+            causal: i32::from(self.causal),
+            relative: i32::from(extra.relative.is_some()),
+            q_stride: strides[0] as i32,
+            k_stride: strides[1] as i32,
+            v_stride: strides[2] as i32,
+            r_batch: step(table),
+            bias_batch: step(extra.bias),
+            mask_batch: step(extra.mask),
+            padded: padded(dims.width) as i32,
+            log_parts: log_parts as i32,
+        }
+    }
+
+    /// Rows of r that one batch row sees.
+    fn distances(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims) -> usize {
+        let own = extra.relative.is_some_and(|i| launch.ty(i + 2).shape.len() == 3);
+        dims.distances / if own { dims.batch } else { 1 }
+    }
+
+    /// Bytes of staged rows for r, u and w.
+    fn relative_rows(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims) -> usize {
+        let rows = if extra.relative.is_some() { self.distances(launch, extra, dims) + 2 } else { 0 };
+        4 * rows * padded(dims.width)
+    }
+
+    /// Addresses of q, k, v (or their gradients) in the operands that hold them; 0 if the operand has no
+    /// memory.
+    fn cuda_parts(&self, dims: &Dims, operand: impl Fn(usize) -> u64) -> [u64; 3] {
+        self.layout.places().map(|(at, column)| match operand(at) {
+            0 => 0,
+            address => address + (4 * column * dims.d()) as u64,
+        })
+    }
+}
+
+impl Forward {
+    /// Queues the kernel that computes the outputs.
+    pub(super) fn launch(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
+        let Dims { batch, queries, keys, heads, width, .. } = dims;
+        let warps = queries.clamp(4, 16);
+        let own = warps * keys.next_multiple_of(4) * 4;
+        let rows =
+            (2 * keys + queries) * padded(width) * 4 + self.shape.relative_rows(launch, &self.extra, &dims);
+        let staged = own + rows <= GPU_SHARED;
+        if own > GPU_SHARED {
+            return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
+        }
+        let log_parts = log_parts(warps.min(queries) * keys, warps);
+        let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
+        let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
+        let args = AttentionArgs {
+            y: launch.output(0),
+            weights: launch.output(1),
+            q,
+            k,
+            v,
+            u,
+            w,
+            r,
+            bias: launch.input_if(self.extra.bias),
+            start: launch.input_if(self.extra.start),
+            mask: launch.input_if(self.extra.mask),
+            drop: cuda_drop(launch, &self.extra, self.drop),
+            scale: cuda_scale(&dims),
+            shape: self.shape.cuda(launch, &self.extra, &dims, log_parts),
+        };
+        // Few batch rows and many queries: several blocks share a head's queries.
+        let tiles = queries.div_ceil(warps).min((264 / (heads * batch)).max(1));
+        let shared = own + if staged { rows } else { 0 };
+        let kernel = if staged { "attention" } else { "attention_in_place" };
+        launch.kernel(kernel, [heads, batch, tiles], 32 * warps as u32, shared, args)
+    }
+}
+
+impl Gradient {
+    /// Queues the kernel that computes all gradients but those of [`Gradient::launch_tables`].
+    pub(super) fn launch(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
+        let Dims { batch, queries, keys, heads, width, distances } = dims;
+        let small = (keys + distances).next_multiple_of(4) * 4;
+        let cells = (2 * queries * keys).next_multiple_of(4) * 4;
+        let rows =
+            2 * (keys + queries) * padded(width) * 4 + self.shape.relative_rows(launch, &self.extra, &dims);
+        let spills = small + cells > GPU_SHARED;
+        let spill = if spills { launch.scratch(batch * heads * 2 * queries * keys * 4)? } else { 0 };
+        let base = small + if spills { 0 } else { cells };
+        let staged = !spills && base + rows <= GPU_SHARED;
+        let warps = queries.clamp(4, 16);
+        let log_parts = log_parts(queries * keys, warps);
+        let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
+        let [dq, dk, dv] = self.shape.cuda_parts(&dims, |operand| launch.output(operand));
+        let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
+        let operands = self.shape.layout.operands();
+        let columns = (2 + distances) * dims.d();
+        let wanted = self.extra.relative.is_some() && (1..4).any(|o| launch.output(operands + o) != 0);
+        let partial = if wanted { launch.scratch(4 * batch * columns)? } else { 0 };
+        let args = AttentionGradArgs {
+            dq,
+            dk,
+            dv,
+            ds_out: launch.output(operands),
+            partial,
+            spill,
+            q,
+            k,
+            v,
+            u,
+            w,
+            r,
+            weights: launch.input(launch.inputs.len() - 2),
+            dy: launch.input(launch.inputs.len() - 1),
+            start: launch.input_if(self.extra.start),
+            drop: cuda_drop(launch, &self.extra, self.drop),
+            scale: cuda_scale(&dims),
+            shape: self.shape.cuda(launch, &self.extra, &dims, log_parts),
+        };
+        let shared = base + if staged { rows } else { 0 };
+        let kernel = if staged { "attention_grad" } else { "attention_grad_in_place" };
+        launch.kernel(kernel, [heads, batch, 1], 32 * warps as u32, shared, args)?;
+        launch.handoff.push(partial);
+        Ok(())
+    }
+
+    /// Queues the sums over the batch that are the gradients of u, v and r.
+    pub(super) fn launch_tables(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let operands = self.shape.layout.operands();
+        let (Some(&partial), true) = (launch.handoff.first(), launch.outputs.len() > operands + 1) else {
+            return Ok(());
+        };
+        let dims = self.shape.dims(|i| launch.ty(i), &self.extra);
+        let columns = (2 + dims.distances) * dims.d();
+        let [du, dw, dr] = [1, 2, 3].map(|o| launch.output(operands + o));
+        let args = AttentionTablesArgs { du, dw, dr, partial, batch: dims.batch, d: dims.d(), columns };
+        launch.kernel("attention_tables", [columns.div_ceil(32), 1, 1], 256, 0, args)
+    }
+}
