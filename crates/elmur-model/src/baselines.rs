@@ -6,8 +6,8 @@ mod bc_mlp;
 mod cql;
 pub(crate) mod diffusion;
 mod dmamba;
-mod dt;
 mod layers;
+mod transformer_xl;
 mod tt;
 
 pub use bc_lstm::BcLstm;
@@ -15,6 +15,6 @@ pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
 pub use diffusion::{Denoiser, Diffusion, DiffusionCompat, DiffusionSampler};
 pub use dmamba::{DMamba, DMambaCompat};
-pub use dt::{Dt, DtCompat};
 pub use layers::LstmCompat;
+pub use transformer_xl::{TransformerXl, TransformerXlCompat, ValveActivation};
 pub use tt::{Tt, TtPlan};

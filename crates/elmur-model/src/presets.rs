@@ -3,7 +3,7 @@
 
 use crate::baselines::{
     BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Denoiser, Diffusion, DiffusionCompat,
-    DiffusionSampler, Dt, DtCompat, LstmCompat, Tt, TtPlan,
+    DiffusionSampler, LstmCompat, TransformerXl, TransformerXlCompat, Tt, TtPlan, ValveActivation,
 };
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
@@ -22,7 +22,10 @@ pub fn all() -> Vec<(&'static str, PolicyConfig)> {
         ("popgym-autoencode-easy", autoencode_easy().into()),
         ("cartpole", cartpole().into()),
         ("tmaze-bc-lstm", PolicyConfig::BcLstm(bc_lstm(observation.clone(), action.clone(), 30))),
-        ("tmaze-dt", PolicyConfig::Dt(dt(observation, action, 30))),
+        ("tmaze-dt", PolicyConfig::TransformerXl(dt(observation.clone(), action.clone(), 30))),
+        ("tmaze-trxl", PolicyConfig::TransformerXl(trxl(observation.clone(), action.clone(), 10))),
+        ("tmaze-rmt", PolicyConfig::TransformerXl(rmt(observation.clone(), action.clone(), 10))),
+        ("tmaze-rate", PolicyConfig::TransformerXl(rate(observation, action, 10))),
     ]
 }
 
@@ -248,20 +251,51 @@ pub fn dmamba(observation: Vec<Encoder>, action: Action, steps: usize) -> DMamba
 }
 
 /// Decision Transformer with the published T-Maze sizes for these ends and a context of `steps` steps.
-pub fn dt(observation: Vec<Encoder>, action: Action, steps: usize) -> Dt {
-    Dt {
+pub fn dt(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
+    TransformerXl {
         observation,
         action,
         d_model: 64,
         heads: 8,
         d_head: 32,
-        d_ff: 64,
+        d_ff: Some(64),
         layers: 8,
         window: steps,
+        memory_tokens: 0,
+        cache_tokens: 0,
+        valve_heads: 0,
+        valve_activation: ValveActivation::Relu,
         dropout: 0.2,
         attention_dropout: 0.1,
         action_tanh: true,
-        compat: DtCompat::default(),
+        unroll: 1,
+        slides: true,
+        compat: TransformerXlCompat::default(),
+    }
+}
+
+/// Transformer-XL with the published T-Maze sizes for these ends, segments of `steps` steps and a cache of three
+/// of them.
+pub fn trxl(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
+    TransformerXl { cache_tokens: 9 * steps, slides: false, ..dt(observation, action, steps) }
+}
+
+/// Recurrent Memory Transformer with the published T-Maze sizes for these ends and segments of `steps` steps.
+pub fn rmt(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
+    TransformerXl { memory_tokens: 10, slides: false, ..dt(observation, action, steps) }
+}
+
+/// RATE with the published T-Maze sizes for these ends and segments of `steps` steps.
+pub fn rate(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
+    TransformerXl {
+        heads: 4,
+        d_ff: None,
+        layers: 10,
+        memory_tokens: 15,
+        valve_heads: 2,
+        attention_dropout: 0.0,
+        slides: false,
+        ..dt(observation, action, steps)
     }
 }
 

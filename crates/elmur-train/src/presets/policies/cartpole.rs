@@ -39,6 +39,7 @@ const SEGMENTS: Row = Row {
     epochs: Some(epochs(5)),
 };
 const MLP: Row = Row { batch: 512, warmup: 100, end: 0.1, epochs: Some(epochs(50)), ..SEGMENTS };
+const DMAMBA: Row = Row { batch: 256, weight_decay: 0.1, warmup: 100, ..SEGMENTS };
 const LSTM: Row = Row { clip: 5.0, epochs: Some(epochs(100)), ..MLP };
 
 /// Weight of the published CQL's penalty.
@@ -48,6 +49,8 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
     Ok(match wanted.name.policy {
         Policy::Elmur => wanted.elmur(models::cartpole(), settings::cartpole()),
         Policy::Dt => (wanted.dt(TRANSFORMER, wanted.crop), wanted.train(SEGMENTS, 1)),
+        Policy::DMamba => (wanted.dmamba(true), wanted.train(DMAMBA, 1)),
+        Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train(MLP, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(LSTM, 1)),
         Policy::Cql => (wanted.cql(ALPHA, 0.2), wanted.train(MLP, 1)),

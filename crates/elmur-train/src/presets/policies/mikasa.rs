@@ -112,6 +112,8 @@ pub(super) fn policy(family: Family, wanted: &Wanted<'_>) -> Result<Chosen> {
         },
         Policy::Dt if published => (wanted.dt(sizes, wanted.crop.div_ceil(3)), wanted.train(row, 1)),
         Policy::Dt => (wanted.dt(sizes, wanted.crop), wanted.train(row, 1)),
+        Policy::DMamba => (wanted.dmamba(false), wanted.train(cloning, 1)),
+        Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.0), wanted.train(cloning, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(cloning, 1)),
         Policy::Cql | Policy::CqlLstm => (wanted.cql(1.0, 0.0), wanted.train(cloning, 1)),

@@ -40,6 +40,8 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
             wanted.elmur(model, train)
         }
         Policy::Dt => (wanted.dt(TRANSFORMER, wanted.crop), wanted.train(row, 1)),
+        Policy::DMamba => (wanted.dmamba(false), wanted.train(row, 1)),
+        Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.1), wanted.train(row, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(row, 1)),
         Policy::Cql | Policy::CqlLstm => (wanted.cql(1.0, 0.1), wanted.train(row, 1)),

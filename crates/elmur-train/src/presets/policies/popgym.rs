@@ -25,6 +25,7 @@ const CLONING: Row = Row {
     cosine: false,
     epochs: Some(400),
 };
+const DMAMBA: Row = Row { epochs: Some(400), ..super::tmaze::DMAMBA };
 
 /// Learning rate of behaviour cloning and Q-learning in 3,000 batches.
 const LR: f64 = 1e-3;
@@ -81,10 +82,10 @@ pub(super) fn policy(task: Task, wanted: Wanted<'_>) -> Result<Chosen> {
     let crop = if published { 3 * published_segment(task) } else { crop(task) };
     let wanted = Wanted { crop, ..wanted };
     let (sizes, mut row) = family(task.family);
-    let mut cloning = CLONING;
+    let (mut cloning, mut dmamba) = (CLONING, DMAMBA);
     if !published {
         row.batch = row.batch.min(settings::crops(crop));
-        cloning.lr = LR;
+        (cloning.lr, dmamba.lr) = (LR, LR);
     }
     Ok(match wanted.name.policy {
         Policy::Elmur if published => {
@@ -98,6 +99,8 @@ pub(super) fn policy(task: Task, wanted: Wanted<'_>) -> Result<Chosen> {
         }
         Policy::Dt if published => (wanted.dt(sizes, crop / 3), wanted.train_whole(row)),
         Policy::Dt => (wanted.dt(sizes, crop), wanted.train_whole(row)),
+        Policy::DMamba => (wanted.dmamba(sizes.action_tanh), wanted.train_whole(dmamba)),
+        Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train_whole(cloning)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train_whole(cloning)),
         Policy::Cql | Policy::CqlLstm => (wanted.cql(1.0, 0.2), wanted.train_whole(cloning)),

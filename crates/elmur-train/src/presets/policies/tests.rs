@@ -1,6 +1,6 @@
 use elmur_envs::EnvSpec;
 use elmur_model::Checkpoint;
-use elmur_model::baselines::Dt;
+use elmur_model::baselines::TransformerXl;
 
 use super::*;
 use crate::overrides;
@@ -14,9 +14,9 @@ fn changed(preset: &str, changes: &[&str]) -> Result<RunConfig> {
     overrides::apply(&RunConfig::preset(preset).unwrap(), changes, &Registry::builtin())
 }
 
-fn dt(run: &RunConfig) -> &Dt {
+fn dt(run: &RunConfig) -> &TransformerXl {
     match &run.model {
-        PolicyConfig::Dt(model) => model,
+        PolicyConfig::TransformerXl(model) => model,
         other => panic!("{other:?}"),
     }
 }
@@ -39,10 +39,15 @@ fn policies_are_found_by_every_name_and_misspelt_ones_are_answered_with_the_near
     assert!(message("3").starts_with("config `policy`: expected one of elmur, "), "{}", message("3"));
 }
 
-/// Policies that a preset has no use for, because of the kind of its actions.
+/// Whether a policy is not for what a preset sees or does.
 fn unusable(base: &RunConfig, name: PolicyName) -> bool {
-    let discrete = base.model.architecture().ends().action.is_discrete();
-    !discrete && matches!(name.policy, Policy::Cql | Policy::CqlLstm)
+    let ends = base.model.architecture().ends();
+    let images = ends.observation.iter().any(|encoder| matches!(encoder, Encoder::Image { .. }));
+    match name.policy {
+        Policy::Cql | Policy::CqlLstm => !ends.action.is_discrete(),
+        Policy::Tt => images,
+        _ => false,
+    }
 }
 
 #[test]
@@ -58,14 +63,14 @@ fn every_policy_makes_a_whole_run_of_every_preset() {
             if unusable(&base, name) {
                 let error = run.unwrap_err().to_string();
                 assert!(
-                    error.contains("model.action") && error.contains("expected"),
+                    error.contains("config `model.") && error.contains("expected"),
                     "{preset} {change}: {error}"
                 );
                 continue;
             }
             let run = run.unwrap_or_else(|e| panic!("{preset} {change}: {e}"));
             run.validate().unwrap_or_else(|e| panic!("{preset} {change}: {e}"));
-            assert!(run.crop() >= 12, "{preset} {change}: {}", run.crop());
+            assert!(run.crop() >= 10, "{preset} {change}: {}", run.crop());
             // Written and read again, as a run's folder does.
             let json = serde_json::to_string(&run).unwrap();
             assert_eq!(serde_json::from_str::<RunConfig>(&json).unwrap(), run);
@@ -78,6 +83,7 @@ fn published_sizes_have_the_published_numbers_of_parameters() {
     // Those of the published T-Maze commands that can influence the output.
     for (policy, parameters) in [
         ("dt-compat", 725_504),
+        ("dmamba-compat", 133_120),
         ("bc-mlp", 25_664),
         ("bc-lstm-compat", 100_160),
         ("cql-compat", 167_232),
@@ -97,7 +103,10 @@ fn the_benchmark_decides_sizes_and_settings() {
     assert_eq!((dt(&maze).layers, dt(&maze).window, maze.crop()), (8, 30, 30));
     let task = with("popgym-PositionOnlyPendulumEasy", "dt");
     let model = dt(&task);
-    assert_eq!((model.d_model, model.d_head, model.d_ff, model.heads, model.layers), (128, 256, 64, 4, 2));
+    assert_eq!(
+        (model.d_model, model.d_head, model.d_ff, model.heads, model.layers),
+        (128, 256, Some(64), 4, 2)
+    );
     assert_eq!((task.train.lr, task.train.weight_decay, model.action_tanh), (3e-4, 0.01, true));
     assert_eq!((task.train.batches, task.train.schedule.decay), (Some(3000), Decay::Cosine));
     let robot = with("take-it-back", "dt");
@@ -155,6 +164,7 @@ fn what_is_no_matter_of_the_policy_stays() {
 fn policies_that_cannot_look_back_are_validated_on_the_length_they_train_on() {
     let length = |policy: &str| with("tmaze", policy).eval.settings.get("length").cloned();
     assert_eq!((length("lstm"), length("dt"), length("mlp")), (Some(9600.into()), None, None));
+    assert_eq!((length("dmamba"), length("dmamba-compat")), (Some(9600.into()), None));
     assert_eq!(changed("tmaze", &["policy=dt", "eval.length=90"]).unwrap().eval.settings["length"], 90);
 }
 
@@ -204,4 +214,19 @@ fn the_policy_is_no_key_of_a_config_but_one_of_the_command_line() {
         message("policy=rat3")
     );
     assert!(message("policy").contains("KEY=VALUE"));
+}
+
+#[test]
+fn settings_that_files_leave_out_can_be_changed() {
+    let random = |run: &RunConfig| match &run.model {
+        PolicyConfig::BcLstm(model) => model.compat.random_hidden,
+        other => panic!("{other:?}"),
+    };
+    let run = changed("tmaze", &["policy=lstm"]).unwrap();
+    assert!(overrides::keys(&run).iter().any(|key| key == "model.compat.random_hidden") && !random(&run));
+    assert!(random(&changed("tmaze", &["model.compat.random_hidden=true", "policy=lstm"]).unwrap()));
+    let error = changed("tmaze", &["policy=mlp", "model.compat.random_hidden=true"]).unwrap_err().to_string();
+    assert!(error.contains("no such key"), "{error}");
+    let error = changed("tmaze", &["policy=lstm", "model.compat.random_hiden=true"]).unwrap_err().to_string();
+    assert!(error.contains("did you mean `model.compat.random_hidden`"), "{error}");
 }

@@ -34,6 +34,9 @@ const TRANSFORMER: Row = Row {
 };
 const MLP: Row = Row { lr: 3e-4, weight_decay: 0.01, warmup: 100, end: 0.1, epochs: Some(50), ..TRANSFORMER };
 const LSTM: Row = Row { clip: 5.0, epochs: Some(100), ..MLP };
+/// Also on benchmarks for which no settings were published.
+pub(super) const DMAMBA: Row =
+    Row { batch: 128, weight_decay: 0.1, clip: 1.0, end: 0.01, epochs: Some(200), ..MLP };
 
 /// Weight of the published CQL's penalty.
 const ALPHA: f64 = 5.0;
@@ -52,6 +55,8 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
             wanted.elmur(models::tmaze(), train)
         }
         Policy::Dt => (wanted.dt(DT, wanted.crop), wanted.train_whole(transformer)),
+        Policy::DMamba => (wanted.dmamba(true), wanted.train_whole(DMAMBA)),
+        Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train_whole(MLP)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train_whole(LSTM)),
         Policy::Cql => (wanted.cql(ALPHA, 0.2), wanted.train_whole(MLP)),

@@ -1,7 +1,7 @@
 //! Sizes of the transformers of the paper's tables.
 
 use elmur_model::PolicyConfig;
-use elmur_model::baselines::Dt;
+use elmur_model::baselines::TransformerXl;
 use elmur_model::presets as models;
 
 use super::Wanted;
@@ -26,9 +26,19 @@ impl Wanted<'_> {
         let Transformer { d_model, d_head, d_ff, heads, layers, dropout, attention_dropout, action_tanh } =
             sizes;
         let (observation, action, _) = self.ends();
-        let mut model: Dt = models::dt(observation, action, window);
-        model = Dt { d_model, d_head, d_ff, heads, layers, dropout, attention_dropout, action_tanh, ..model };
+        let mut model: TransformerXl = models::dt(observation, action, window);
+        model = TransformerXl {
+            d_model,
+            d_head,
+            d_ff: Some(d_ff),
+            heads,
+            layers,
+            dropout,
+            attention_dropout,
+            action_tanh,
+            ..model
+        };
         model.compat.double_residual = self.name.compat;
-        PolicyConfig::Dt(model)
+        PolicyConfig::TransformerXl(model)
     }
 }
