@@ -4,6 +4,7 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+pub(crate) mod diffusion;
 mod dmamba;
 mod layers;
 mod transformer_xl;
@@ -12,6 +13,7 @@ mod tt;
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
+pub use diffusion::{Denoiser, Diffusion, DiffusionCompat, DiffusionSampler};
 pub use dmamba::{DMamba, DMambaCompat};
 pub use layers::LstmCompat;
 pub use transformer_xl::{TransformerXl, TransformerXlCompat, ValveActivation};

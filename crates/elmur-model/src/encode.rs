@@ -69,7 +69,7 @@ impl Net<'_> {
     }
 
     /// A leaf of an observation, [rows, steps, ...], as [rows, steps, width].
-    fn encode(&mut self, encoder: &Encoder, name: &str, field: Field) -> Result<Value> {
+    pub(crate) fn encode(&mut self, encoder: &Encoder, name: &str, field: Field) -> Result<Value> {
         let width = self.ends.width;
         let mut x = self.feed(field)?;
         if encoder.kind() == Kind::Bytes {

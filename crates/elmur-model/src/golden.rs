@@ -26,7 +26,7 @@ use crate::window::{Begin, Built, TrainSettings, WindowProgram, evaluation_graph
 /// Largest relative errors of one case. Relative to the largest element of the tensor compared.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Head outputs of all windows.
+    /// Head outputs of all windows; for Diffusion Policy, predicted noise and samples.
     pub logits: f64,
     /// Carried floats (memory vectors, hidden states) after all windows.
     pub memory: f64,
@@ -199,11 +199,17 @@ pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Re
     let text = read_small(&json, 1 << 20)?;
     let bad = |e: serde_json::Error| Error::file(&json, e);
     let file = tensors::read(&path.with_extension("safetensors"))?;
-    let case = match serde_json::from_str::<Kind>(&text).map_err(bad)?.policy {
-        Some(policy) if policy == "tt" => {
-            let replayed = baselines::tt::verify(&text, &file, dtype, &device);
-            return replayed.map_err(|e| Error::file(&json, e));
-        }
+    let policy = serde_json::from_str::<Kind>(&text).map_err(bad)?.policy;
+    // Traces of another form than windows of steps.
+    let own: Option<fn(&str, &Tensors, DType, &Device) -> Result<Report>> = match policy.as_deref() {
+        Some("tt") => Some(baselines::tt::verify),
+        Some("diffusion_unet") => Some(baselines::diffusion::verify),
+        _ => None,
+    };
+    if let Some(replay) = own {
+        return replay(&text, &file, dtype, &device).map_err(|e| Error::file(&json, e));
+    }
+    let case = match policy {
         None => elmur::case(&text).map_err(|e| Error::file(&json, e))?,
         Some(policy) => baselines::case(&policy, &text).map_err(|e| Error::file(&json, e))?,
     };
@@ -423,7 +429,8 @@ impl Replay<'_> {
     }
 
     fn evaluation(&self, report: &mut Report) -> Result<()> {
-        let built = self.evaluation_graph(Begin::Continue)?;
+        // The store holds what the first window begins with, unless every window begins anew.
+        let built = self.evaluation_graph(self.begin(1))?;
         let store = self.store(&[&built])?;
         let mut program = self.compile(&built, &self.case.config, &store)?;
         for window in 0..self.case.windows {

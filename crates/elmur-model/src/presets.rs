@@ -2,8 +2,8 @@
 //! baselines. How each is trained is part of a run's preset (crate `elmur-train`).
 
 use crate::baselines::{
-    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, LstmCompat, TransformerXl, TransformerXlCompat,
-    Tt, TtPlan, ValveActivation,
+    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Denoiser, Diffusion, DiffusionCompat,
+    DiffusionSampler, LstmCompat, TransformerXl, TransformerXlCompat, Tt, TtPlan, ValveActivation,
 };
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
@@ -297,6 +297,29 @@ pub fn rate(observation: Vec<Encoder>, action: Action, steps: usize) -> Transfor
         slides: false,
         ..dt(observation, action, steps)
     }
+}
+
+/// Diffusion Policy with the published sizes for these ends: chunks of 16 actions from two observations, of
+/// which 8 are played, and a U-Net of widths 64, 128, 256. It samples in 10 steps of the 100 that it learns.
+pub fn diffusion(observation: Vec<Encoder>, action: Action) -> Diffusion {
+    Diffusion {
+        observation,
+        action,
+        d_model: 64,
+        obs_horizon: 2,
+        pred_horizon: 16,
+        act_horizon: 8,
+        diffusion_steps: 100,
+        step_embed: 64,
+        denoiser: Denoiser::Unet { widths: vec![64, 128, 256], kernel: 5, groups: 8 },
+        sampler: DiffusionSampler::Ddim(10),
+        compat: DiffusionCompat::default(),
+    }
+}
+
+/// [`diffusion`] with a perceptron of three hidden layers of width 256: for actions of few numbers, and CPUs.
+pub fn diffusion_mlp(observation: Vec<Encoder>, action: Action) -> Diffusion {
+    Diffusion { denoiser: Denoiser::Mlp { hidden: vec![256; 3] }, ..diffusion(observation, action) }
 }
 
 /// Trajectory Transformer with the sizes and the search of the TT paper for these ends: sequences of 10

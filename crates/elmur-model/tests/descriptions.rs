@@ -47,6 +47,9 @@ fn policies() -> Vec<PolicyConfig> {
     let mut dmamba = presets::dmamba(small.observation.clone(), small.action.clone(), 10);
     dmamba.compat.flat_mamba_init = true;
     all.push(PolicyConfig::DMamba(dmamba));
+    let action = Action::Continuous { dim: 2, tanh: false };
+    all.push(PolicyConfig::Diffusion(presets::diffusion(small.observation.clone(), action.clone())));
+    all.push(PolicyConfig::Diffusion(presets::diffusion_mlp(small.observation.clone(), action)));
     let mut config = small;
     config.memory.init = MemoryInit::Learned;
     config.memory.gradient = MemoryGradient::Through(3);

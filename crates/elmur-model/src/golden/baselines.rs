@@ -3,6 +3,7 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+pub(super) mod diffusion;
 mod dmamba;
 mod transformer_xl;
 pub(super) mod tt;

@@ -23,12 +23,19 @@ use elmur_model::presets as models;
 
 use crate::config::{RunConfig, TrainConfig, below_model};
 use crate::error::{Error, Result};
+use row::Row;
 
 /// A kind of policy that a run can be given by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// A transformer with external memory in every layer.
     Elmur,
+    /// RATE: memory tokens, a cache and a valve between segments.
+    Rate,
+    /// Recurrent Memory Transformer.
+    Rmt,
+    /// Transformer-XL with a cache.
+    Trxl,
     /// Decision Transformer.
     Dt,
     /// Decision Mamba.
@@ -41,6 +48,8 @@ pub enum Policy {
     Cql,
     /// Conservative Q-learning on a recurrent network.
     CqlLstm,
+    /// Trajectory Transformer.
+    Tt,
 }
 
 /// What is known of a policy by its name.
@@ -59,6 +68,24 @@ const ENTRIES: &[Entry] = &[
         names: &["elmur"],
         summary: "transformer with external memory in every layer: tokens read it, segments write it",
         published: Some("the paper's model and training, memory without gradient between segments"),
+    },
+    Entry {
+        policy: Policy::Rate,
+        names: &["rate"],
+        summary: "RATE: transformer over segments with memory tokens, a cache of earlier ones and a valve",
+        published: Some("memory without gradient, all memory tokens alike at first, residual added twice"),
+    },
+    Entry {
+        policy: Policy::Rmt,
+        names: &["rmt"],
+        summary: "Recurrent Memory Transformer: segments hand memory tokens on to the next",
+        published: Some("memory without gradient, all memory tokens alike at first, residual added twice"),
+    },
+    Entry {
+        policy: Policy::Trxl,
+        names: &["trxl"],
+        summary: "Transformer-XL: segments look back on a cache of earlier ones",
+        published: Some("the residual added twice, actions one step early when acting"),
     },
     Entry {
         policy: Policy::Dt,
@@ -95,6 +122,12 @@ const ENTRIES: &[Entry] = &[
         names: &["cql-lstm"],
         summary: "conservative Q-learning with an LSTM that is carried through the episode",
         published: Some("no Bellman term, random initial states"),
+    },
+    Entry {
+        policy: Policy::Tt,
+        names: &["tt"],
+        summary: "Trajectory Transformer: models whole trajectories and plans by beam search; no images",
+        published: None,
     },
 ];
 
@@ -165,10 +198,10 @@ impl PolicyName {
     /// Whether the policy can act on what it saw longer ago than its training crop.
     fn remembers(self) -> bool {
         match self.policy {
-            Policy::Elmur | Policy::BcLstm | Policy::CqlLstm => true,
+            Policy::Elmur | Policy::Rate | Policy::Rmt | Policy::BcLstm | Policy::CqlLstm => true,
             // The published one forgets after every window.
             Policy::DMamba => !self.compat,
-            Policy::Dt | Policy::BcMlp | Policy::Cql => false,
+            Policy::Trxl | Policy::Dt | Policy::BcMlp | Policy::Cql | Policy::Tt => false,
         }
     }
 
@@ -185,7 +218,10 @@ impl PolicyName {
 impl Policy {
     /// Whether the policy's own past actions are among its tokens.
     fn has_action_tokens(self) -> bool {
-        matches!(self, Policy::Dt | Policy::DMamba)
+        match self {
+            Policy::Rate | Policy::Rmt | Policy::Trxl | Policy::Dt | Policy::DMamba | Policy::Tt => true,
+            Policy::Elmur | Policy::BcMlp | Policy::BcLstm | Policy::Cql | Policy::CqlLstm => false,
+        }
     }
 }
 
@@ -215,6 +251,7 @@ impl Benchmark {
 }
 
 /// What a policy is wanted for.
+#[derive(Clone)]
 struct Wanted<'a> {
     name: PolicyName,
     /// The run that gets the policy.
@@ -317,6 +354,32 @@ impl Wanted<'_> {
             model.compat.random_hidden = model.lstm.is_some();
         }
         PolicyConfig::Cql(model)
+    }
+
+    /// Trajectory Transformer with the sizes and the training of its own paper, which has none of our
+    /// benchmarks. Ours: shorter plans and fewer of them, and unlikely actions are tried too where there are few
+    /// to choose from.
+    fn tt(&self) -> Chosen {
+        let (observation, action, _) = self.ends();
+        let mut model = models::tt(observation, action);
+        (model.plan.beam, model.plan.horizon) = (32, 5);
+        if model.action.is_discrete() {
+            let choices = model.action.sizes().iter().fold(1usize, |all, n| all.saturating_mul(*n));
+            model.plan.beam = model.plan.beam.min(choices.saturating_pow(5));
+            model.plan.action_cdf = 0.2;
+        }
+        let row = Row {
+            batch: 64,
+            lr: 6e-4,
+            weight_decay: 0.1,
+            clip: 1.0,
+            warmup: 100,
+            end: 0.1,
+            cosine: true,
+            epochs: Some(50),
+        };
+        let train = TrainConfig { betas: (0.9, 0.95), standardize: false, ..self.train(row, 1) };
+        (PolicyConfig::Tt(model), train)
     }
 
     /// ELMUR: the run's own if it has one and no published form is wanted, else this model for the run's
