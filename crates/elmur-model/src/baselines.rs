@@ -4,6 +4,7 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+mod cql_continuous;
 mod dmamba;
 mod dt;
 mod layers;
@@ -12,6 +13,7 @@ mod tt;
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
+pub use cql_continuous::CqlContinuous;
 pub use dmamba::{DMamba, DMambaCompat};
 pub use dt::{Dt, DtCompat};
 pub use layers::LstmCompat;

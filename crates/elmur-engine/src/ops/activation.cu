@@ -1,4 +1,4 @@
-// Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp, 8 mish.
+// Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp, 8 mish, 9 ln.
 __device__ __forceinline__ float normal_cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678118654752f)); }
 
 // tanh(softplus x); *rest is 1 minus that, without cancellation.
@@ -22,11 +22,12 @@ __device__ __forceinline__ float activate(int kind, float x) {
             float rest;
             return x * tanh_softplus(x, &rest);
         }
+        case 9: return logf(x);
         default: return x;
     }
 }
 
-// Derivative, from the function's argument (gelu, silu, softplus, mish) or value (the others).
+// Derivative, from the function's argument (gelu, silu, softplus, mish, ln) or value (the others).
 __device__ __forceinline__ float derivative(int kind, float x) {
     switch (kind) {
         case 1: return x > 0.0f ? 1.0f : 0.0f;
@@ -43,6 +44,7 @@ __device__ __forceinline__ float derivative(int kind, float x) {
             float rest, t = tanh_softplus(x, &rest);
             return t + x * sigmoid(x) * rest * (1.0f + t);
         }
+        case 9: return 1.0f / x;
         default: return 1.0f;
     }
 }

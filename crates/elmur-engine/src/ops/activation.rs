@@ -1,4 +1,4 @@
-//! Elementwise functions: ReLU, exact GELU, SiLU, tanh, sigmoid, softplus, exp, mish.
+//! Elementwise functions: ReLU, exact GELU, SiLU, tanh, sigmoid, softplus, exp, mish, ln.
 //! [`linear`](Graph::linear) can apply them too, while its output is still in the cache.
 
 use crate::autodiff::Backward;
@@ -35,6 +35,8 @@ pub enum Activation {
     Exp,
     /// x tanh(softplus x)
     Mish,
+    /// ln x; not a number for negative x
+    Ln,
 }
 
 use Activation as A;
@@ -90,6 +92,7 @@ simd_fn! {
             A::Softplus => x.iter_mut().for_each(|x| *x = softplus(*x)),
             A::Exp => x.iter_mut().for_each(|x| *x = x.exp()),
             A::Mish => x.iter_mut().for_each(|x| *x *= tanh_softplus(*x).0),
+            A::Ln => x.iter_mut().for_each(|x| *x = x.ln()),
         }
     }
 }
@@ -114,6 +117,7 @@ simd_fn! {
                 let (t, rest) = tanh_softplus(*x);
                 *dx *= t + *x * x.sigmoid() * rest * (T::ONE + t);
             }),
+            A::Ln => pairs.for_each(|(dx, x)| *dx /= *x),
         }
     }
 }
@@ -162,6 +166,11 @@ impl Graph {
     /// x tanh(softplus x).
     pub fn mish(&mut self, x: Value) -> Result<Value> {
         self.activation(x, A::Mish)
+    }
+
+    /// ln x.
+    pub fn ln(&mut self, x: Value) -> Result<Value> {
+        self.activation(x, A::Ln)
     }
 
     /// dy f', where `seen` is the value or the argument of f.

@@ -185,12 +185,7 @@ fn feed(replay: &Replay<'_>, program: &mut WindowProgram, window: usize) -> Resu
 }
 
 fn evaluation(replay: &Replay<'_>, traced: &Traced, report: &mut Report) -> Result<()> {
-    let built = crate::window::evaluation_graph(
-        traced,
-        replay.case.batch,
-        replay.dtype,
-        Begin::Continue,
-    )?;
+    let built = crate::window::evaluation_graph(traced, replay.case.batch, replay.dtype, Begin::Continue)?;
     let store = replay.store(&[&built])?;
     let mut program = WindowProgram::new(&built, traced, replay.device, &[&store])?;
     for window in 0..replay.case.windows {
