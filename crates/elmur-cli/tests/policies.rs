@@ -25,9 +25,18 @@ const TINY: [&str; 7] = [
     "train.threads=1",
 ];
 
+/// Further settings of tiny policies.
+fn tiny(policy: &str) -> &'static [&'static str] {
+    match policy {
+        "tt" => &["model.plan.beam=2", "model.plan.horizon=2", "model.layers=1", "model.bins=8"],
+        _ => &[],
+    }
+}
+
 fn train(policy: &str, out: &str) -> String {
-    let policy = format!("policy={policy}");
-    fine(&[&["train", "tmaze-quick", &policy], &TINY[..], &["eval.length=9", "--out", out]].concat())
+    let name = format!("policy={policy}");
+    let args = [&["train", "tmaze-quick", &name, "eval.length=9", "--out", out], &TINY[..], tiny(policy)];
+    fine(&args.concat())
 }
 
 /// Every policy that `elmur presets` lists.
@@ -47,6 +56,27 @@ fn every_policy_trains_resumes_and_is_evaluated() {
         assert_eq!((found[1]["env"].as_str(), found[1]["episodes"].as_u64()), (Some("tmaze"), Some(4)));
         let score = found[1]["score"].as_f64().unwrap();
         assert!((0.0..=1.0).contains(&score), "{policy}: {found:?}");
+    }
+}
+
+/// Recordings without an environment: encoders and head follow from them, and policies are judged on some of
+/// them, those that plan by what they would have done.
+#[test]
+fn every_policy_learns_from_recordings_and_is_judged_on_them() {
+    let folder = Folder::new("recordings");
+    let data = folder.path("data");
+    fine(&["collect", "tmaze", "--episodes", "20", "--length", "9", "--npz", "--out", &data]);
+    for policy in policies().iter().filter(|policy| !policy.ends_with("-compat")) {
+        let (name, run) = (format!("policy={policy}"), folder.path(policy));
+        let settings = ["model.d_model=16", "train.batch=4", "train.batches=2", "train.threads=1"];
+        let args = [&["train", "small", &name, "--data", &data, "--out", &run], &settings[..], tiny(policy)];
+        fine(&args.concat());
+        let found = rows(&fine(&["eval", &run, "--data", &data, "--json"]));
+        assert_eq!(
+            (found[0]["measure"].as_str(), found[0]["episodes"].as_u64()),
+            (Some("accuracy"), Some(20))
+        );
+        assert!((0.0..=1.0).contains(&found[0]["score"].as_f64().unwrap()), "{policy}: {found:?}");
     }
 }
 
@@ -144,7 +174,7 @@ fn policies_are_measured() {
     assert_eq!((found[0]["policy"].as_str(), found[0]["state"].as_str()), (Some("dt"), Some("full window")));
     assert!(found[0]["ms"].as_f64().unwrap() > 0.0, "{found:?}");
     let found = rows(&fine(&["bench", "train", "--policy", "mlp", "--batches", "1", "--json"]));
-    assert!(found.len() == 2 && found[0]["policy"] == "bc_mlp" && found[0]["ms"].as_f64().unwrap() > 0.0);
+    assert!(found.len() == 2 && found[0]["policy"] == "bc-mlp" && found[0]["ms"].as_f64().unwrap() > 0.0);
     let table = ["bench", "policies", "--policy", "lstm", "--batches", "1", "--segments", "1", "--json"];
     let found = rows(&fine(&table));
     assert_eq!((found.len(), found[0]["parameters"].as_u64()), (1, Some(100_160)));

@@ -2,7 +2,7 @@
 //! head, the imitation loss.
 
 use elmur_base::{Field, Kind};
-use elmur_engine::{Activation as Act, Conv2d, CrossEntropy, Value};
+use elmur_engine::{Activation as Act, Conv2d, CrossEntropy, DType, Value};
 
 use crate::ends::{Action, CategoricalEncoding, Convolution, Encoder, Token, convolutions};
 use crate::error::Result;
@@ -26,13 +26,18 @@ impl Net<'_> {
                 }
             });
         }
+        self.interleave(&parts)
+    }
+
+    /// The tokens of each kind, [rows, steps, width], step by step: [rows, steps * kinds, width].
+    pub fn interleave(&mut self, parts: &[Value]) -> Result<Value> {
         if parts.len() == 1 {
             return Ok(parts[0]);
         }
         let shape = self.g.shape(parts[0])?.to_vec();
-        let (rows, steps) = (shape[0], shape[1]);
+        let (rows, steps, width) = (shape[0], shape[1], shape[2]);
         let mut split = Vec::new();
-        for part in &parts {
+        for part in parts {
             split.push(self.g.reshape(*part, [rows, steps, 1, width])?);
         }
         let joined = self.g.concat(&split, 2)?;
@@ -64,7 +69,7 @@ impl Net<'_> {
     }
 
     /// A leaf of an observation, [rows, steps, ...], as [rows, steps, width].
-    fn encode(&mut self, encoder: &Encoder, name: &str, field: Field) -> Result<Value> {
+    pub(crate) fn encode(&mut self, encoder: &Encoder, name: &str, field: Field) -> Result<Value> {
         let width = self.ends.width;
         let mut x = self.feed(field)?;
         if encoder.kind() == Kind::Bytes {
@@ -130,8 +135,20 @@ impl Net<'_> {
     /// Actions as [rows, steps, width]: a vector per choice (one more for "none"), summed over components, or
     /// a linear map of continuous ones; then the activation.
     pub fn encode_action(&mut self, activation: Act) -> Result<Value> {
-        let (ends, width) = (self.ends, self.ends.width);
         let action = self.feed(Field::Action)?;
+        self.encode_given_action(action, activation)
+    }
+
+    /// The action zero (in every component), encoded as [`Net::encode_action`] does: [rows, 1, width].
+    pub fn encode_zero_action(&mut self, activation: Act) -> Result<Value> {
+        let action = self.ends.action;
+        let dtype = if action.is_discrete() { DType::I32 } else { self.dtype };
+        let zero = self.g.full(dtype, [self.rows(), 1, action.dim()], 0.0)?;
+        self.encode_given_action(zero, activation)
+    }
+
+    fn encode_given_action(&mut self, action: Value, activation: Act) -> Result<Value> {
+        let (ends, width) = (self.ends, self.ends.width);
         let mut sum: Option<Value> = None;
         let shape = self.g.shape(action)?.to_vec();
         for (i, size) in ends.action.sizes().iter().enumerate() {

@@ -26,7 +26,7 @@ use crate::window::{Begin, Built, TrainSettings, WindowProgram, evaluation_graph
 /// Largest relative errors of one case. Relative to the largest element of the tensor compared.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Head outputs of all windows.
+    /// Head outputs of all windows; for Diffusion Policy, predicted noise and samples.
     pub logits: f64,
     /// Carried floats (memory vectors, hidden states) after all windows.
     pub memory: f64,
@@ -79,8 +79,8 @@ struct Case {
     outputs: Vec<(&'static str, Option<std::ops::Range<usize>>, &'static str)>,
     /// Carried states and how the file names them.
     states: Vec<StateTrace>,
-    /// How carried states begin in every window of evaluation, gradients and training.
-    begin: Begin,
+    /// Windows whose carried states begin with what parameters say (which then have gradients), or with zeros.
+    fresh: Fresh,
     /// States that a session carries, traced after every window.
     acted: Vec<ActedState>,
     /// Whether parameters have slowly moving copies, which the file has under `target/`.
@@ -104,11 +104,43 @@ struct Case {
 struct StateTrace {
     own: String,
     name: &'static str,
-    layer: usize,
-    /// One tensor holds all layers.
-    stacked: bool,
-    /// A state of times, all -1 at first.
-    is_time: bool,
+    part: Part,
+    begins: Begins,
+}
+
+/// The windows of evaluation, gradients and training whose states begin anew.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fresh {
+    /// None: the first begins with what the file has.
+    None,
+    /// The first.
+    First,
+    /// All.
+    All,
+}
+
+/// Where a file has a state.
+#[derive(Clone, Copy)]
+enum Part {
+    /// One tensor.
+    Whole,
+    /// A tensor for every layer.
+    OfLayer(usize),
+    /// One tensor that leads with layers.
+    Layer(usize),
+}
+
+/// How a state begins.
+#[derive(Clone, Copy, PartialEq)]
+enum Begins {
+    /// As the file has it under `init/`.
+    Traced,
+    /// A state of times, all -1.
+    Never,
+    /// This tensor in every row.
+    Learned(&'static str),
+    /// Empty; the file has the rows that are filled, ours are the last of a state with room for more.
+    Empty,
 }
 
 /// A state of a session in a golden file, which has it with its last two axes exchanged.
@@ -135,19 +167,18 @@ impl ActedState {
 impl StateTrace {
     /// This state of the file, at first or after a window.
     fn read(&self, file: &Tensors, after: Option<usize>) -> Result<Vec<f64>> {
-        let name = match (after, self.stacked) {
-            (None, true) => format!("init/{}", self.name),
-            (None, false) => format!("init/{}.{}", self.name, self.layer),
-            (Some(window), true) => format!("eval/{}.{window}", self.name),
-            (Some(window), false) => format!("eval/{}.{window}.{}", self.name, self.layer),
-        };
-        let all = golden(file, &name)?;
-        if !self.stacked {
-            return Ok(all);
+        let folder =
+            after.map_or(format!("init/{}", self.name), |window| format!("eval/{}.{window}", self.name));
+        match self.part {
+            Part::Whole => golden(file, &folder),
+            Part::OfLayer(layer) => golden(file, &format!("{folder}.{layer}")),
+            Part::Layer(layer) => {
+                let all = golden(file, &folder)?;
+                let layers = file.get(&folder).and_then(|t| t.shape.first().copied()).unwrap_or(1).max(1);
+                let each = all.len() / layers;
+                Ok(all.get(layer * each..(layer + 1) * each).unwrap_or_default().to_vec())
+            }
         }
-        let layers = file.get(&name).and_then(|t| t.shape.first().copied()).unwrap_or(1).max(1);
-        let each = all.len() / layers;
-        Ok(all.get(self.layer * each..(self.layer + 1) * each).unwrap_or_default().to_vec())
     }
 }
 
@@ -168,11 +199,17 @@ pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Re
     let text = read_small(&json, 1 << 20)?;
     let bad = |e: serde_json::Error| Error::file(&json, e);
     let file = tensors::read(&path.with_extension("safetensors"))?;
-    let case = match serde_json::from_str::<Kind>(&text).map_err(bad)?.policy {
-        Some(policy) if policy == "tt" => {
-            let replayed = baselines::tt::verify(&text, &file, dtype, &device);
-            return replayed.map_err(|e| Error::file(&json, e));
-        }
+    let policy = serde_json::from_str::<Kind>(&text).map_err(bad)?.policy;
+    // Traces of another form than windows of steps.
+    let own: Option<fn(&str, &Tensors, DType, &Device) -> Result<Report>> = match policy.as_deref() {
+        Some("tt") => Some(baselines::tt::verify),
+        Some("diffusion_unet") => Some(baselines::diffusion::verify),
+        _ => None,
+    };
+    if let Some(replay) = own {
+        return replay(&text, &file, dtype, &device).map_err(|e| Error::file(&json, e));
+    }
+    let case = match policy {
         None => elmur::case(&text).map_err(|e| Error::file(&json, e))?,
         Some(policy) => baselines::case(&policy, &text).map_err(|e| Error::file(&json, e))?,
     };
@@ -267,10 +304,13 @@ impl Replay<'_> {
             }
         }
         for state in &self.case.states {
-            if state.is_time {
-                store.set(&state.own, &vec![-1i64; store.ty(&state.own)?.len()])?;
-            } else {
-                self.set(&store, &state.own, &state.read(self.file, None)?)?;
+            match state.begins {
+                Begins::Traced => self.set(&store, &state.own, &state.read(self.file, None)?)?,
+                Begins::Never => store.set(&state.own, &vec![-1i64; store.ty(&state.own)?.len()])?,
+                Begins::Learned(name) => {
+                    self.set(&store, &state.own, &golden(self.file, name)?.repeat(self.case.batch))?;
+                }
+                Begins::Empty => {}
             }
         }
         Ok(store)
@@ -351,7 +391,16 @@ impl Replay<'_> {
         Ok(())
     }
 
-    fn training(&self, architecture: &dyn Architecture) -> Result<Built> {
+    /// How the states of a window begin.
+    fn begin(&self, window: usize) -> Begin {
+        match self.case.fresh {
+            Fresh::All => Begin::Fresh,
+            Fresh::First if window == 0 => Begin::Fresh,
+            Fresh::First | Fresh::None => Begin::Continue,
+        }
+    }
+
+    fn training(&self, architecture: &dyn Architecture, begin: Begin) -> Result<Built> {
         let optimizer = &self.case.optimizer;
         let settings = TrainSettings {
             batch: self.case.batch,
@@ -368,11 +417,11 @@ impl Replay<'_> {
             dropout: true,
             table: None,
         };
-        training_graph(architecture, &settings, self.case.begin)
+        training_graph(architecture, &settings, begin)
     }
 
-    fn evaluation_graph(&self) -> Result<Built> {
-        evaluation_graph(self.case.config.architecture(), self.case.batch, self.dtype, self.case.begin)
+    fn evaluation_graph(&self, begin: Begin) -> Result<Built> {
+        evaluation_graph(self.case.config.architecture(), self.case.batch, self.dtype, begin)
     }
 
     fn compile(&self, built: &Built, config: &PolicyConfig, store: &Store) -> Result<WindowProgram> {
@@ -380,7 +429,7 @@ impl Replay<'_> {
     }
 
     fn evaluation(&self, report: &mut Report) -> Result<()> {
-        let built = self.evaluation_graph()?;
+        let built = self.evaluation_graph(Begin::Continue)?;
         let store = self.store(&[&built])?;
         let mut program = self.compile(&built, &self.case.config, &store)?;
         for window in 0..self.case.windows {
@@ -397,13 +446,19 @@ impl Replay<'_> {
             }
             for state in &self.case.states {
                 let want = state.read(self.file, Some(window))?;
-                if state.is_time {
+                if state.begins == Begins::Never {
                     let got = store.get::<i64>(&state.own)?;
                     let wrong = got.iter().zip(&want).filter(|(g, w)| **g as f64 != **w).count();
                     report.wrong_anchors += wrong + got.len().abs_diff(want.len());
-                } else {
-                    compare(&mut report.memory, &self.get(&store, &state.own)?, &want)?;
+                    continue;
                 }
+                let mut got = self.get(&store, &state.own)?;
+                if state.begins == Begins::Empty {
+                    let (room, filled) = (got.len() / self.case.batch, want.len() / self.case.batch);
+                    let newest = |row: &[f64]| row[room.saturating_sub(filled)..].to_vec();
+                    got = got.chunks_exact(room.max(1)).flat_map(newest).collect();
+                }
+                compare(&mut report.memory, &got, &want)?;
             }
         }
         Ok(())
@@ -435,10 +490,11 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Earlier windows forward, then loss and gradients on one; and through all of them.
+    /// Earlier windows forward, then loss and gradients on one; on the first; and through all of them.
     fn gradients(&self, report: &mut Report) -> Result<()> {
-        let (evaluation, training) =
-            (self.evaluation_graph()?, self.training(self.case.config.architecture())?);
+        let begin = self.begin(self.case.gradient_window);
+        let evaluation = self.evaluation_graph(self.begin(1))?;
+        let training = self.training(self.case.config.architecture(), begin)?;
         let store = self.store(&[&evaluation, &training])?;
         let mut forward = self.compile(&evaluation, &self.case.config, &store)?;
         let mut train = self.compile(&training, &self.case.config, &store)?;
@@ -464,8 +520,19 @@ impl Replay<'_> {
             }
         }
         self.compare_gradients(report, &train.program, self.case.gradients, factor)?;
+        if self.file.contains_key("grad0/loss") {
+            let training = self.training(self.case.config.architecture(), self.begin(0))?;
+            let store = self.store(&[&training])?;
+            let mut train = self.compile(&training, &self.case.config, &store)?;
+            self.feed(&mut train, 0, true)?;
+            train.run(0)?;
+            let factor = self.loss_factor(0..1)?;
+            let got = scaled(self.output(&train.program, "loss")?, factor);
+            compare(&mut report.loss, &got, &golden(self.file, "grad0/loss")?[..1])?;
+            self.compare_gradients(report, &train.program, "grad0/param/", factor)?;
+        }
         let Some(through) = &self.case.through else { return Ok(()) };
-        let training = self.training(through.architecture())?;
+        let training = self.training(through.architecture(), self.begin(0))?;
         let store = self.store(&[&training])?;
         let mut train = self.compile(&training, through, &store)?;
         self.feed(&mut train, 0, true)?;
@@ -501,16 +568,19 @@ impl Replay<'_> {
 
     /// An AdamW step per window from the start.
     fn trajectory(&self, report: &mut Report) -> Result<()> {
-        let built = self.training(self.case.config.architecture())?;
-        let store = self.store(&[&built])?;
-        let mut train = self.compile(&built, &self.case.config, &store)?;
+        let begins = self.training(self.case.config.architecture(), self.begin(0))?;
+        let goes_on = self.training(self.case.config.architecture(), self.begin(1))?;
+        let store = self.store(&[&begins, &goes_on])?;
+        let mut first = self.compile(&begins, &self.case.config, &store)?;
+        let mut others = self.compile(&goes_on, &self.case.config, &store)?;
         let golden = golden(self.file, "train/loss_and_grad_norm")?;
         if golden.len() != 2 * self.case.windows {
             let expected = format!("{} numbers in `train/loss_and_grad_norm`", 2 * self.case.windows);
             return Err(Error::input("golden file", expected, golden.len().to_string()));
         }
         for window in 0..self.case.windows {
-            self.feed(&mut train, window, true)?;
+            let train = if window == 0 { &mut first } else { &mut others };
+            self.feed(train, window, true)?;
             train.run(window as u64)?;
             let factor = self.loss_factor(window..window + 1)?;
             for (output, want) in ["loss", "gradient_norm"].into_iter().zip(&golden[2 * window..]) {
@@ -553,12 +623,12 @@ impl Replay<'_> {
         let action = architecture.ends().action;
         let steps = architecture.window().steps;
         let f32s = Replay { dtype: DType::F32, ..*self };
-        let built = f32s.evaluation_graph()?;
+        let built = f32s.evaluation_graph(self.begin(0))?;
         let params = f32s.store(&[&built])?;
         let mut session = Session::new(&case.config, &params, rows, self.device)?;
         let all: Vec<usize> = (0..rows).collect();
         let mut start = session.snapshot(&all)?;
-        for state in case.states.iter().filter(|state| !state.is_time) {
+        for state in case.states.iter().filter(|state| state.begins == Begins::Traced) {
             if let Some(tensor) = start.tensors.get_mut(&state.own) {
                 tensor.data = TensorData::F32(narrow(&state.read(self.file, None)?));
             }

@@ -9,6 +9,8 @@ pub enum Init {
     Constant(f64),
     /// Normal numbers with this standard deviation.
     Normal(f64),
+    /// One vector of normal numbers with this standard deviation, repeated along all axes but the last.
+    Repeated(f64),
     /// Uniform numbers between minus and plus this bound.
     Uniform(f64),
     /// Orthonormal rows or columns (whichever are fewer) of the parameter seen as a matrix.
@@ -43,6 +45,12 @@ impl Init {
         match self {
             Init::Constant(x) => data.fill(x),
             Init::Normal(std) => stream.fill_normal(&mut data, std),
+            Init::Repeated(std) => {
+                let columns = shape.last().copied().unwrap_or(1).max(1);
+                let mut vector = vec![0.0; columns];
+                stream.fill_normal(&mut vector, std);
+                data.chunks_mut(columns).for_each(|row| row.copy_from_slice(&vector[..row.len()]));
+            }
             Init::Uniform(bound) => stream.fill_uniform(&mut data, -bound, bound),
             Init::Orthogonal => {
                 stream.fill_normal(&mut data, 1.0);
@@ -104,6 +112,12 @@ fn orthonormalise(matrix: &mut [f64], columns: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn repeated_vectors_are_one_random_vector() {
+        let data = Init::Repeated(1.0).draw(&Stream::new(1, 2, 3), &[1, 3, 4]);
+        assert!(data[..4] == data[4..8] && data[..4] == data[8..] && data[0] != data[1]);
+    }
 
     #[test]
     fn spaced_numbers_rise_along_the_last_axis() {

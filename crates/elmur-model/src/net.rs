@@ -6,9 +6,11 @@
 //! at hand wherever it lies, and [`Net::feed`] the numbers of the steps at hand wherever they come from.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
 
 use elmur_base::{Field, Kind};
-use elmur_engine::{Activation as Act, DType, Graph, Value};
+use elmur_engine::{Activation as Act, DType, Graph, Program, Value};
 
 use crate::ends::Ends;
 use crate::error::{Error, Result};
@@ -78,6 +80,42 @@ pub struct Carried {
     pub start: Start,
 }
 
+/// How far a row's episode is when a program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Windows of the episode that have ended.
+    pub window: u64,
+    /// Number, in its window, of the first token of the pass.
+    pub first: usize,
+    /// Tokens of the window that exist, those of the pass included.
+    pub tokens: usize,
+    /// Seed of the row's episode; 0 in programs over whole windows.
+    pub seed: u64,
+}
+
+/// Numbers that follow from a row's progress: entry `i` of an input.
+#[derive(Clone)]
+pub(crate) struct Follows<T>(Arc<dyn Fn(Progress, usize) -> T + Send + Sync>);
+
+impl<T> Follows<T> {
+    /// Entry `i` for a row.
+    pub fn at(&self, progress: Progress, i: usize) -> T {
+        (self.0)(progress, i)
+    }
+}
+
+impl<T> fmt::Debug for Follows<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Follows")
+    }
+}
+
+impl<T> PartialEq for Follows<T> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 /// What fills an input of a program.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Source {
@@ -93,8 +131,13 @@ pub(crate) enum Source {
     Rows,
     /// Position in the window of the phase's first token, i32 per row.
     Position,
-    /// Places of the phase's tokens among all rows' windows: row * tokens + position, i32.
-    Places { count: usize },
+    /// Places of the phase's tokens among all rows' windows, each with `before` rows before its tokens: row *
+    /// (before + tokens) + before + position, i32.
+    Places { count: usize, before: usize },
+    /// Integers of a row, i32 or i64.
+    Integers(Follows<i64>),
+    /// Floats of a row.
+    Floats(Follows<f64>),
     /// Whether a token of the window has been seen, bool [rows, queries, tokens].
     Seen,
     /// Whether a row's window ends with this run, bool per row.
@@ -386,6 +429,27 @@ impl<'a> Net<'a> {
         }
     }
 
+    /// Whether parameters alone are wanted, so that large constants need not be computed.
+    pub fn only_parameters(&self) -> bool {
+        self.only_params
+    }
+
+    /// Whether what is tapped is looked at.
+    pub fn is_recording(&self) -> bool {
+        self.recording
+    }
+
+    /// A generator for what is random when acting too: i64 [rows, 2] of each episode's seed and window, or i64
+    /// `[2]` of the window's number in whole windows.
+    pub fn generator_of_time(&mut self) -> Result<Value> {
+        let state = |progress: Progress, i: usize| [progress.seed, progress.window][i] as i64;
+        let generator = self.integers("generator", DType::I64, &[2], state)?;
+        match self.pass {
+            Pass::Windows { .. } => Ok(self.g.reshape(generator, [2])?),
+            _ => Ok(generator),
+        }
+    }
+
     /// Whether the graph is for training.
     pub fn is_training(&self) -> bool {
         self.rng.is_some()
@@ -468,10 +532,24 @@ impl<'a> Net<'a> {
     /// their positions. Returns those of the whole window, [rows, window tokens, width]; positions not yet
     /// reached hold anything.
     pub fn append(&mut self, name: &str, new: Value) -> Result<Value> {
+        self.append_after(name, 0, new)
+    }
+
+    /// [`Net::append`] to a state that has `before` rows of another origin in front of the window's tokens,
+    /// [rows, before + window tokens, width].
+    pub fn append_after(&mut self, name: &str, before: usize, new: Value) -> Result<Value> {
         let shape = self.g.shape(new)?.to_vec();
         let (count, width) = (shape[1], shape[2]);
-        let stored = self.declare_carried(name, self.dtype, &[self.window_tokens, width], &Start::Zeros)?;
-        let places = self.input("places", DType::I32, &[self.rows * count], Source::Places { count })?;
+        let each = before + self.window_tokens;
+        let stored = self.declare_carried(name, self.dtype, &[each, width], &Start::Zeros)?;
+        let capacity = self.bank.map_or(self.rows, |(capacity, _)| capacity);
+        if i32::try_from(capacity.saturating_mul(each)).is_err() {
+            let expected = "at most 2^31 - 1 rows in the caches of all episodes";
+            return Err(Error::input("session", expected, format!("{capacity} x {each}")));
+        }
+        let input = if before == 0 { "places".to_owned() } else { format!("places.{before}") };
+        let source = Source::Places { count, before };
+        let places = self.input(&input, DType::I32, &[self.rows * count], source)?;
         let flat = self.g.reshape(new, [self.rows * count, width])?;
         let written = self.g.scatter_rows(stored, places, flat)?;
         self.g.update(stored, written)?;
@@ -671,6 +749,46 @@ impl<'a> Net<'a> {
         self.of_window(whole)
     }
 
+    /// Integers (i32 or i64) that follow from the progress of each row alone: [rows, shape] when acting, [1,
+    /// shape] in whole windows, which are all at the same time. Entry i of a row is `of(progress, i)`.
+    pub fn integers(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: &[usize],
+        of: impl Fn(Progress, usize) -> i64 + Send + Sync + 'static,
+    ) -> Result<Value> {
+        let lead = match self.pass {
+            Pass::Windows { count, .. } => vec![count, 1],
+            _ => vec![self.rows],
+        };
+        let source = Source::Integers(Follows(Arc::new(of)));
+        let whole = self.input(name, dtype, &[&lead, shape].concat(), source)?;
+        self.of_window(whole)
+    }
+
+    /// Floats that follow from the progress of each row alone: [rows, shape] when acting, [shape] in whole
+    /// windows. Entry i of a row is `of(progress, i)`.
+    pub fn floats(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        of: impl Fn(Progress, usize) -> f64 + Send + Sync + 'static,
+    ) -> Result<Value> {
+        let lead = match self.pass {
+            Pass::Windows { count, .. } => count,
+            _ => self.rows,
+        };
+        let source = Source::Floats(Follows(Arc::new(of)));
+        let whole = self.input(name, self.dtype, &[&[lead], shape].concat(), source)?;
+        self.of_window(whole)
+    }
+
+    /// Whether the pass is a window that is run again when acting.
+    pub fn reruns(&self) -> bool {
+        matches!(self.pass, Pass::Rerun)
+    }
+
     /// Position in the window of the phase's first token, i32 `[rows]`.
     pub fn position(&mut self) -> Result<Value> {
         self.input("at", DType::I32, &[self.rows], Source::Position)
@@ -715,14 +833,40 @@ impl<'a> Net<'a> {
     }
 }
 
+/// Fills an input [rows, ...] with what follows from the progress of its rows.
+pub(crate) fn fill_following(
+    program: &mut Program,
+    Feed { name, source }: &Feed,
+    rows: impl ExactSizeIterator<Item = Progress>,
+) -> Result<()> {
+    fn fill<T>(
+        input: &mut [T],
+        rows: impl ExactSizeIterator<Item = Progress>,
+        of: impl Fn(Progress, usize) -> T,
+    ) {
+        let each = input.len() / rows.len().max(1);
+        for (input, progress) in input.chunks_exact_mut(each.max(1)).zip(rows) {
+            input.iter_mut().enumerate().for_each(|(i, to)| *to = of(progress, i));
+        }
+    }
+    match (source, program.input_type(name)?.dtype) {
+        (Source::Integers(x), DType::I64) => fill(program.input_mut(name)?, rows, |row, i| x.at(row, i)),
+        (Source::Integers(x), _) => fill(program.input_mut(name)?, rows, |row, i| x.at(row, i) as i32),
+        (Source::Floats(x), DType::F64) => fill(program.input_mut(name)?, rows, |row, i| x.at(row, i)),
+        (Source::Floats(x), _) => fill(program.input_mut(name)?, rows, |row, i| x.at(row, i) as f32),
+        _ => {}
+    }
+    Ok(())
+}
+
 /// PE(delta) for `count` distances from `start` on: sines then cosines, [count, width].
 pub fn position_encodings(start: u64, count: usize, width: usize) -> Vec<f64> {
+    (start..start + count as u64).flat_map(|distance| position_encoding(distance as f64, width)).collect()
+}
+
+/// PE(distance), which may be negative: sines then cosines of distance / 10000^(2c / width), `width` numbers.
+pub fn position_encoding(distance: f64, width: usize) -> impl Iterator<Item = f64> {
     let half = width / 2;
-    let mut table = Vec::with_capacity(count * width);
-    for delta in 0..count as u64 {
-        let angle = |c: usize| (start + delta) as f64 / 10_000f64.powf(2.0 * c as f64 / width as f64);
-        table.extend((0..half).map(|c| angle(c).sin()));
-        table.extend((0..half).map(|c| angle(c).cos()));
-    }
-    table
+    let angle = move |c: usize| distance / 10_000f64.powf(2.0 * c as f64 / width as f64);
+    (0..half).map(move |c| angle(c).sin()).chain((0..half).map(move |c| angle(c).cos()))
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
-use crate::baselines::{BcLstm, BcMlp, Cql, CqlContinuous, DMamba, Dt, Tt};
+use crate::baselines::{BcLstm, BcMlp, Cql, CqlContinuous, DMamba, Diffusion, TransformerXl, Tt};
 use crate::elmur::Elmur;
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
@@ -89,10 +89,12 @@ policies! {
     Cql(Cql) = "cql",
     /// Conservative Q-learning for continuous actions.
     CqlContinuous(CqlContinuous) = "cql_continuous",
+    /// Diffusion Policy: chunks of continuous actions, denoised given the newest observations.
+    Diffusion(Diffusion) = "diffusion",
     /// Decision Mamba: a selective state-space model over returns, observations and actions.
     DMamba(DMamba) = "dmamba",
-    /// Decision Transformer: a causal transformer over the newest returns, observations and actions.
-    Dt(Dt) = "dt",
+    /// Transformer-XL over returns, observations and actions: DT, TrXL, RMT or RATE by its settings.
+    TransformerXl(TransformerXl) = "transformer_xl",
     /// Trajectory Transformer: a model of whole trajectories that acts by beam search.
     Tt(Tt) = "tt",
 }
@@ -145,7 +147,11 @@ impl<'de> Deserialize<'de> for PolicyConfig {
         use serde::de::Error as _;
         let mut map = Map::deserialize(deserializer)?;
         let kind = map.remove("kind").unwrap_or(Value::from(KINDS[0]));
-        let name = kind.as_str().unwrap_or_default();
+        let name = match kind.as_str().unwrap_or_default() {
+            // Files from before there were memory tokens and caches.
+            "dt" => "transformer_xl",
+            name => name,
+        };
         match Self::read(name, Value::Object(map)) {
             Some(read) => read.map_err(D::Error::custom),
             None => {

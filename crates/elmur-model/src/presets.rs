@@ -2,8 +2,9 @@
 //! baselines. How each is trained is part of a run's preset (crate `elmur-train`).
 
 use crate::baselines::{
-    BcLstm, BcMlp, Cql, CqlContinuous, CqlObjective, DMamba, DMambaCompat, Dt, DtCompat, LstmCompat, Tt,
-    TtPlan,
+    BcLstm, BcMlp, Cql, CqlContinuous, CqlObjective, DMamba, DMambaCompat, Denoiser, Diffusion,
+    DiffusionCompat, DiffusionSampler, LstmCompat, TransformerXl, TransformerXlCompat, Tt, TtPlan,
+    ValveActivation,
 };
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
@@ -22,7 +23,10 @@ pub fn all() -> Vec<(&'static str, PolicyConfig)> {
         ("popgym-autoencode-easy", autoencode_easy().into()),
         ("cartpole", cartpole().into()),
         ("tmaze-bc-lstm", PolicyConfig::BcLstm(bc_lstm(observation.clone(), action.clone(), 30))),
-        ("tmaze-dt", PolicyConfig::Dt(dt(observation, action, 30))),
+        ("tmaze-dt", PolicyConfig::TransformerXl(dt(observation.clone(), action.clone(), 30))),
+        ("tmaze-trxl", PolicyConfig::TransformerXl(trxl(observation.clone(), action.clone(), 10))),
+        ("tmaze-rmt", PolicyConfig::TransformerXl(rmt(observation.clone(), action.clone(), 10))),
+        ("tmaze-rate", PolicyConfig::TransformerXl(rate(observation, action, 10))),
     ]
 }
 
@@ -267,21 +271,75 @@ pub fn cql_continuous(observation: Vec<Encoder>, action: Action, steps: usize) -
 }
 
 /// Decision Transformer with the published T-Maze sizes for these ends and a context of `steps` steps.
-pub fn dt(observation: Vec<Encoder>, action: Action, steps: usize) -> Dt {
-    Dt {
+pub fn dt(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
+    TransformerXl {
         observation,
         action,
         d_model: 64,
         heads: 8,
         d_head: 32,
-        d_ff: 64,
+        d_ff: Some(64),
         layers: 8,
         window: steps,
+        memory_tokens: 0,
+        cache_tokens: 0,
+        valve_heads: 0,
+        valve_activation: ValveActivation::Relu,
         dropout: 0.2,
         attention_dropout: 0.1,
         action_tanh: true,
-        compat: DtCompat::default(),
+        unroll: 1,
+        slides: true,
+        compat: TransformerXlCompat::default(),
     }
+}
+
+/// Transformer-XL with the published T-Maze sizes for these ends, segments of `steps` steps and a cache of three
+/// of them.
+pub fn trxl(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
+    TransformerXl { cache_tokens: 9 * steps, slides: false, ..dt(observation, action, steps) }
+}
+
+/// Recurrent Memory Transformer with the published T-Maze sizes for these ends and segments of `steps` steps.
+pub fn rmt(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
+    TransformerXl { memory_tokens: 10, slides: false, ..dt(observation, action, steps) }
+}
+
+/// RATE with the published T-Maze sizes for these ends and segments of `steps` steps.
+pub fn rate(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
+    TransformerXl {
+        heads: 4,
+        d_ff: None,
+        layers: 10,
+        memory_tokens: 15,
+        valve_heads: 2,
+        attention_dropout: 0.0,
+        slides: false,
+        ..dt(observation, action, steps)
+    }
+}
+
+/// Diffusion Policy with the published sizes for these ends: chunks of 16 actions from two observations, of
+/// which 8 are played, and a U-Net of widths 64, 128, 256. It samples in 10 steps of the 100 that it learns.
+pub fn diffusion(observation: Vec<Encoder>, action: Action) -> Diffusion {
+    Diffusion {
+        observation,
+        action,
+        d_model: 64,
+        obs_horizon: 2,
+        pred_horizon: 16,
+        act_horizon: 8,
+        diffusion_steps: 100,
+        step_embed: 64,
+        denoiser: Denoiser::Unet { widths: vec![64, 128, 256], kernel: 5, groups: 8 },
+        sampler: DiffusionSampler::Ddim(10),
+        compat: DiffusionCompat::default(),
+    }
+}
+
+/// [`diffusion`] with a perceptron of three hidden layers of width 256: for actions of few numbers, and CPUs.
+pub fn diffusion_mlp(observation: Vec<Encoder>, action: Action) -> Diffusion {
+    Diffusion { denoiser: Denoiser::Mlp { hidden: vec![256; 3] }, ..diffusion(observation, action) }
 }
 
 /// Trajectory Transformer with the sizes and the search of the TT paper for these ends: sequences of 10

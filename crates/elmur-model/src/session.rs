@@ -21,6 +21,7 @@ use elmur_engine::{DType, Device, Store};
 
 pub use choose::{Choose, Draws};
 pub(crate) use history::{History, Shown};
+pub(crate) use programs::rows_at_once;
 pub use record::{ClosedRecord, StepRecord, Tapped, Taps};
 
 use crate::architecture::Architecture;
@@ -507,16 +508,6 @@ impl Session {
                 history.keep(Field::ReturnToGo, row, time, returns);
             }
         }
-        let moment = Moment {
-            phase: Phase::Observe,
-            window: self.window,
-            tokens: self.tokens,
-            observation: &self.observation,
-            times: &self.times,
-            rows,
-            returns: &self.returns,
-            closing: false,
-        };
         if let Mode::Plan { plans, history } = &mut self.mode {
             plans.make(rows, &self.times, history, &mut self.rows)?;
             for (target, row) in self.outputs.chunks_exact_mut(outputs).zip(rows) {
@@ -528,6 +519,17 @@ impl Session {
                 record.taps.insert("plan".to_owned(), tapped);
             }
         }
+        let moment = Moment {
+            phase: Phase::Observe,
+            window: self.window,
+            tokens: self.tokens,
+            observation: &self.observation,
+            times: &self.times,
+            rows,
+            returns: &self.returns,
+            closing: false,
+            states: &self.rows,
+        };
         for part in parts(rows, self.context.capacity) {
             let target = &mut self.outputs[part.first * outputs..(part.first + part.count) * outputs];
             let observation = self.tokens.observation_index();
@@ -625,6 +627,7 @@ impl Session {
             rows,
             returns: &self.returns,
             closing,
+            states: &self.rows,
         };
         if let Some(history) = self.mode.history_mut().filter(|_| self.tokens.has(Token::Action)) {
             for (entry, &row) in rows.iter().enumerate() {

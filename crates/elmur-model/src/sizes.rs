@@ -158,6 +158,17 @@ mod tests {
             change(&|c| c.observation.push(Encoder::Categorical { sizes: vec![3, 4], encoding }));
         }
         change(&|c| c.observation.push(Encoder::Image { channels: 2, height: 9, width: 40, bytes: true }));
+        let seen = vec![
+            Encoder::Vector { dim: 5, bytes: false },
+            Encoder::Image { channels: 2, height: 16, width: 17, bytes: true },
+            Encoder::Categorical { sizes: vec![3, 4], encoding: CategoricalEncoding::OneHot },
+        ];
+        let action = Action::Continuous { dim: 3, tanh: false };
+        let mut diffusion = presets::diffusion(seen.clone(), action.clone());
+        policies.push(PolicyConfig::Diffusion(diffusion.clone()));
+        diffusion.compat.raw_weights = true;
+        policies.push(PolicyConfig::Diffusion(diffusion));
+        policies.push(PolicyConfig::Diffusion(presets::diffusion_mlp(seen, action)));
         for policy in policies {
             let graph = Checkpoint::parameter_count(&policy).unwrap();
             assert_eq!(policy.sizes().unwrap().parameters(), graph as u128, "{policy:?}");

@@ -24,7 +24,10 @@ use elmur_engine::{AdamW, DType, Device, Graph, Program, Store, Value};
 use crate::architecture::{Architecture, Group};
 use crate::error::{Error, Result};
 use crate::initial::Init;
-use crate::net::{Average, Carried, Declared, Feed, Net, OPTIMIZER_STEPS, Pass, Source, position_encodings};
+use crate::net::{
+    Average, Carried, Declared, Feed, Net, OPTIMIZER_STEPS, Pass, Progress, Source, fill_following,
+    position_encodings,
+};
 use crate::statistic::Statistic;
 
 /// How carried states begin in a program's run.
@@ -369,9 +372,10 @@ impl WindowProgram {
     fn set_clocks(&mut self, first: u64) -> Result<()> {
         let tokens = self.tokens as u64;
         let starts: Vec<u64> = (first..first + self.windows as u64).map(|k| k * tokens).collect();
-        for Feed { name, source } in &self.clocks {
-            match *source {
-                Source::Times { count, newest_first, .. } => {
+        for feed in &self.clocks {
+            let Feed { name, source } = feed;
+            match source {
+                &Source::Times { count, newest_first, .. } => {
                     let times = starts.iter().flat_map(|start| token_times(*start, count, newest_first));
                     self.program.set(name, &times.collect::<Vec<i64>>())?;
                 }
@@ -382,7 +386,7 @@ impl WindowProgram {
                         row.fill((start + tokens) as i64 - 1);
                     }
                 }
-                Source::Encodings { count, width } => {
+                &Source::Encodings { count, width } => {
                     let table: Vec<f64> =
                         starts.iter().flat_map(|s| position_encodings(*s, count, width)).collect();
                     match self.program.input_type(name)?.dtype {
@@ -391,6 +395,15 @@ impl WindowProgram {
                             .program
                             .set(name, &table.into_iter().map(|x| x as f32).collect::<Vec<_>>())?,
                     }
+                }
+                Source::Integers(_) | Source::Floats(_) => {
+                    let progress = |i: usize| Progress {
+                        window: first + i as u64,
+                        first: 0,
+                        tokens: self.tokens,
+                        seed: 0,
+                    };
+                    fill_following(&mut self.program, feed, (0..self.windows).map(progress))?;
                 }
                 _ => return Err(Error::input("window", "inputs of whole windows", format!("`{name}`"))),
             }

@@ -7,14 +7,15 @@ mod common;
 use elmur_base::{Field, Values};
 use elmur_engine::{DType, Pool, Store};
 use elmur_model::baselines::{
-    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Dt, DtCompat, LstmCompat,
+    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, LstmCompat, TransformerXl, TransformerXlCompat,
+    ValveActivation,
 };
 use elmur_model::elmur::config::*;
 use elmur_model::ends::*;
 use elmur_model::session::{Seen, Session};
 use elmur_model::tensors::TensorData;
 use elmur_model::window::{Begin, WindowProgram, evaluation_graph};
-use elmur_model::{Elmur, PolicyConfig, Start, init};
+use elmur_model::{Elmur, PolicyConfig, Start, init, presets};
 
 use common::{random, small as elmur};
 
@@ -40,6 +41,8 @@ enum Agree {
     AtTheEnd,
     /// In the first window: after that, the session's window slides.
     FirstWindow,
+    /// Only what a whole window leaves behind: its last step is computed before its last token is there.
+    MemoryAtTheEnd,
 }
 
 /// Steps a session through several windows; compares outputs and carried states with whole-window programs.
@@ -53,8 +56,8 @@ fn stepping_equals_windows(name: &str, config: &PolicyConfig, agree: Agree) {
     let actions: Vec<i32> = (0..steps * ROWS).map(|i| (i * 7 % 5) as i32).collect();
     let returns = random(steps * ROWS, 2);
     let all = [0, 1, 2];
+    // Rows of a new session are ready for their first episodes.
     let mut session = Session::new(config, &params, ROWS, &Pool::new(1)).unwrap();
-    session.reset(&[(0, 10), (1, 11), (2, 12)]).unwrap();
 
     let built = evaluation_graph(architecture, ROWS, DType::F32, Begin::Continue).unwrap();
     let state = Store::new();
@@ -98,6 +101,7 @@ fn stepping_equals_windows(name: &str, config: &PolicyConfig, agree: Agree) {
                 Agree::Always => true,
                 Agree::AtTheEnd => t + 1 == length,
                 Agree::FirstWindow => window == 0,
+                Agree::MemoryAtTheEnd => false,
             };
             for b in (0..ROWS).filter(|_| compared) {
                 let want = &logits[(b * length + t) * outputs..][..outputs];
@@ -227,22 +231,30 @@ fn stepping_equals_whole_windows_without_memory_and_for_q_values() {
         };
         stepping_equals_windows(name, &PolicyConfig::Cql(config), Agree::Always);
     }
+    let config = presets::cql_continuous(encoder(), Action::Continuous { dim: 2, tanh: false }, 4);
+    stepping_equals_windows("continuous cql", &PolicyConfig::CqlContinuous(config), Agree::Always);
 }
 
-fn dt() -> Dt {
-    Dt {
+fn dt() -> TransformerXl {
+    TransformerXl {
         observation: encoder(),
         action: Action::Categorical { count: 5 },
         d_model: 8,
         heads: 3,
         d_head: 4,
-        d_ff: 12,
+        d_ff: Some(12),
         layers: 2,
         window: 4,
+        memory_tokens: 0,
+        cache_tokens: 0,
+        valve_heads: 0,
+        valve_activation: ValveActivation::Relu,
         dropout: 0.1,
         attention_dropout: 0.1,
         action_tanh: true,
-        compat: DtCompat::default(),
+        unroll: 1,
+        slides: true,
+        compat: TransformerXlCompat::default(),
     }
 }
 
@@ -273,15 +285,67 @@ fn stepping_equals_whole_windows_for_state_space_models() {
     stepping_equals_windows("dmamba with windows", &config, Agree::Always);
 }
 
+/// Variants of Transformer-XL whose windows do not slide.
+fn segmented() -> Vec<(&'static str, TransformerXl)> {
+    let base = TransformerXl { slides: false, ..dt() };
+    let compat = TransformerXlCompat::default();
+    vec![
+        ("no memory", base.clone()),
+        ("trxl", TransformerXl { cache_tokens: 40, ..base.clone() }),
+        ("trxl, short cache", TransformerXl { cache_tokens: 7, ..base.clone() }),
+        ("rmt", TransformerXl { memory_tokens: 4, ..base.clone() }),
+        ("rmt, one token", TransformerXl { memory_tokens: 1, ..base.clone() }),
+        ("rate", TransformerXl { memory_tokens: 3, valve_heads: 2, d_ff: None, ..base.clone() }),
+        (
+            "rate, cache",
+            TransformerXl {
+                memory_tokens: 3,
+                cache_tokens: 20,
+                valve_heads: 4,
+                valve_activation: ValveActivation::None,
+                ..base.clone()
+            },
+        ),
+        (
+            "rate, small cache",
+            TransformerXl { memory_tokens: 5, cache_tokens: 2, valve_heads: 1, ..base.clone() },
+        ),
+        (
+            "rate, two wrapped tokens",
+            TransformerXl {
+                memory_tokens: 2,
+                cache_tokens: 9,
+                compat: TransformerXlCompat {
+                    wrapped_memory_distances: true,
+                    double_residual: true,
+                    ..compat
+                },
+                ..base
+            },
+        ),
+    ]
+}
+
+#[test]
+fn stepping_equals_whole_windows_for_transformer_xl() {
+    for (name, config) in segmented() {
+        stepping_equals_windows(name, &PolicyConfig::TransformerXl(config), Agree::Always);
+    }
+    // Distances that depend on the window's length: only a full window has those of the whole.
+    let compat = TransformerXlCompat { wrapped_memory_distances: true, ..TransformerXlCompat::default() };
+    let config = TransformerXl { memory_tokens: 4, cache_tokens: 9, slides: false, compat, ..dt() };
+    stepping_equals_windows("wrapped", &PolicyConfig::TransformerXl(config), Agree::MemoryAtTheEnd);
+}
+
 #[test]
 fn stepping_equals_the_whole_window_until_it_slides() {
-    stepping_equals_windows("dt", &PolicyConfig::Dt(dt()), Agree::FirstWindow);
+    stepping_equals_windows("dt", &PolicyConfig::TransformerXl(dt()), Agree::FirstWindow);
 }
 
 /// Once the window slides, a step equals a whole window of the newest steps.
 #[test]
 fn a_sliding_window_shows_the_newest_steps() {
-    let config = PolicyConfig::Dt(dt());
+    let config = PolicyConfig::TransformerXl(dt());
     let params = init::parameters(config.architecture(), 3).unwrap();
     let mut session = Session::new(&config, &params, 1, &Pool::new(1)).unwrap();
     let built = evaluation_graph(config.architecture(), 1, DType::F32, Begin::Continue).unwrap();
@@ -311,7 +375,15 @@ fn configs_say_which_policy_they_are() {
     let read = |text: &str| serde_json::from_str::<PolicyConfig>(text);
     let config = read(lstm).unwrap();
     assert!(matches!(&config, PolicyConfig::BcLstm(c) if c.hidden == 128 && c.unroll == 1));
-    for config in [config, PolicyConfig::Dt(dt()), PolicyConfig::DMamba(dmamba()), elmur().into()] {
+    let continuous = Action::Continuous { dim: 2, tanh: false };
+    for config in [
+        config,
+        PolicyConfig::TransformerXl(dt()),
+        PolicyConfig::DMamba(dmamba()),
+        PolicyConfig::Tt(presets::tt(encoder(), continuous.clone())),
+        PolicyConfig::CqlContinuous(presets::cql_continuous(encoder(), continuous, 4)),
+        elmur().into(),
+    ] {
         let text = serde_json::to_string(&config).unwrap();
         assert!(text.contains(&format!("\"kind\":\"{}\"", config.kind())), "{text}");
         assert_eq!(read(&text).unwrap(), config);

@@ -3,9 +3,10 @@
 //! `policy=NAME` chooses a policy. A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is
 //! answered with the nearest.
 
-use elmur_base::did_you_mean;
+use elmur_base::describe::describe_all;
+use elmur_base::{Description, did_you_mean};
 use elmur_envs::{EnvSpec, Registry};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::config::{RunConfig, below_model};
 use crate::error::{Error, Result};
@@ -51,7 +52,7 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
         *entry(&mut tree, key)? = value;
         if key == "env" {
             // Another environment has other settings and another target; those that are given come after it.
-            *entry(&mut tree, "eval.settings")? = Value::Object(serde_json::Map::new());
+            *entry(&mut tree, "eval.settings")? = Value::Object(Map::new());
             *entry(&mut tree, "eval.target")? = Value::Null;
         }
         // After each, so that the message names the override that does not fit.
@@ -117,7 +118,17 @@ fn plain(problem: &str) -> String {
 }
 
 fn entry<'a>(tree: &'a mut Value, key: &str) -> Result<&'a mut Value> {
-    let mut all = Vec::new();
+    let mut all = left_out(tree);
+    if all.iter().any(|known| known == key) {
+        let parents = key.split('.').rev().skip(1).collect::<Vec<_>>();
+        let parent = parents.iter().rev().fold(&mut *tree, |place, part| {
+            if place.get(part).is_none() {
+                place[*part] = Value::Object(Map::new());
+            }
+            &mut place[*part]
+        });
+        parent[key.rsplit('.').next().unwrap_or(key)] = Value::Null;
+    }
     paths(tree, "", &mut all);
     // Settings of environments are known to the registry, which refuses those that do not exist.
     if let Some((parent @ ("env" | "eval.settings"), name)) = key.rsplit_once('.') {
@@ -141,11 +152,27 @@ fn entry<'a>(tree: &'a mut Value, key: &str) -> Result<&'a mut Value> {
     Ok(place)
 }
 
-/// Every key of the tree, with dots.
+/// Keys of the policy's settings that files leave out where they have their defaults.
+fn left_out(tree: &Value) -> Vec<String> {
+    let at = |key: &str| key.split('.').try_fold(tree, |place, part| place.get(part));
+    let all = describe_all::<RunConfig>();
+    let own = |description: &&Description| {
+        let of_kind = |(key, value): &(String, String)| at(key).and_then(Value::as_str) == Some(value);
+        description.when.as_ref().is_some_and(of_kind)
+    };
+    let own: Vec<&str> = all.iter().filter(own).map(|description| description.key.as_str()).collect();
+    let holds = |key: &str| own.iter().any(|other| other.starts_with(&format!("{key}.")));
+    let in_struct = |key: &str| matches!(key.rsplit_once('.'), Some(("model" | "model.compat", _)));
+    let keys = own.iter().filter(|key| in_struct(key) && at(key).is_none() && !holds(key));
+    keys.map(|key| (*key).to_owned()).collect()
+}
+
+/// Every key of the config, with dots, also of settings that files leave out where they have their defaults.
 pub fn keys(config: &RunConfig) -> Vec<String> {
     let mut all = Vec::new();
     if let Ok(tree) = serde_json::to_value(config) {
         paths(&tree, "", &mut all);
+        all.extend(left_out(&tree));
     }
     all
 }

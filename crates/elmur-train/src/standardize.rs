@@ -64,12 +64,15 @@ fn moments(source: &dyn Source, leaf: usize, dim: usize) -> Result<Vec<(f64, f64
             }
         }
     }
-    let moment = |(sum, squares): (f64, f64)| {
-        let mean = sum / count.max(1.0);
-        let deviation = (squares / count.max(1.0) - mean * mean).max(0.0).sqrt();
-        if deviation > LEAST { (mean, deviation) } else { (0.0, 1.0) }
-    };
-    Ok(sums.into_iter().map(moment).collect())
+    Ok(sums.into_iter().map(|sums| moment(sums, count)).collect())
+}
+
+/// Mean and standard deviation of `count` numbers from their sum and that of their squares; 0 and 1 where the
+/// numbers are all the same.
+pub(crate) fn moment((sum, squares): (f64, f64), count: f64) -> (f64, f64) {
+    let mean = sum / count.max(1.0);
+    let deviation = (squares / count.max(1.0) - mean * mean).max(0.0).sqrt();
+    if deviation > LEAST { (mean, deviation) } else { (0.0, 1.0) }
 }
 
 #[cfg(test)]

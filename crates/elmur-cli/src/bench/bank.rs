@@ -41,6 +41,7 @@ pub struct Args {
 /// Runs `elmur bench bank`.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let policy = args.model.preset(&context.registry)?.model;
+    let label = args.model.label(&policy)?;
     let params = init::parameters(policy.architecture(), 0)?;
     let mut session = Session::new(&policy, &params, args.rows, &Pool::new(args.threads))?;
     for &count in args.some.iter().filter(|count| (1..=args.rows).contains(count)) {
@@ -78,7 +79,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
                 &json!({
                     "peer": "elmur", "device": "cpu", "work": format!("{work} {count} of {} rows", args.rows),
                     "ms": round(ms), "per_row_ms": round(ms / count as f64), "threads": args.threads,
-                    "preset": args.model.preset, "policy": policy.kind(),
+                    "preset": args.model.preset, "policy": label,
                 }),
             );
             Ok(())

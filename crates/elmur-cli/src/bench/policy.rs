@@ -91,6 +91,11 @@ impl Model {
         self.policy.as_deref().map(PolicyName::find).transpose()
     }
 
+    /// The name of the measured policy: the one that was asked for, else its kind.
+    pub fn label(&self, config: &PolicyConfig) -> Result<String> {
+        Ok(self.policy()?.map_or_else(|| config.kind().to_owned(), PolicyName::name))
+    }
+
     /// The preset with this policy, or with its own.
     pub fn with(&self, policy: Option<&str>, registry: &Registry) -> Result<RunConfig> {
         let mut preset = RunConfig::preset(&self.preset)?;
@@ -123,7 +128,7 @@ pub fn step(args: &StepArgs, context: &Context) -> Result<()> {
             "peer": "elmur", "device": "cpu", "work": format!("step B={batch}"), "ms": round(steps.inside.ms(0.5)),
             "p99_ms": round(steps.inside.ms(0.99)), "boundary_ms": round(steps.boundary.ms(0.5)),
             "boundary_p99_ms": round(steps.boundary.ms(0.99)), "mean_ms": round(steps.mean),
-            "threads": pool.threads(), "weights": "f32", "preset": args.model.preset, "policy": config.kind(),
+            "threads": pool.threads(), "weights": "f32", "preset": args.model.preset, "policy": args.model.label(&config)?,
         });
         if let Some(state) = steps.state {
             row["state"] = state.into();
@@ -372,7 +377,7 @@ fn train_side_by_side(
         &json!({
             "peer": "elmur", "device": args.device.name(), "precision": args.device.precision()?.name(), "work": work,
             "runs": args.runs, "ms": round(ms), "batches_per_s": round(args.runs as f64 * 1e3 / ms),
-            "preset": args.model.preset, "policy": preset.model.kind(), "batch": preset.train.batch,
+            "preset": args.model.preset, "policy": args.model.label(&preset.model)?, "batch": preset.train.batch,
         }),
     );
     Ok(())
@@ -389,7 +394,7 @@ fn train_row(
     let programs = &mut bench.programs;
     let mut row = json!({
         "peer": "elmur", "device": args.device.name(), "work": work, "ms": round(times.ms(0.5)), "best_ms": round(times.ms(0.0)),
-        "preset": args.model.preset, "policy": bench.preset.model.kind(), "batch": bench.preset.train.batch, "arena_bytes": programs[1].program.arena_bytes(),
+        "preset": args.model.preset, "policy": args.model.label(&bench.preset.model)?, "batch": bench.preset.train.batch, "arena_bytes": programs[1].program.arena_bytes(),
         "steps": programs[1].program.steps(),
     });
     match device {

@@ -111,7 +111,8 @@ pub struct Attention {
     /// Position of each row's first query, i32 `[B]`, in 0..=Tk - Tq; zeros if absent. For keys that lie in
     /// front of the queries: a cache.
     pub start: Option<Value>,
-    /// Dropout of the attention weights: probability and generator.
+    /// Dropout of the attention weights: probability, and a generator as [`Graph::rng`] makes it or i64 [B, 2],
+    /// one for every row.
     pub dropout: Option<(f64, Value)>,
 }
 
@@ -316,7 +317,11 @@ impl Op for Forward {
             }
         }
         if let Some(i) = self.extra.rng {
-            want_rng(OP, &inputs[i])?;
+            if inputs[i].shape.len() == 2 {
+                want(OP, "rng", &inputs[i], DType::I64, &[batch, 2])?;
+            } else {
+                want_rng(OP, &inputs[i])?;
+            }
         }
         Ok(vec![q.with([batch, queries, d]), q.with([batch, heads, queries, keys])])
     }

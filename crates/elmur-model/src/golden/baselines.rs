@@ -3,18 +3,18 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+pub(super) mod diffusion;
 mod dmamba;
-mod dt;
+mod transformer_xl;
 pub(super) mod tt;
 
 use serde::Deserialize;
 
-use super::{Case, Optimizer, StateTrace};
+use super::{Case, Fresh, Optimizer, StateTrace};
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
 use crate::pieces::Piece;
 use crate::policy::PolicyConfig;
-use crate::window::Begin;
 
 /// What the json of every baseline's case says.
 #[derive(Debug, Deserialize)]
@@ -70,10 +70,10 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         "bc_mlp" => bc_mlp::parts(&common, &parse(json)?)?,
         "cql_mlp" | "cql_lstm" => cql::published(&common, &parse(json)?)?,
         "dmamba" => dmamba::parts(&common, &parse(json)?)?,
-        "dt" => dt::parts(&common, &parse(json)?)?,
+        "dt" | "trxl" | "rmt" | "rate" => transformer_xl::parts(policy, &common, &parse(json)?)?,
         other => {
-            let expected =
-                "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, dmamba, dt or tt, or none for ELMUR";
+            let expected = "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, dmamba, dt, trxl, rmt, rate, tt or \
+                            diffusion_unet, or none for ELMUR";
             return Err(Error::input("golden case", expected, other));
         }
     };
@@ -83,13 +83,14 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         outputs.push(("hidden", Some(choices..2 * choices), "eval/q2"));
     }
     // The published DMamba carries nothing from one window to the next; its mixer can, and a session does.
-    let (begin, acted) = match &config {
-        PolicyConfig::DMamba(config) => (Begin::Fresh, dmamba::acted(config.layers)),
-        _ => (Begin::Continue, Vec::new()),
+    let (fresh, acted) = match &config {
+        PolicyConfig::DMamba(config) => (Fresh::All, dmamba::acted(config.layers)),
+        PolicyConfig::TransformerXl(_) => (Fresh::First, Vec::new()),
+        _ => (Fresh::None, Vec::new()),
     };
     Ok(Case {
         outputs,
-        begin,
+        fresh,
         acted,
         targets: false,
         config,
@@ -101,7 +102,7 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         gradients: "grad/param/",
         losses: vec![("loss", "grad/loss", 0), ("action_loss", "grad/loss", 1)],
         through,
-        divides_by_more: common.action != "discrete" && common.is_popgym(),
+        divides_by_more: common.action != "discrete" && !common.env_name.contains("mikasa"),
         spare: Box::new(|_| false),
         optimizer: common.optimizer,
     })

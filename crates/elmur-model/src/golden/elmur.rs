@@ -2,14 +2,13 @@
 
 use serde::Deserialize;
 
-use super::{Case, Optimizer, StateTrace};
+use super::{Begins, Case, Fresh, Optimizer, Part, StateTrace};
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
 };
 use crate::elmur::{anchor_state, memory_state, published};
 use crate::ends::{Action, Encoder, TokenFormat};
 use crate::error::{Error, Result};
-use crate::window::Begin;
 
 /// Constructor arguments of the published model, and the optimizer's.
 #[derive(Debug, Deserialize)]
@@ -120,9 +119,8 @@ pub(super) fn case(json: &str) -> Result<Case> {
     let state = |layer: usize, is_time: bool| StateTrace {
         own: if is_time { anchor_state(layer) } else { memory_state(layer) },
         name: if is_time { "anchors" } else { "memory" },
-        layer,
-        stacked: false,
-        is_time,
+        part: Part::OfLayer(layer),
+        begins: if is_time { Begins::Never } else { Begins::Traced },
     };
     Ok(Case {
         pieces: published::pieces(&config),
@@ -130,7 +128,7 @@ pub(super) fn case(json: &str) -> Result<Case> {
         windows: arguments.segments,
         optimizer: arguments.optimizer,
         outputs: vec![("logits", None, "eval/logits")],
-        begin: Begin::Continue,
+        fresh: Fresh::None,
         acted: Vec::new(),
         targets: false,
         states: (0..config.layers).flat_map(|i| [state(i, false), state(i, true)]).collect(),

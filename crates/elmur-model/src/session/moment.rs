@@ -3,11 +3,12 @@
 use elmur_base::{Field, Values, Widths};
 use elmur_engine::DType;
 
+use super::RowState;
 use super::history::{History, Shown};
 use super::programs::{Part, StepProgram};
 use crate::ends::{Encoder, TokenFormat};
 use crate::error::{Error, Result};
-use crate::net::{Source, position_encodings};
+use crate::net::{Progress, Source, fill_following, position_encodings};
 use crate::phase::{Phase, Window};
 use crate::window::token_times;
 
@@ -26,6 +27,8 @@ pub(super) struct Moment<'a> {
     pub returns: &'a [f32],
     /// Whether the window ends with this run.
     pub closing: bool,
+    /// Seeds of every row's episode, among others.
+    pub states: &'a [RowState],
 }
 
 impl Moment<'_> {
@@ -47,14 +50,30 @@ impl Moment<'_> {
         (self.times[row] % self.window.steps as u64) as usize * self.tokens.per_step() + after
     }
 
+    /// How far a row is, in a phase of a step.
+    fn progress(&self, row: usize) -> Progress {
+        let (first, before) = (self.position(row), self.tokens.observation_index() + 1);
+        let tokens = match self.phase {
+            Phase::Observe => first + before,
+            Phase::Act => first - before + self.tokens.per_step(),
+            _ => first + self.tokens.per_step(),
+        };
+        Progress {
+            window: self.times[row] / self.window.steps as u64,
+            first,
+            tokens,
+            seed: self.states[row].draws.seed,
+        }
+    }
+
     /// Fills the inputs of a phase's program. `values` are observations or actions, one entry per listed row.
     pub fn fill(&self, to: &mut StepProgram, part: Part, values: Values<'_>, widths: Widths) -> Result<()> {
         let n = to.rows;
         let program = &mut to.program;
         for feed in &to.feeds {
             let name = &feed.name;
-            match feed.source {
-                Source::Field(field @ (Field::Observation(_) | Field::Action)) => {
+            match &feed.source {
+                &Source::Field(field @ (Field::Observation(_) | Field::Action)) => {
                     let offset = match field {
                         Field::Observation(leaf) if self.phase == Phase::Observe => self.offset(leaf),
                         Field::Action if self.phase == Phase::Act => 0,
@@ -82,7 +101,7 @@ impl Moment<'_> {
                     (0..n).for_each(|i| input[i] = self.returns[self.row(part, i)]);
                 }
                 Source::Field(_) => return Err(wrong(name)),
-                Source::Times { first, count, .. } => {
+                &Source::Times { first, count, .. } => {
                     let input = program.input_mut::<i64>(name)?;
                     for (i, input) in input.chunks_exact_mut(count).enumerate() {
                         let start = self.first_time(self.row(part, i)) + first as i64;
@@ -103,14 +122,17 @@ impl Moment<'_> {
                     let input = program.input_mut::<i32>(name)?;
                     (0..n).for_each(|i| input[i] = self.position(self.row(part, i)) as i32);
                 }
-                Source::Places { count } => {
-                    let window = self.window.steps * self.tokens.per_step();
+                &Source::Places { count, before } => {
+                    let window = before + self.window.steps * self.tokens.per_step();
                     let input = program.input_mut::<i32>(name)?;
                     for (i, input) in input.chunks_exact_mut(count).enumerate() {
                         let row = self.row(part, i);
-                        let start = (row * window + self.position(row)) as i32;
+                        let start = (row * window + before + self.position(row)) as i32;
                         input.iter_mut().zip(start..).for_each(|(to, place)| *to = place);
                     }
+                }
+                Source::Integers(_) | Source::Floats(_) => {
+                    fill_following(program, feed, (0..n).map(|i| self.progress(self.row(part, i))))?;
                 }
                 Source::Encodings { .. } | Source::Seen | Source::Closing => {
                     return Err(wrong(name));
@@ -151,9 +173,9 @@ impl Moment<'_> {
         history.fill(program, (0..n).map(|i| self.shown(self.row(part, i))))?;
         for feed in &to.feeds {
             let name = &feed.name;
-            match feed.source {
+            match &feed.source {
                 Source::Field(_) => {}
-                Source::Times { count, newest_first, .. } => {
+                &Source::Times { count, newest_first, .. } => {
                     let input = program.input_mut::<i64>(name)?;
                     for (i, input) in input.chunks_exact_mut(count).enumerate() {
                         let row = self.row(part, i);
@@ -167,7 +189,7 @@ impl Moment<'_> {
                     let newest = |row: usize| (start(row) + seen(row) as u64) as i64 - 1;
                     (0..n).for_each(|i| input[i] = newest(self.row(part, i)));
                 }
-                Source::Encodings { count, width } => {
+                &Source::Encodings { count, width } => {
                     let input = program.input_mut::<f32>(name)?;
                     for (i, input) in input.chunks_exact_mut(count * width).enumerate() {
                         let table = position_encodings(start(self.row(part, i)), count, width);
@@ -190,6 +212,15 @@ impl Moment<'_> {
                     }
                 }
                 Source::Closing => program.input_mut::<bool>(name)?.fill(self.closing),
+                Source::Integers(_) | Source::Floats(_) => {
+                    let progress = |row: usize| Progress {
+                        window: self.times[row] / self.window.steps as u64,
+                        first: 0,
+                        tokens: seen(row),
+                        seed: self.states[row].draws.seed,
+                    };
+                    fill_following(program, feed, (0..n).map(|i| progress(self.row(part, i))))?;
+                }
                 Source::Position | Source::Places { .. } => {
                     return Err(Error::input("window", "inputs of whole windows", format!("`{name}`")));
                 }

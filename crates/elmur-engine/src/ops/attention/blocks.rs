@@ -268,8 +268,8 @@ fn forward_head<T: Tiles>(
                 weights[own.clone()].copy_from_slice(&row[own.clone()]);
                 weights[own.end..].fill(T::ZERO);
             }
-            if let Some(drop) = operands.drop {
-                drop_weights(drop, operands.weight_row(b, h, i) + own.start, &mut row[own]);
+            if let Some((mask, first)) = operands.drop(b, h, i) {
+                drop_weights(mask, first + own.start, &mut row[own]);
             }
         }
         let left = Mat { data: &scores[seen.start..], rs: sizes.keys, cs: 1 };

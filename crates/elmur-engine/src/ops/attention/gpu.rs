@@ -26,8 +26,8 @@ kernel_args! {
     /// Extents and options that both passes take.
     struct AttentionShape in "../attention.cu" {
         batch: i32, heads: i32, queries: i32, keys: i32, width: i32, distances: i32, causal: i32,
-        relative: i32, q_stride: i32, k_stride: i32, v_stride: i32, r_batch: i32, bias_batch: i32,
-        mask_batch: i32, padded: i32, log_parts: i32,
+        relative: i32, zero: i32, next_query: i32, q_stride: i32, k_stride: i32, v_stride: i32, r_batch: i32,
+        bias_batch: i32, mask_batch: i32, range_batch: i32, rng_batch: i32, padded: i32, log_parts: i32,
     }
 }
 
@@ -35,7 +35,7 @@ kernel_args! {
     /// What attention reads and writes.
     struct AttentionArgs in "../attention.cu" {
         y: u64, weights: u64, q: u64, k: u64, v: u64, u: u64, w: u64, r: u64, bias: u64, start: u64,
-        mask: u64, drop: DropArgs, scale: f32, shape: AttentionShape,
+        mask: u64, ranges: u64, drop: DropArgs, scale: f32, shape: AttentionShape,
     }
 }
 
@@ -43,8 +43,8 @@ kernel_args! {
     /// What the gradient of attention reads and writes.
     struct AttentionGradArgs in "../attention.cu" {
         dq: u64, dk: u64, dv: u64, ds_out: u64, partial: u64, spill: u64, q: u64, k: u64, v: u64,
-        u: u64, w: u64, r: u64, weights: u64, dy: u64, start: u64, drop: DropArgs, scale: f32,
-        shape: AttentionShape,
+        u: u64, w: u64, r: u64, weights: u64, dy: u64, start: u64, ranges: u64, drop: DropArgs,
+        scale: f32, shape: AttentionShape,
     }
 }
 
@@ -81,29 +81,27 @@ impl Shape {
             queries: dims.queries as i32,
             keys: dims.keys as i32,
             width: dims.width as i32,
-            distances: self.distances(launch, extra, dims) as i32,
+            distances: dims.distances as i32,
             causal: i32::from(self.causal),
             relative: i32::from(extra.relative.is_some()),
+            zero: self.zero as i32,
+            next_query: i32::from(self.next_query),
             q_stride: strides[0] as i32,
             k_stride: strides[1] as i32,
             v_stride: strides[2] as i32,
             r_batch: step(table),
             bias_batch: step(extra.bias),
             mask_batch: step(extra.mask),
+            range_batch: step(extra.ranges),
+            rng_batch: if extra.rng.is_some_and(|i| launch.ty(i).shape.len() == 2) { 2 } else { 0 },
             padded: padded(dims.width) as i32,
             log_parts: log_parts as i32,
         }
     }
 
-    /// Rows of r that one batch row sees.
-    fn distances(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims) -> usize {
-        let own = extra.relative.is_some_and(|i| launch.ty(i + 2).shape.len() == 3);
-        dims.distances / if own { dims.batch } else { 1 }
-    }
-
     /// Bytes of staged rows for r, u and w.
-    fn relative_rows(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims) -> usize {
-        let rows = if extra.relative.is_some() { self.distances(launch, extra, dims) + 2 } else { 0 };
+    fn relative_rows(&self, extra: &Extra, dims: &Dims) -> usize {
+        let rows = if extra.relative.is_some() { dims.distances + 2 } else { 0 };
         4 * rows * padded(dims.width)
     }
 
@@ -124,8 +122,7 @@ impl Forward {
         let Dims { batch, queries, keys, heads, width, .. } = dims;
         let warps = queries.clamp(4, 16);
         let own = warps * keys.next_multiple_of(4) * 4;
-        let rows =
-            (2 * keys + queries) * padded(width) * 4 + self.shape.relative_rows(launch, &self.extra, &dims);
+        let rows = (2 * keys + queries) * padded(width) * 4 + self.shape.relative_rows(&self.extra, &dims);
         let staged = own + rows <= GPU_SHARED;
         if own > GPU_SHARED {
             return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
@@ -145,6 +142,7 @@ impl Forward {
             bias: launch.input_if(self.extra.bias),
             start: launch.input_if(self.extra.start),
             mask: launch.input_if(self.extra.mask),
+            ranges: launch.input_if(self.extra.ranges),
             drop: cuda_drop(launch, &self.extra, self.drop),
             scale: cuda_scale(&dims),
             shape: self.shape.cuda(launch, &self.extra, &dims, log_parts),
@@ -164,8 +162,7 @@ impl Gradient {
         let Dims { batch, queries, keys, heads, width, distances } = dims;
         let small = (keys + distances).next_multiple_of(4) * 4;
         let cells = (2 * queries * keys).next_multiple_of(4) * 4;
-        let rows =
-            2 * (keys + queries) * padded(width) * 4 + self.shape.relative_rows(launch, &self.extra, &dims);
+        let rows = 2 * (keys + queries) * padded(width) * 4 + self.shape.relative_rows(&self.extra, &dims);
         let spills = small + cells > GPU_SHARED;
         let spill = if spills { launch.scratch(batch * heads * 2 * queries * keys * 4)? } else { 0 };
         let base = small + if spills { 0 } else { cells };
@@ -195,6 +192,7 @@ impl Gradient {
             weights: launch.input(launch.inputs.len() - 2),
             dy: launch.input(launch.inputs.len() - 1),
             start: launch.input_if(self.extra.start),
+            ranges: launch.input_if(self.extra.ranges),
             drop: cuda_drop(launch, &self.extra, self.drop),
             scale: cuda_scale(&dims),
             shape: self.shape.cuda(launch, &self.extra, &dims, log_parts),

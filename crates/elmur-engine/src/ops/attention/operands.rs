@@ -22,7 +22,7 @@ pub(super) struct Operands<'a, T> {
     ranges: Option<&'a [i32]>,
     /// One batch row of ranges serves all.
     one_range_row: bool,
-    pub drop: Option<DropMask>,
+    drop: Option<(DropStream, &'a [i64])>,
     pub scale: T,
 }
 
@@ -62,7 +62,7 @@ impl<'a, T: Float> Operands<'a, T> {
             mask: extra.mask.map(|i| io.input(i)),
             ranges: extra.ranges.map(|i| io.input(i)),
             one_range_row: extra.ranges.is_some_and(|i| io.ty(i).shape[0] == 1),
-            drop: drop.zip(extra.rng).map(|(drop, i)| drop.mask(io.input(i))),
+            drop: drop.zip(extra.rng).map(|(drop, i)| (drop, io.input(i))),
             scale: T::ONE / T::of(dims.width as f64).sqrt(),
         }
     }
@@ -154,6 +154,16 @@ impl<'a, T: Float> Operands<'a, T> {
     #[inline(always)]
     pub fn weight_row(&self, b: usize, h: usize, i: usize) -> usize {
         ((b * self.dims.heads + h) * self.dims.queries + i) * self.dims.keys
+    }
+
+    /// Dropout of batch row `b`: the mask, and the index of the first weight of query `i` of head `h`.
+    #[inline(always)]
+    pub fn drop(&self, b: usize, h: usize, i: usize) -> Option<(DropMask, usize)> {
+        let (drop, states) = self.drop?;
+        // With a generator per batch row, indices begin anew in every row.
+        let own = states.len() > 2;
+        let state = if own { &states[2 * b..2 * b + 2] } else { states };
+        Some((drop.mask(state), self.weight_row(if own { 0 } else { b }, h, i)))
     }
 
     /// Row (b, h, i) of the bias.

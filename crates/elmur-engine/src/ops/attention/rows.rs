@@ -82,9 +82,9 @@ pub(super) fn forward_row<T: Tiles>(
             normalise(scores);
         }
         let mut used = &*weights;
-        if let Some(drop) = operands.drop {
+        if let Some((mask, first)) = operands.drop(b, h, 0) {
             dropped.copy_from_slice(weights);
-            drop_weights(drop, operands.weight_row(b, h, 0), dropped);
+            drop_weights(mask, first, dropped);
             used = &*dropped;
         }
         for i in 0..queries {
@@ -166,8 +166,8 @@ pub(super) fn gradient_row<T: Tiles>(
         let dy = Rows { data: dy, start: b * queries * d + at.start, step: d as isize };
         // Factors of dropout for the whole head, to become dropped weights row by row.
         dropped.fill(T::ONE);
-        if let Some(drop) = operands.drop {
-            drop_weights(drop, operands.weight_row(b, h, 0), dropped);
+        if let Some((mask, first)) = operands.drop(b, h, 0) {
+            drop_weights(mask, first, dropped);
         }
         // What the query before had from this one's position term.
         from_before.fill(T::ZERO);

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::super::StateTrace;
+use super::super::{Begins, Part, StateTrace};
 use super::{Common, Parts};
 use crate::architecture::Architecture;
 use crate::baselines::{BcLstm, LstmCompat};
@@ -60,9 +60,8 @@ pub(super) fn lstm_states(layers: usize) -> Vec<StateTrace> {
     let state = |(name, own): (&'static str, String), layer: usize| StateTrace {
         own,
         name,
-        layer,
-        stacked: true,
-        is_time: false,
+        part: Part::Layer(layer),
+        begins: Begins::Traced,
     };
     let of = |layer: usize| {
         [("h", BcLstm::hidden_state(layer)), ("c", BcLstm::cell_state(layer))].map(|s| state(s, layer))

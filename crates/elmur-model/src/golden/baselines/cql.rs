@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::super::Case;
+use super::super::{Case, Fresh};
 use super::bc_lstm::{lstm_pieces, lstm_states};
 use super::{Common, Parts};
 use crate::architecture::Architecture;
@@ -10,7 +10,6 @@ use crate::baselines::{Cql, CqlObjective, LstmCompat};
 use crate::error::{Error, Result};
 use crate::pieces::List;
 use crate::policy::PolicyConfig;
-use crate::window::Begin;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
@@ -98,7 +97,7 @@ pub(super) fn td(common: Common, arguments: &Arguments) -> Result<Case> {
             ("hidden", Some(choices..2 * choices), "eval/q2"),
         ],
         states: Vec::new(),
-        begin: Begin::Continue,
+        fresh: Fresh::None,
         acted: Vec::new(),
         targets: true,
         gradient_window: 0,

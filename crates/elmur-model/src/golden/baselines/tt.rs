@@ -3,7 +3,7 @@
 use elmur_engine::{DType, Device, Value};
 use serde::Deserialize;
 
-use super::super::{Case, Replay, Report, compare, golden};
+use super::super::{Case, Fresh, Replay, Report, compare, golden};
 use super::{Common, parse};
 use crate::architecture::{Architecture, Group};
 use crate::baselines::{Tt, TtPlan};
@@ -105,7 +105,7 @@ pub(in super::super) fn verify(json: &str, file: &Tensors, dtype: DType, device:
         batch,
         windows,
         optimizer: common.optimizer,
-        begin: Begin::Continue,
+        fresh: Fresh::None,
         acted: Vec::new(),
         states: Vec::new(),
         gradient_window: 0,
@@ -199,7 +199,7 @@ fn evaluation(replay: &Replay<'_>, traced: &Traced, report: &mut Report) -> Resu
 
 /// Loss and gradients of the first window, then an AdamW step per window.
 fn training(replay: &Replay<'_>, traced: &Traced, report: &mut Report) -> Result<()> {
-    let built = replay.training(traced)?;
+    let built = replay.training(traced, Begin::Continue)?;
     let store = replay.store(&[&built])?;
     let mut program = WindowProgram::new(&built, traced, replay.device, &[&store])?;
     let trajectory = golden(replay.file, "train/loss_and_grad_norm")?;

@@ -16,21 +16,30 @@ use elmur_base::did_you_mean;
 use elmur_envs::Registry;
 use elmur_envs::popgym::Task;
 use elmur_model::PolicyConfig;
-use elmur_model::baselines::{Cql, CqlObjective};
+use elmur_model::baselines::{Cql, CqlObjective, DMambaCompat};
 use elmur_model::elmur::config::{Compat, Elmur};
 use elmur_model::ends::{Action, Encoder};
 use elmur_model::presets as models;
 
 use crate::config::{RunConfig, TrainConfig, below_model};
 use crate::error::{Error, Result};
+use row::Row;
 
 /// A kind of policy that a run can be given by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// A transformer with external memory in every layer.
     Elmur,
+    /// RATE: memory tokens, a cache and a valve between segments.
+    Rate,
+    /// Recurrent Memory Transformer.
+    Rmt,
+    /// Transformer-XL with a cache.
+    Trxl,
     /// Decision Transformer.
     Dt,
+    /// Decision Mamba.
+    DMamba,
     /// Behaviour cloning with a perceptron.
     BcMlp,
     /// Behaviour cloning with a recurrent network.
@@ -39,6 +48,8 @@ pub enum Policy {
     Cql,
     /// Conservative Q-learning on a recurrent network.
     CqlLstm,
+    /// Trajectory Transformer.
+    Tt,
 }
 
 /// What is known of a policy by its name.
@@ -59,10 +70,34 @@ const ENTRIES: &[Entry] = &[
         published: Some("the paper's model and training, memory without gradient between segments"),
     },
     Entry {
+        policy: Policy::Rate,
+        names: &["rate"],
+        summary: "RATE: transformer over segments with memory tokens, a cache of earlier ones and a valve",
+        published: Some("memory without gradient, all memory tokens alike at first, residual added twice"),
+    },
+    Entry {
+        policy: Policy::Rmt,
+        names: &["rmt"],
+        summary: "Recurrent Memory Transformer: segments hand memory tokens on to the next",
+        published: Some("memory without gradient, all memory tokens alike at first, residual added twice"),
+    },
+    Entry {
+        policy: Policy::Trxl,
+        names: &["trxl"],
+        summary: "Transformer-XL: segments look back on a cache of earlier ones",
+        published: Some("the residual added twice, actions one step early when acting"),
+    },
+    Entry {
         policy: Policy::Dt,
         names: &["dt"],
         summary: "Decision Transformer: returns, observations and actions of the newest steps, no memory",
         published: Some("the residual added twice; POPGym, MIKASA: context of a third of an episode"),
+    },
+    Entry {
+        policy: Policy::DMamba,
+        names: &["dmamba"],
+        summary: "Decision Mamba: a state-space model over returns, observations and actions, carried along",
+        published: Some("flat initialisation, state forgotten after every window"),
     },
     Entry {
         policy: Policy::BcMlp,
@@ -87,6 +122,12 @@ const ENTRIES: &[Entry] = &[
         names: &["cql-lstm"],
         summary: "conservative Q-learning with an LSTM that is carried through the episode",
         published: Some("no Bellman term, random initial states"),
+    },
+    Entry {
+        policy: Policy::Tt,
+        names: &["tt"],
+        summary: "Trajectory Transformer: models whole trajectories and plans by beam search; no images",
+        published: None,
     },
 ];
 
@@ -154,6 +195,16 @@ impl PolicyName {
         self.entry().map_or("", text)
     }
 
+    /// Whether the policy can act on what it saw longer ago than its training crop.
+    fn remembers(self) -> bool {
+        match self.policy {
+            Policy::Elmur | Policy::Rate | Policy::Rmt | Policy::BcLstm | Policy::CqlLstm => true,
+            // The published one forgets after every window.
+            Policy::DMamba => !self.compat,
+            Policy::Trxl | Policy::Dt | Policy::BcMlp | Policy::Cql | Policy::Tt => false,
+        }
+    }
+
     fn entry(self) -> Option<&'static Entry> {
         ENTRIES.iter().find(|entry| entry.policy == self.policy)
     }
@@ -165,14 +216,12 @@ impl PolicyName {
 }
 
 impl Policy {
-    /// Whether the policy can act on what it saw longer ago than its training crop.
-    fn remembers(self) -> bool {
-        matches!(self, Policy::Elmur | Policy::BcLstm | Policy::CqlLstm)
-    }
-
     /// Whether the policy's own past actions are among its tokens.
     fn has_action_tokens(self) -> bool {
-        matches!(self, Policy::Dt)
+        match self {
+            Policy::Rate | Policy::Rmt | Policy::Trxl | Policy::Dt | Policy::DMamba | Policy::Tt => true,
+            Policy::Elmur | Policy::BcMlp | Policy::BcLstm | Policy::Cql | Policy::CqlLstm => false,
+        }
     }
 }
 
@@ -202,6 +251,7 @@ impl Benchmark {
 }
 
 /// What a policy is wanted for.
+#[derive(Clone)]
 struct Wanted<'a> {
     name: PolicyName,
     /// The run that gets the policy.
@@ -252,7 +302,7 @@ impl RunConfig {
             Benchmark::Mikasa(family) => mikasa::policy(family, &wanted)?,
             Benchmark::Other => other::policy(&wanted)?,
         };
-        if benchmark == Benchmark::TMaze && !name.policy.remembers() {
+        if benchmark == Benchmark::TMaze && !name.remembers() {
             run.eval.settings.remove("length");
         }
         Ok(run)
@@ -281,6 +331,17 @@ impl Wanted<'_> {
         PolicyConfig::BcLstm(model)
     }
 
+    /// Decision Mamba with the sizes of the published T-Maze command, the only ones there are for our
+    /// environments.
+    fn dmamba(&self, action_tanh: bool) -> PolicyConfig {
+        let (observation, action, steps) = self.ends();
+        let mut model = models::dmamba(observation, action, steps);
+        let published = self.name.compat;
+        model.action_tanh = action_tanh;
+        model.compat = DMambaCompat { flat_mamba_init: published, mamba_window: published };
+        PolicyConfig::DMamba(model)
+    }
+
     /// CQL with the published sizes; the weight of the penalty and dropout are published choices.
     fn cql(&self, alpha: f64, dropout: f64) -> PolicyConfig {
         let (observation, action, steps) = self.ends();
@@ -293,6 +354,32 @@ impl Wanted<'_> {
             model.compat.random_hidden = model.lstm.is_some();
         }
         PolicyConfig::Cql(model)
+    }
+
+    /// Trajectory Transformer with the sizes and the training of its own paper, which has none of our
+    /// benchmarks. Ours: shorter plans and fewer of them, and unlikely actions are tried too where there are few
+    /// to choose from.
+    fn tt(&self) -> Chosen {
+        let (observation, action, _) = self.ends();
+        let mut model = models::tt(observation, action);
+        (model.plan.beam, model.plan.horizon) = (32, 5);
+        if model.action.is_discrete() {
+            let choices = model.action.sizes().iter().fold(1usize, |all, n| all.saturating_mul(*n));
+            model.plan.beam = model.plan.beam.min(choices.saturating_pow(5));
+            model.plan.action_cdf = 0.2;
+        }
+        let row = Row {
+            batch: 64,
+            lr: 6e-4,
+            weight_decay: 0.1,
+            clip: 1.0,
+            warmup: 100,
+            end: 0.1,
+            cosine: true,
+            epochs: Some(50),
+        };
+        let train = TrainConfig { betas: (0.9, 0.95), standardize: false, ..self.train(row, 1) };
+        (PolicyConfig::Tt(model), train)
     }
 
     /// ELMUR: the run's own if it has one and no published form is wanted, else this model for the run's

@@ -211,7 +211,7 @@ fn gradient_head<T: Tiles>(
                 out[own.end..].fill(T::ZERO);
                 &mut out[own.clone()]
             });
-            let drop = operands.drop.map(|drop| (drop, operands.weight_row(b, h, i) + own.start));
+            let drop = operands.drop(b, h, i).map(|(mask, first)| (mask, first + own.start));
             let p = &weights[i * keys..][own.clone()];
             softmax_gradient(&mut ds[own.clone()], p, &mut kept[own.clone()], drop, out, operands.scale);
             let Some(Positions { zero, .. }) = operands.positions else { continue };

@@ -1,0 +1,279 @@
+//! The parts of a layer as graph code; segments and single steps are built from the same ones.
+
+use std::sync::Arc;
+
+use elmur_engine::{
+    Activation as Act, Attention, AttentionMask, DType, Norm, NormKind, Qkv, Relative, Value,
+};
+
+use super::{TransformerXl, ValveActivation};
+use crate::error::Result;
+use crate::initial::Init;
+use crate::net::{Net, Start, position_encoding};
+
+/// Epsilon of every normalisation.
+const EPS: f64 = 1e-5;
+
+/// What all layers of a segment share.
+pub(super) struct Segment {
+    /// The keys that each row sees.
+    mask: AttentionMask,
+    /// Position of the first row among the keys, i32 `[rows]`: behind the cache.
+    start: Option<Value>,
+    /// Position encodings, [distances, d] (or with rows in front): from the farthest key ahead on.
+    encodings: Value,
+}
+
+impl TransformerXl {
+    /// Row of position encodings that holds distance zero: those before are for memory vectors ahead.
+    pub(super) fn zero(&self) -> usize {
+        self.memory_tokens.saturating_sub(1)
+    }
+
+    /// Distances of position encodings where `rows` rows follow the cache.
+    fn distances(&self, rows: usize) -> usize {
+        self.zero() + self.cache_tokens + rows
+    }
+
+    /// The distance whose encoding stands at row `i`, in a window whose rows and cache are `keys` together; none
+    /// for zeros.
+    fn distance(&self, i: usize, keys: usize) -> Option<f64> {
+        let ahead = self.zero().saturating_sub(i);
+        match (ahead, self.compat.wrapped_memory_distances) {
+            (0, _) => Some((i - self.zero()) as f64),
+            (_, false) => Some(-(ahead as f64)),
+            (1, true) => None,
+            (_, true) => Some((keys + 1 - ahead) as f64),
+        }
+    }
+
+    /// Position encodings of windows whose rows and cache are always `keys` together, [distances, d].
+    pub(super) fn constant_encodings(&self, net: &mut Net<'_>, rows: usize, keys: usize) -> Result<Value> {
+        let (d, count) = (self.d_model, self.distances(rows));
+        if net.only_parameters() {
+            return Ok(net.g.full(net.dtype, [count, d], 0.0)?);
+        }
+        if self.memory_tokens < 2 {
+            return net.encodings(count, d);
+        }
+        let mut table = Vec::with_capacity(count * d);
+        for i in 0..count {
+            match self.distance(i, keys) {
+                Some(distance) => table.extend(position_encoding(distance, d)),
+                None => table.resize(table.len() + d, 0.0),
+            }
+        }
+        net.float_constant(&table, [count, d])
+    }
+
+    /// Mask, positions and encodings of a segment of `tokens` tokens.
+    pub(super) fn segment(&self, net: &mut Net<'_>, tokens: usize) -> Result<Segment> {
+        let (m, c, d) = (self.memory_tokens, self.cache_tokens, self.d_model);
+        let rows = tokens + 2 * m;
+        let config = Arc::new(self.clone());
+        let range = move |cached: usize, i: usize| match i {
+            i if i < m => (c, c + m),
+            i if i < m + tokens => (c - cached, c + i + 1),
+            _ => (c, c + rows),
+        };
+        let mask = if m == 0 && c == 0 {
+            AttentionMask::Causal
+        } else if c == 0 {
+            let all: Vec<i32> =
+                (0..rows).flat_map(|i| [range(0, i).0 as i32, range(0, i).1 as i32]).collect();
+            AttentionMask::Range(net.g.constant(&all, [1, rows, 2])?)
+        } else {
+            let config = Arc::clone(&config);
+            AttentionMask::Range(net.integers("ranges", DType::I32, &[rows, 2], move |progress, i| {
+                let (from, to) = range(config.cached(progress.window, tokens), i / 2);
+                if i % 2 == 0 { from as i64 } else { to as i64 }
+            })?)
+        };
+        let start = match c {
+            0 => None,
+            _ => Some(net.g.full(DType::I32, [net.rows()], c as f64)?),
+        };
+        // Where distances wrap around, they depend on how much the cache and the window hold.
+        let varies = self.wraps_around() && (c > 0 || net.reruns());
+        let encodings = if !varies || net.only_parameters() {
+            self.constant_encodings(net, rows, rows)?
+        } else {
+            let count = self.distances(rows);
+            let known = Arc::new(
+                (0..=c + rows)
+                    .map(|t| position_encoding(t as f64, d).collect::<Vec<_>>())
+                    .collect::<Vec<_>>(),
+            );
+            net.floats("wrapped", &[count, d], move |progress, i| {
+                let keys = config.cached(progress.window, tokens) + 2 * m + progress.tokens.min(tokens);
+                config.distance(i / d, keys).map_or(0.0, |distance| known[distance as usize][i % d])
+            })?
+        };
+        Ok(Segment { mask, start, encodings: net.dropout(encodings, self.dropout)? })
+    }
+
+    fn norm(&self, net: &mut Net<'_>, name: &str) -> Result<Norm> {
+        let d = self.d_model;
+        let gamma = net.param(&format!("{name}.scale"), [d], Init::Constant(1.0))?;
+        let beta = net.param(&format!("{name}.shift"), [d], Init::Constant(0.0))?;
+        Ok(Norm { kind: NormKind::Layer { beta }, gamma, eps: EPS })
+    }
+
+    /// Queries, keys and values of rows x [rows, T, d] side by side, [rows, T, 3 H D].
+    pub(super) fn qkv(&self, net: &mut Net<'_>, layer: usize, x: Value) -> Result<Value> {
+        net.linear(x, &format!("layers.{layer}.attention.qkv"), 3 * self.inner(), Init::fan_in(self.d_model))
+    }
+
+    /// Keys and values of rows x [rows, T, d] that ask nothing, [rows, T, 2 H D].
+    pub(super) fn keys_of(&self, net: &mut Net<'_>, layer: usize, x: Value) -> Result<Value> {
+        let (d, inner) = (self.d_model, self.inner());
+        let name = format!("layers.{layer}.attention.qkv.weight");
+        let weight = net.param(&name, [3 * inner, d], Init::fan_in(d))?;
+        let weight = net.g.slice(weight, 0, inner..3 * inner)?;
+        Ok(net.g.linear(x, weight, None, Act::Identity)?)
+    }
+
+    /// W_r PE of one layer, [distances, H D].
+    pub(super) fn project(&self, net: &mut Net<'_>, layer: usize, encodings: Value) -> Result<Value> {
+        let init = Init::fan_in(self.d_model);
+        net.linear(encodings, &format!("layers.{layer}.attention.r"), self.inner(), init)
+    }
+
+    /// The relative form with projected encodings.
+    pub(super) fn relative(&self, net: &mut Net<'_>, r: Value) -> Result<Relative> {
+        let (shape, init) = ([self.heads, self.d_head], Init::xavier(self.heads, self.d_head));
+        Ok(Relative {
+            u: net.param("u", shape, init)?,
+            v: net.param("v", shape, init)?,
+            r,
+            zero: self.zero(),
+            next_query_ahead: self.compat.wrapped_memory_distances,
+        })
+    }
+
+    /// What follows attention in a layer, for rows x [rows, T, d] and their attention y [rows, T, H D].
+    pub(super) fn finish_layer(&self, net: &mut Net<'_>, layer: usize, x: Value, y: Value) -> Result<Value> {
+        let (d, name) = (self.d_model, format!("layers.{layer}"));
+        let y = net.linear(y, &format!("{name}.attention.out"), d, Init::fan_in(self.inner()))?;
+        let y = net.dropout(y, self.dropout)?;
+        let residual = if self.compat.double_residual { net.g.scale(x, 2.0)? } else { x };
+        let norm = self.norm(net, &format!("{name}.attention.norm"))?;
+        let x = net.g.residual_norm(residual, y, norm)?.0;
+        let Some(d_ff) = self.d_ff else { return Ok(x) };
+        let init = Init::fan_in(d);
+        let hidden = net.linear_act(x, &format!("{name}.ffn.up"), d_ff, init, Some(init), Act::Relu)?;
+        let hidden = net.dropout(hidden, self.dropout)?;
+        let init = Init::fan_in(d_ff);
+        let y = net.linear_act(hidden, &format!("{name}.ffn.down"), d, init, Some(init), Act::Identity)?;
+        let y = net.dropout(y, self.dropout)?;
+        let norm = self.norm(net, &format!("{name}.ffn.norm"))?;
+        Ok(net.g.residual_norm(x, y, norm)?.0)
+    }
+
+    /// A segment's rows [rows, T, d] through one layer, with the layer's cache [rows, cache tokens, d].
+    pub(super) fn layer_of_segment(
+        &self,
+        net: &mut Net<'_>,
+        layer: usize,
+        x: Value,
+        cache: Option<Value>,
+        segment: &Segment,
+    ) -> Result<Value> {
+        let inner = self.inner();
+        let qkv = self.qkv(net, layer, x)?;
+        let r = self.project(net, layer, segment.encodings)?;
+        let options = Attention {
+            heads: self.heads,
+            mask: segment.mask,
+            relative: Some(self.relative(net, r)?),
+            start: segment.start,
+            dropout: net.drop_with(self.attention_dropout),
+            ..Attention::default()
+        };
+        let operands = match cache {
+            None => Qkv::Packed(qkv),
+            Some(cache) => {
+                let before = self.keys_of(net, layer, cache)?;
+                let own = net.g.slice(qkv, 2, inner..3 * inner)?;
+                let kv = net.g.concat(&[before, own], 1)?;
+                Qkv::QueryAndPacked { q: net.g.slice(qkv, 2, 0..inner)?, kv }
+            }
+        };
+        let (y, weights) = net.g.attention(operands, options)?;
+        let m = self.memory_tokens;
+        let queries = net.g.shape(weights)?[2];
+        self.tap_reads(net, layer, weights, m..queries - m)?;
+        self.finish_layer(net, layer, x, y)
+    }
+
+    /// Offers the attention of tokens (some queries) to the leading memory, [rows, H, tokens, memory tokens].
+    pub(super) fn tap_reads(
+        &self,
+        net: &mut Net<'_>,
+        layer: usize,
+        weights: Value,
+        tokens: std::ops::Range<usize>,
+    ) -> Result<()> {
+        if self.memory_tokens == 0 || !net.is_recording() {
+            return Ok(());
+        }
+        let weights = net.g.slice(weights, 2, tokens)?;
+        let memory = self.cache_tokens..self.cache_tokens + self.memory_tokens;
+        let weights = net.g.slice(weights, 3, memory)?;
+        net.tap_by_token(&format!("read.{layer}"), weights)
+    }
+
+    /// The cache of one layer, [rows, cache tokens, d]; none without a cache.
+    pub(super) fn cache_of(&self, net: &mut Net<'_>, layer: usize) -> Result<Option<Value>> {
+        if self.cache_tokens == 0 {
+            return Ok(None);
+        }
+        let shape = [self.cache_tokens, self.d_model];
+        net.carried(&Self::cache_state(layer), &shape, Start::Zeros).map(Some)
+    }
+
+    /// Keeps the last rows of `all`, one after the other, as a layer's cache, without gradient.
+    pub(super) fn keep_cache(&self, net: &mut Net<'_>, layer: usize, all: &[Value]) -> Result<Value> {
+        let all = match all {
+            [.., last] if net.g.shape(*last)?[1] >= self.cache_tokens => *last,
+            _ => net.g.concat(all, 1)?,
+        };
+        let rows = net.g.shape(all)?[1];
+        let newest = net.g.slice(all, 1, rows - self.cache_tokens..rows)?;
+        let newest = net.g.stop_gradient(newest)?;
+        net.keep(&Self::cache_state(layer), newest)?;
+        Ok(newest)
+    }
+
+    /// Keeps what a segment leaves behind as the new memory: its trailing rows, through the valve where there is
+    /// one.
+    pub(super) fn keep_memory(&self, net: &mut Net<'_>, old: Value, trailing: Value) -> Result<Value> {
+        let new = if self.valve_heads > 0 { self.valve(net, old, trailing)? } else { trailing };
+        net.keep(Self::MEMORY, new)?;
+        net.tap("memory", new)?;
+        Ok(new)
+    }
+
+    /// RATE's memory retention valve: the old memory [rows, m, d] attends to the trailing rows [rows, m, d].
+    fn valve(&self, net: &mut Net<'_>, old: Value, trailing: Value) -> Result<Value> {
+        let d = self.d_model;
+        let new = match self.valve_activation {
+            ValveActivation::Relu => net.g.relu(trailing)?,
+            ValveActivation::None => trailing,
+        };
+        let init = Init::fan_in(d);
+        let map = |net: &mut Net<'_>, x: Value, name: &str| {
+            net.linear_act(x, &format!("valve.{name}"), d, init, Some(init), Act::Identity)
+        };
+        let (q, k, v) = (map(net, old, "q")?, map(net, new, "k")?, map(net, new, "v")?);
+        let dropout = match net.drop_with(self.attention_dropout) {
+            None if self.compat.valve_dropout_in_eval => {
+                Some((self.attention_dropout, net.generator_of_time()?))
+            }
+            dropout => dropout,
+        };
+        let options = Attention { heads: self.valve_heads, dropout, ..Attention::default() };
+        let y = net.g.attention(Qkv::Separate { q, k, v }, options)?.0;
+        map(net, y, "out")
+    }
+}
