@@ -429,7 +429,8 @@ impl Replay<'_> {
     }
 
     fn evaluation(&self, report: &mut Report) -> Result<()> {
-        let built = self.evaluation_graph(Begin::Continue)?;
+        // The store holds what the first window begins with, unless every window begins anew.
+        let built = self.evaluation_graph(self.begin(1))?;
         let store = self.store(&[&built])?;
         let mut program = self.compile(&built, &self.case.config, &store)?;
         for window in 0..self.case.windows {

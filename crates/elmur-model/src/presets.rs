@@ -2,8 +2,9 @@
 //! baselines. How each is trained is part of a run's preset (crate `elmur-train`).
 
 use crate::baselines::{
-    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Denoiser, Diffusion, DiffusionCompat,
-    DiffusionSampler, LstmCompat, TransformerXl, TransformerXlCompat, Tt, TtPlan, ValveActivation,
+    BcLstm, BcMlp, Cql, CqlContinuous, CqlObjective, DMamba, DMambaCompat, Denoiser, Diffusion,
+    DiffusionCompat, DiffusionSampler, LstmCompat, TransformerXl, TransformerXlCompat, Tt, TtPlan,
+    ValveActivation,
 };
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
@@ -250,6 +251,25 @@ pub fn dmamba(observation: Vec<Encoder>, action: Action, steps: usize) -> DMamba
     }
 }
 
+/// Conservative Q-learning for continuous actions with the sizes of the CQL paper for these ends, on crops of
+/// `steps` steps: three hidden layers of 256, a penalty of weight 5, 40,000 steps of imitation at first.
+pub fn cql_continuous(observation: Vec<Encoder>, action: Action, steps: usize) -> CqlContinuous {
+    CqlContinuous {
+        observation,
+        action,
+        d_model: 64,
+        hidden: vec![256; 3],
+        window: steps,
+        gamma: 0.99,
+        tau: 0.005,
+        alpha: 5.0,
+        lagrange: None,
+        candidates: 10,
+        imitation_steps: 40_000,
+        policy_lr: 1.0 / 3.0,
+    }
+}
+
 /// Decision Transformer with the published T-Maze sizes for these ends and a context of `steps` steps.
 pub fn dt(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
     TransformerXl {
@@ -299,8 +319,8 @@ pub fn rate(observation: Vec<Encoder>, action: Action, steps: usize) -> Transfor
     }
 }
 
-/// Diffusion Policy for these ends: chunks of 16 actions given two observations, of which 8 are played, 100
-/// steps of diffusion, the published code's smaller U-Net. Plans are made in 16 steps.
+/// Diffusion Policy with the published sizes for these ends: chunks of 16 actions from two observations, of
+/// which 8 are played, and a U-Net of widths 64, 128, 256. It samples in 10 steps of the 100 that it learns.
 pub fn diffusion(observation: Vec<Encoder>, action: Action) -> Diffusion {
     Diffusion {
         observation,
@@ -312,9 +332,14 @@ pub fn diffusion(observation: Vec<Encoder>, action: Action) -> Diffusion {
         diffusion_steps: 100,
         step_embed: 64,
         denoiser: Denoiser::Unet { widths: vec![64, 128, 256], kernel: 5, groups: 8 },
-        sampler: DiffusionSampler::Ddim(16),
+        sampler: DiffusionSampler::Ddim(10),
         compat: DiffusionCompat::default(),
     }
+}
+
+/// [`diffusion`] with a perceptron of three hidden layers of width 256: for actions of few numbers, and CPUs.
+pub fn diffusion_mlp(observation: Vec<Encoder>, action: Action) -> Diffusion {
+    Diffusion { denoiser: Denoiser::Mlp { hidden: vec![256; 3] }, ..diffusion(observation, action) }
 }
 
 /// Trajectory Transformer with the sizes and the search of the TT paper for these ends: sequences of 10
