@@ -12,7 +12,7 @@ mod row;
 mod tmaze;
 mod transformer;
 
-use elmur_base::did_you_mean;
+use elmur_base::nearest;
 use elmur_envs::Registry;
 use elmur_envs::popgym::Task;
 use elmur_model::PolicyConfig;
@@ -49,6 +49,8 @@ pub enum Policy {
     Cql,
     /// Conservative Q-learning on a recurrent network.
     CqlLstm,
+    /// Conservative Q-learning for continuous actions.
+    CqlContinuous,
     /// Diffusion Policy.
     Diffusion,
     /// Trajectory Transformer.
@@ -117,7 +119,8 @@ const ENTRIES: &[Entry] = &[
     Entry {
         policy: Policy::Cql,
         names: &["cql", "cql-mlp"],
-        summary: "conservative Q-learning from the current observation: learns from rewards, no memory",
+        summary: "conservative Q-learning from the current observation: learns from rewards, no memory; for \
+                  continuous actions the same as cql-continuous",
         published: Some("no Bellman term"),
     },
     Entry {
@@ -125,6 +128,12 @@ const ENTRIES: &[Entry] = &[
         names: &["cql-lstm"],
         summary: "conservative Q-learning with an LSTM that is carried through the episode",
         published: Some("no Bellman term, random initial states"),
+    },
+    Entry {
+        policy: Policy::CqlContinuous,
+        names: &["cql-continuous"],
+        summary: "conservative Q-learning for continuous actions: an actor and two critics, no memory",
+        published: None,
     },
     Entry {
         policy: Policy::Diffusion,
@@ -166,7 +175,11 @@ impl PolicyName {
             let (known, all) = (known.join(", "), Self::spellings());
             let expected = match found {
                 Some(entry) => format!("{}, which has no published quirks to keep", entry.names[0]),
-                None => format!("one of {known}{}", did_you_mean(&wanted, all.iter().map(String::as_str))),
+                None => {
+                    let near = nearest(&wanted, all.iter().map(String::as_str));
+                    let hint = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
+                    format!("one of {known}{hint}")
+                }
             };
             return Err(Error::config("policy", expected, name));
         };
@@ -210,7 +223,8 @@ impl PolicyName {
             Policy::Elmur | Policy::Rate | Policy::Rmt | Policy::BcLstm | Policy::CqlLstm => true,
             // The published one forgets after every window.
             Policy::DMamba => !self.compat,
-            Policy::Trxl | Policy::Dt | Policy::BcMlp | Policy::Cql | Policy::Diffusion | Policy::Tt => false,
+            Policy::Trxl | Policy::Dt | Policy::BcMlp => false,
+            Policy::Cql | Policy::CqlContinuous | Policy::Diffusion | Policy::Tt => false,
         }
     }
 
@@ -230,7 +244,7 @@ impl Policy {
         match self {
             Policy::Rate | Policy::Rmt | Policy::Trxl | Policy::Dt | Policy::DMamba | Policy::Tt => true,
             Policy::Elmur | Policy::BcMlp | Policy::BcLstm => false,
-            Policy::Cql | Policy::CqlLstm | Policy::Diffusion => false,
+            Policy::Cql | Policy::CqlLstm | Policy::CqlContinuous | Policy::Diffusion => false,
         }
     }
 }
@@ -284,7 +298,7 @@ impl RunConfig {
     /// token, and T-Maze policies that cannot act on what lies far back are validated on the length they
     /// train on.
     pub fn with_policy(&self, name: &str, registry: &Registry) -> Result<Self> {
-        let name = PolicyName::find(name)?;
+        let mut name = PolicyName::find(name)?;
         let mut run = self.clone();
         let benchmark = Benchmark::of(&run);
         if let (Benchmark::Popgym(task), Some(env)) = (benchmark, &mut run.env) {
@@ -299,7 +313,11 @@ impl RunConfig {
         }
         let ends = fitted.architecture().ends();
         let mut action = ends.action.clone();
-        if name.policy == Policy::Diffusion && run.env.is_none() && action.is_discrete() {
+        if name.policy == Policy::Cql && !name.compat && !action.is_discrete() {
+            name.policy = Policy::CqlContinuous;
+        }
+        let continuous = matches!(name.policy, Policy::Diffusion | Policy::CqlContinuous);
+        if continuous && run.env.is_none() && action.is_discrete() {
             // Data that are read later decide; discrete actions are refused then.
             action = Action::Continuous { dim: 1, tanh: false };
         }
@@ -366,14 +384,31 @@ impl Wanted<'_> {
         PolicyConfig::Cql(model)
     }
 
-    /// Diffusion Policy with a U-Net of these widths and this width of step embeddings. The training is the
-    /// published one, but for `lr` and as long as the run takes; a large norm stands for no clipping.
-    fn diffusion(&self, widths: [usize; 3], step_embed: usize, lr: f64) -> Chosen {
+    /// CQL for continuous actions with the sizes of its own paper, trained like behaviour cloning by this row.
+    /// The actor imitates for a third of a short run, where that paper's has 40,000 steps of a million.
+    fn cql_continuous(&self, row: Row) -> Chosen {
+        let (observation, action, steps) = self.ends();
+        let mut model = models::cql_continuous(observation, action, steps);
+        model.imitation_steps = 1000;
+        let row = Row { lr: 3e-4, weight_decay: 0.0, ..row };
+        (PolicyConfig::CqlContinuous(model), self.train(row, 1))
+    }
+
+    /// Diffusion Policy: the published U-Net, or our perceptron where observations are no images. The training
+    /// is the published one, but for `lr` and as long as the run takes; a large norm stands for no clipping.
+    fn diffusion(&self, lr: f64) -> Chosen {
         let (observation, action, _) = self.ends();
-        let mut model = models::diffusion(observation, action);
+        let images = observation.iter().any(|encoder| matches!(encoder, Encoder::Image { .. }));
         let published = self.name.compat;
-        model.denoiser = Denoiser::Unet { widths: widths.to_vec(), kernel: 5, groups: 8 };
-        model.step_embed = step_embed;
+        let mut model = match published || images {
+            true => models::diffusion(observation, action),
+            false => models::diffusion_mlp(observation, action),
+        };
+        if images {
+            // Of the published command; the code's own default is half as wide.
+            model.denoiser = Denoiser::Unet { widths: vec![128, 256, 512], kernel: 5, groups: 8 };
+            model.step_embed = 128;
+        }
         if published {
             model.sampler = DiffusionSampler::Ddpm;
             model.compat = DiffusionCompat { replan_every_step: true, raw_weights: true };

@@ -33,7 +33,7 @@ fn policies_are_found_by_every_name_and_misspelt_ones_are_answered_with_the_near
     assert_eq!(PolicyName::find("bc_lstm").unwrap(), PolicyName { policy: Policy::BcLstm, compat: false });
     assert_eq!(PolicyName::find("cql-mlp-compat").unwrap(), PolicyName { policy: Policy::Cql, compat: true });
     let message = |name: &str| PolicyName::find(name).unwrap_err().to_string();
-    assert!(message("lsmt").contains("did you mean `lstm`"), "{}", message("lsmt"));
+    assert!(message("lstn").contains("did you mean `lstm`"), "{}", message("lstn"));
     assert!(message("bc-lsmt-compat").contains("did you mean `bc-lstm-compat`"));
     assert!(message("mlp-compat").contains("no published quirks"), "{}", message("mlp-compat"));
     assert!(message("3").starts_with("config `policy`: expected one of elmur, "), "{}", message("3"));
@@ -44,8 +44,9 @@ fn unusable(base: &RunConfig, name: PolicyName) -> bool {
     let ends = base.model.architecture().ends();
     let images = ends.observation.iter().any(|encoder| matches!(encoder, Encoder::Image { .. }));
     match name.policy {
-        Policy::Cql | Policy::CqlLstm => !ends.action.is_discrete(),
-        Policy::Diffusion => ends.action.is_discrete() && base.env.is_some(),
+        Policy::Cql => !ends.action.is_discrete() && name.compat,
+        Policy::CqlLstm => !ends.action.is_discrete(),
+        Policy::Diffusion | Policy::CqlContinuous => ends.action.is_discrete() && base.env.is_some(),
         Policy::Tt => images,
         _ => false,
     }
@@ -259,6 +260,10 @@ fn policies_for_other_actions_say_what_they_expect() {
     assert!(diffusion.starts_with("config `model.action`: expected continuous actions"), "{diffusion}");
     let recurrent = message("popgym-PositionOnlyPendulumEasy", "cql-lstm");
     assert!(recurrent.contains("config `model.action`: expected one choice"), "{recurrent}");
+    // Conservative Q-learning has a form for each kind of actions.
+    let kind = |preset: &str| with(preset, "cql").model.kind();
+    assert_eq!((kind("tmaze"), kind("popgym-PositionOnlyPendulumEasy")), ("cql", "cql_continuous"));
+    assert_eq!(kind("remember-color"), "cql_continuous");
     // Without an environment the data decide.
     let mut run = changed("small", &["policy=diffusion"]).unwrap();
     let spaces = |n: usize| elmur_base::Spaces {
