@@ -161,6 +161,8 @@ fn policies_are_listed_and_shown_with_their_settings() {
             listed.contains(&format!(" {name} ")) || listed.contains(&format!(" {name},")),
             "{name}: {listed}"
         );
+        // Some policies have continuous actions only.
+        let preset = if for_numbers(&name) { "remember-color" } else { "tmaze" };
         let change = format!("policy={name}");
         let about = rows(&fine(&["inspect", preset, &change, "--json"]));
         assert!(about[0]["parameters"].as_u64().unwrap() > 1000, "{about:?}");
