@@ -129,7 +129,8 @@ fn dt(task: Task) -> Result<RunConfig> {
     let (observation, action) = ends_of(&env)?;
     let mut model = policies::dt(observation, action, crop(task));
     // The published sizes of RepeatFirst with half its layers, for every task.
-    (model.d_head, model.d_ff, model.layers, model.action_tanh) = (64, 32, 4, !model.action.is_discrete());
+    (model.d_head, model.d_ff, model.layers, model.action_tanh) =
+        (64, Some(32), 4, !model.action.is_discrete());
     let schedule = Schedule { warmup: 100, ..settings::dt().schedule };
     let train = TrainConfig { lr: 1e-3, schedule, ..settings::dt() };
     Ok(run_of(task, env, PolicyConfig::TransformerXl(model), train))
