@@ -21,7 +21,7 @@ one() {
   else
     rm -rf "$run"
     "$ELMUR" -q train cartpole policy="$policy" train.epochs=null train.batches="$BATCHES" eval.every=$((BATCHES / 4)) eval.target=null \
-      train.checkpoint_every="$BATCHES" train.standardize=true --threads "$THREADS" --seed "$seed" --device "$DEVICE" --out "$run"
+      train.checkpoint_every="$BATCHES" train.standardize=true train.threads="$THREADS" --seed "$seed" --device "$DEVICE" --out "$run"
   fi
   "$ELMUR" -q eval "$run" --episodes "$EPISODES" --threads "$THREADS" --json > "$run/rows.tmp"
   mv "$run/rows.tmp" "$run/rows.jsonl"

@@ -12,7 +12,7 @@ use elmur_model::elmur::config::MemoryInit;
 use elmur_model::elmur::{Elmur, published, theory};
 use elmur_model::window::{Built, parameter_graph};
 use elmur_model::{Checkpoint, Error, PolicyConfig, checkpoint};
-use elmur_train::{Result, RunConfig, RunFolder};
+use elmur_train::{PolicyName, Result, RunConfig, RunFolder, overrides};
 use serde_json::{Value, json};
 
 use crate::{Context, say};
@@ -21,8 +21,12 @@ use crate::{Context, say};
 #[derive(clap::Args)]
 pub struct InspectArgs {
     /// Preset, run folder, checkpoint folder, config.json, or dataset (file or folder of .npz).
-    #[arg(value_name = "PATH_OR_PRESET")]
+    #[arg(value_name = "PATH_OR_PRESET", index = 1)]
     what: String,
+    /// Show a preset, a run's settings or a config.json with another policy (policy=NAME) or other settings
+    /// (KEY=VALUE).
+    #[arg(value_name = "KEY=VALUE", index = 2)]
+    overrides: Vec<String>,
     /// List every key that `elmur train PRESET KEY=VALUE` can change, with its value and what it does; for
     /// presets, runs and configs of runs.
     #[arg(long)]
@@ -182,8 +186,16 @@ fn run_config(what: &str) -> Result<RunConfig> {
 /// Shows a preset, checkpoint, config, run or dataset.
 pub fn inspect(args: &InspectArgs, context: &Context) -> Result<()> {
     let path = Path::new(&args.what);
-    if args.keys {
-        return crate::keys::list(&run_config(&args.what)?, &context.registry, args.json);
+    if args.keys || !args.overrides.is_empty() {
+        let mut run = run_config(&args.what)?;
+        if !args.overrides.is_empty() {
+            run = overrides::apply(&run, &args.overrides, &context.registry)?;
+        }
+        if args.keys {
+            return crate::keys::list(&run, &context.registry, args.json);
+        }
+        let name = [&[args.what.clone()], &args.overrides[..]].concat().join(" ");
+        return inspect_policy(&name, &run.model, args.json);
     }
     if RunFolder::is_run(path) {
         return inspect_run(&RunFolder::open(path)?, args.json);
@@ -274,7 +286,7 @@ fn describe_memory(config: &Elmur, total: usize) {
     ));
 }
 
-/// Lists the presets.
+/// Lists the presets and the policies.
 pub fn list_presets(as_json: bool) {
     if as_json {
         for name in RunConfig::preset_names() {
@@ -285,23 +297,45 @@ pub fn list_presets(as_json: bool) {
             });
             say(&json!({"name": name, "summary": summary}).to_string());
         }
+        for policy in PolicyName::all() {
+            let row = json!({
+                "policy": policy.name(), "aliases": policy.aliases(), "summary": policy.summary(),
+                "published": policy.compat,
+            });
+            say(&row.to_string());
+        }
         return;
     }
+    say("Presets, for elmur train PRESET:");
     for (name, summary) in RunConfig::preset_summaries() {
-        say(&format!("{name:<24} {summary}"));
+        say(&format!("  {name:<24} {summary}"));
     }
-    say(
-        "popgym-TASK              POPGym's 48 tasks with small models that train what they write (ours); TASK is a",
-    );
-    say("                         family with Easy, Medium or Hard, such as popgym-RepeatFirstEasy:");
+    let tasks = [
+        ("popgym-TASK", "POPGym's 48 tasks with small models that train what they write (ours); TASK is a"),
+        ("", "family with Easy, Medium or Hard, such as popgym-RepeatFirstEasy:"),
+    ];
+    tasks.iter().for_each(|(name, summary)| say(&format!("  {name:<24} {summary}")));
     for family in Family::ALL {
-        say(&format!("  {:<26} {}", family.name(), family.summary()));
+        say(&format!("    {:<26} {}", family.name(), family.summary()));
     }
-    say(
-        "popgym-TASK-compat       the same tasks with the published choices: the paper's model, numbers as they are",
-    );
-    say("popgym-TASK-bc-lstm      the same tasks with the recurrent baseline");
-    say("popgym-TASK-dt           the same tasks with Decision Transformer");
+    let endings = [
+        (
+            "popgym-TASK-compat",
+            "the same tasks with the published choices: the paper's model, numbers as they are",
+        ),
+        ("popgym-TASK-bc-lstm", "the same as popgym-TASK policy=bc-lstm"),
+        ("popgym-TASK-dt", "the same as popgym-TASK policy=dt"),
+    ];
+    endings.iter().for_each(|(name, summary)| say(&format!("  {name:<24} {summary}")));
+    say("Policies, for elmur train PRESET policy=POLICY with any preset, your own environment or data:");
+    for policy in PolicyName::all().filter(|policy| !policy.compat) {
+        let names = [vec![policy.name()], policy.aliases()].concat().join(", ");
+        say(&format!("  {names:<24} {}", policy.summary()));
+    }
+    say("  POLICY-compat            the published code's choices and quirks:");
+    for policy in PolicyName::all().filter(|policy| policy.compat) {
+        say(&format!("    {:<26} {}", policy.name(), policy.summary()));
+    }
 }
 
 /// Turns published weights into a checkpoint.

@@ -12,8 +12,8 @@ use crate::say;
 pub struct Key {
     /// Dotted key.
     pub key: String,
-    /// Value of the key in the config.
-    pub value: Value,
+    /// Value of the key in the config; none where it is left out and has its default.
+    pub value: Option<Value>,
     /// What the setting of this key does.
     pub text: String,
 }
@@ -35,23 +35,29 @@ pub fn setting(text: &str) -> Result<(&str, Vec<Value>)> {
 /// Every key of a config that can be changed, with its value and its description.
 pub fn keys_of(run: &RunConfig, registry: &Registry) -> Result<Vec<Key>> {
     let tree = json!(run);
-    let all = descriptions(run, registry)?;
+    let value_of = |key: &str| {
+        key.split('.').try_fold(&tree, |at, part| match at {
+            Value::Array(items) => part.parse().ok().and_then(|i: usize| items.get(i)),
+            other => other.get(part),
+        })
+    };
+    // Kinds of policies have settings of the same name.
+    let is_of_run = |description: &Description| match &description.when {
+        Some((key, value)) => value_of(key).and_then(Value::as_str) == Some(value),
+        None => true,
+    };
+    let all: Vec<Description> = descriptions(run, registry)?.into_iter().filter(is_of_run).collect();
     let mut keys = Vec::new();
     for key in overrides::keys(run) {
-        let value = key.split('.').fold(&tree, |at, part| match at {
-            Value::Array(items) => {
-                part.parse().ok().and_then(|i: usize| items.get(i)).unwrap_or(&Value::Null)
-            }
-            other => &other[part],
-        });
+        let value = value_of(&key);
         let leaf = match value {
-            Value::Object(fields) => fields.is_empty(),
-            Value::Array(items) => items.is_empty(),
+            Some(Value::Object(fields)) => fields.is_empty(),
+            Some(Value::Array(items)) => items.is_empty(),
             _ => true,
         };
         if leaf {
             let text = description_of(&all, &key).map(sentence).unwrap_or_default();
-            keys.push(Key { key, value: value.clone(), text });
+            keys.push(Key { value: value.cloned(), key, text });
         }
     }
     Ok(keys)
@@ -86,7 +92,8 @@ pub fn list(run: &RunConfig, registry: &Registry, as_json: bool) -> Result<()> {
         if as_json {
             say(&json!({"key": key, "value": value, "description": text}).to_string());
         } else {
-            say(&format!("{:<48} {text}", format!("{key}={value}")));
+            let shown = value.map_or_else(|| "(default)".to_owned(), |value| value.to_string());
+            say(&format!("{:<48} {text}", format!("{key}={shown}")));
         }
     }
     Ok(())

@@ -65,6 +65,7 @@ enum Command {
     /// Examples:
     ///   elmur train tmaze-quick
     ///   elmur train tmaze train.batches=1000 --seed 1 --out out/first
+    ///   elmur train tmaze policy=bc-lstm
     ///   elmur train small --data recordings/
     ///   elmur train out/first/config.json --out out/again
     ///   elmur train --resume out/first
@@ -75,13 +76,14 @@ enum Command {
     /// Examples:
     ///   elmur eval out/demo --lengths 9,900,9600
     ///   elmur eval out/tmaze-0 out/tmaze-1 --json
+    ///   elmur eval out/tmaze-dt-0 --target-return 0.5
     ///   elmur eval out/own --data recordings/
     #[command(verbatim_doc_comment)]
     Eval(eval::Args),
     /// Draw results of `elmur eval --json` and of runs.
     #[command(subcommand)]
     Plot(plot::Plot),
-    /// List the built-in presets.
+    /// List the built-in presets and policies.
     Presets {
         /// Print JSON lines.
         #[arg(long)]
@@ -91,6 +93,7 @@ enum Command {
     ///
     /// Examples:
     ///   elmur inspect tmaze --keys
+    ///   elmur inspect tmaze policy=dt --keys
     ///   elmur inspect out/demo
     ///   elmur inspect out/demo/demonstrations.elmur
     #[command(verbatim_doc_comment)]
@@ -130,12 +133,22 @@ enum Bench {
     Block(bench::block::Args),
     /// Measure one environment step of a whole model, at batch 1 and 100.
     ///
-    /// Example: elmur bench step --json
+    /// Examples:
+    ///   elmur bench step --json
+    ///   elmur bench step --policy bc-lstm
+    #[command(verbatim_doc_comment)]
     Step(bench::policy::StepArgs),
-    /// Measure one training batch of a whole model: 3 segments, 3 optimizer steps.
+    /// Measure one training batch of a whole model: for ELMUR 3 segments, 3 optimizer steps.
     ///
-    /// Example: elmur bench train --json
+    /// Examples:
+    ///   elmur bench train --json
+    ///   elmur bench train --policy dt --preset popgym-RepeatFirstEasy
+    #[command(verbatim_doc_comment)]
     Train(bench::policy::TrainArgs),
+    /// Measure all policies side by side: parameters, one training batch, one environment step.
+    ///
+    /// Example: elmur bench policies --preset tmaze
+    Policies(bench::policies::Args),
     /// Measure a session of many rows when only a few of them act, are reset, saved or restored.
     ///
     /// Example: elmur bench bank --preset remember-color --no-images --rows 1000
@@ -233,9 +246,10 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
         Command::Verify(args) => return Ok(ExitCode::from(u8::from(!verify::run(&args)?))),
         Command::Bench { what } => match what {
             Bench::Block(args) => bench::block::run(&args)?,
-            Bench::Step(args) => bench::policy::step(&args)?,
-            Bench::Train(args) => bench::policy::train(&args)?,
-            Bench::Bank(args) => bench::bank::run(&args)?,
+            Bench::Step(args) => bench::policy::step(&args, context)?,
+            Bench::Train(args) => bench::policy::train(&args, context)?,
+            Bench::Policies(args) => bench::policies::run(&args, context)?,
+            Bench::Bank(args) => bench::bank::run(&args, context)?,
             Bench::Envs(args) => bench::envs::run(&args)?,
         },
         Command::Completions { shell } => {
@@ -247,13 +261,16 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The commands with the names of presets and environments as values, for shells to complete.
+/// The commands with the names of presets, policies and environments as values, for shells to complete.
 fn completed(context: &Context) -> clap::Command {
     use clap::builder::PossibleValuesParser;
     // Values live as long as the process, which ends when they are printed.
     let values = |names: Vec<String>| PossibleValuesParser::new(names.into_iter().map(|name| &*name.leak()));
     let presets = values(elmur_train::RunConfig::preset_names());
     let envs = values(context.registry.names());
+    let names = || elmur_train::PolicyName::all().map(|policy| policy.name());
+    let (policies, changes) =
+        (values(names().collect()), values(names().map(|name| format!("policy={name}")).collect()));
     let with = |command: clap::Command, name: &str, values: &PossibleValuesParser| {
         // Not `mut_arg`, which would move the argument behind all others.
         command.mut_args(|arg| match arg.get_id() == name {
@@ -262,8 +279,11 @@ fn completed(context: &Context) -> clap::Command {
         })
     };
     Cli::command()
-        .mut_subcommand("train", |command| with(command, "preset", &presets))
-        .mut_subcommand("inspect", |command| with(command, "what", &presets))
+        .mut_subcommand("train", |command| with(with(command, "preset", &presets), "overrides", &changes))
+        .mut_subcommand("inspect", |command| with(with(command, "what", &presets), "overrides", &changes))
+        .mut_subcommand("bench", |command| {
+            command.mut_subcommands(|command| with(with(command, "preset", &presets), "policy", &policies))
+        })
         .mut_subcommand("collect", |command| with(command, "env", &envs))
         .mut_subcommand("eval", |command| with(command, "env", &envs))
 }

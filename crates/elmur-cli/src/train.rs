@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use elmur_base::Stop;
 use elmur_envs::Registry;
 use elmur_train::{
-    BatchReport, Devices, Ended, Error, Event, Prepared, Result, RunConfig, RunFolder, Score, overrides,
+    BatchReport, Devices, Ended, Error, Event, PolicyName, Prepared, Result, RunConfig, RunFolder, Score,
+    overrides,
 };
 use serde_json::json;
 
@@ -21,10 +22,11 @@ pub struct Args {
     /// Preset (see `elmur presets`) or the config.json of a run; not with --resume.
     #[arg(index = 1)]
     preset: Option<String>,
-    /// Changes to the config: KEY=VALUE, such as train.lr=1e-3 (see `elmur inspect PRESET --keys`).
+    /// Another policy (policy=NAME, see `elmur presets`) and changes to the config: KEY=VALUE, such as
+    /// train.lr=1e-3 (see `elmur inspect PRESET --keys`).
     #[arg(value_name = "KEY=VALUE", index = 2)]
     overrides: Vec<String>,
-    /// Write the run to this folder; default: out/PRESET-SEED.
+    /// Write the run to this folder; default: out/PRESET-SEED, or out/PRESET-POLICY-SEED with policy=POLICY.
     #[arg(long)]
     out: Option<PathBuf>,
     /// Replace a run that is in the folder already.
@@ -44,6 +46,9 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "resume",
           value_parser = clap::value_parser!(u64).range(1..=256))]
     seeds: u64,
+    /// Use this many CPU threads; 0: as many as are granted (as train.threads=N). Results do not depend on it.
+    #[arg(long, value_name = "N", value_parser = crate::threads())]
+    threads: Option<usize>,
     /// Compute on this device: cpu, cuda or cuda:N (as train.device=D).
     #[arg(long)]
     device: Option<String>,
@@ -60,7 +65,15 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
             // With --resume there is no preset: a word there is one more override.
             let changes: Vec<String> = preset.iter().cloned().chain(changes(args)).collect();
             let folder = RunFolder::open(path)?;
-            (folder.config()?, Some(folder), changes)
+            let config = folder.config()?;
+            if let Some(policy) = overrides::named_policy(&changes) {
+                let expected = format!(
+                    "the policy that the run began with, of kind {}; begin another run for another",
+                    config.model.kind()
+                );
+                return Err(crate::keys::config("policy", expected, policy));
+            }
+            (config, Some(folder), changes)
         }
         (None, Some(preset)) => (config_of(preset)?, None, changes(args)),
         (None, None) => {
@@ -80,7 +93,10 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         let ended = watch(&devices, &folder, &prepared, true, &context.stop, args.json)?;
         return conclude(&folder, &prepared, ended, args.json);
     }
-    let name = name_of(args.preset.as_deref().unwrap_or_default());
+    let mut name = name_of(args.preset.as_deref().unwrap_or_default());
+    if let Some(policy) = overrides::named_policy(&changes) {
+        name = format!("{name}-{}", PolicyName::find(policy)?.name());
+    }
     let seed = prepared.config.train.seed;
     if args.seeds > 1 {
         return several(args, &name, &devices, &prepared, &context.stop);
@@ -95,6 +111,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
 fn changes(args: &Args) -> Vec<String> {
     let mut changes = args.overrides.clone();
     changes.extend(args.seed.map(|seed| format!("train.seed={seed}")));
+    changes.extend(args.threads.map(|threads| format!("train.threads={threads}")));
     changes.extend(args.device.as_ref().map(|device| format!("train.device={device}")));
     if let Some(data) = &args.data {
         // The run is found again from anywhere, so its data must be too.

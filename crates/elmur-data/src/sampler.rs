@@ -33,6 +33,7 @@ pub struct Sampler {
     seed: u64,
     length: usize,
     lead: usize,
+    anywhere: bool,
     /// Episode of each crop of an epoch, and the number of its steps.
     items: Vec<(usize, usize)>,
     order: Vec<u32>,
@@ -54,13 +55,19 @@ impl Sampler {
         };
         let items: Vec<_> = (0..source.episodes()).flat_map(crops).collect();
         let order = (0..items.len() as u32).collect();
-        Self { seed, length, lead: 0, items, order, ordered: None, position: 0 }
+        Self { seed, length, lead: 0, anywhere: false, items, order, ordered: None, position: 0 }
     }
 
     /// The sampler of crops that begin `lead` steps before a random step of their episode, any of its steps if
     /// there is a lead; steps before the episode's first repeat it.
     pub fn with_lead(self, lead: usize) -> Self {
         Self { lead, ..self }
+    }
+
+    /// The sampler of crops that begin at any step of their episode if `anywhere`, also where they reach beyond
+    /// its end.
+    pub fn with_starts(self, anywhere: bool) -> Self {
+        Self { anywhere, ..self }
     }
 
     /// Number of crops in one epoch.
@@ -95,7 +102,8 @@ impl Sampler {
         self.position += 1;
         let item = self.order[index];
         let (episode, steps) = self.items[item as usize];
-        let room = if self.lead > 0 { steps as u64 } else { steps.saturating_sub(self.length) as u64 + 1 };
+        let anywhere = self.anywhere || self.lead > 0;
+        let room = if anywhere { steps as u64 } else { steps.saturating_sub(self.length) as u64 + 1 };
         let draw = Stream::new(self.seed, epoch, PLACES).draw(u64::from(item));
         let step = ((u64::from(draw) * room) >> 32) as usize;
         Crop { episode, start: step.saturating_sub(self.lead), repeated: self.lead.saturating_sub(step) }
@@ -130,5 +138,14 @@ mod tests {
         let all = epochs.concat();
         assert_eq!(again.next_crops(7), all[11..18]);
         assert_ne!(Sampler::new(&data, 5, 8).next_crops(8), epochs[0]);
+    }
+
+    #[test]
+    fn crops_may_begin_at_any_step() {
+        let data = dataset(&[6]);
+        let mut sampler = Sampler::new(&data, 5, 7).with_starts(true);
+        let mut seen = [0; 6];
+        sampler.next_crops(200).iter().for_each(|crop| seen[crop.start] += 1);
+        assert!(seen.iter().all(|count| *count > 10), "{seen:?}");
     }
 }

@@ -141,6 +141,17 @@ fn linear() {
 }
 
 #[test]
+fn logarithm() {
+    check("ln", 8, |g, case| {
+        let shape = [case.extent(9), case.extent(40)];
+        let x = case.param(g, shape)?;
+        let square = g.mul(x, x)?;
+        let positive = g.affine(square, 1.0, 0.1)?;
+        Ok(vec![g.ln(positive)?])
+    });
+}
+
+#[test]
 fn a_weight_used_many_times_accumulates_its_gradient() {
     check("shared weight", 8, |g, case| {
         let (rows, d) = (case.extent(9), case.extent(17));
@@ -425,6 +436,19 @@ fn losses() {
         let targets = g.constant(&targets, [rows])?;
         let label_smoothing = if case.flip() { 0.16 } else { 0.0 };
         Ok(vec![g.cross_entropy(logits, targets, CrossEntropy { label_smoothing, ignored: -10 })?])
+    });
+    check("weighted_cross_entropy", 32, |g, case| {
+        let (rows, classes) = (case.extent(17), case.extent(33));
+        let logits = case.param(g, [rows, classes])?;
+        let targets = case.indices(g, [rows], classes)?;
+        let weights: Vec<f64> = (0..rows).map(|_| case.below(4) as f64 / 2.0).collect();
+        let weights = match case.dtype {
+            F64 => g.constant(&weights, [rows])?,
+            _ => g.constant(&weights.iter().map(|x| *x as f32).collect::<Vec<_>>(), [rows])?,
+        };
+        let label_smoothing = if case.flip() { 0.16 } else { 0.0 };
+        let settings = CrossEntropy { label_smoothing, ignored: -10 };
+        Ok(vec![g.weighted_cross_entropy(logits, targets, weights, settings)?])
     });
     check("mse", 24, |g, case| {
         let (rows, cols) = (case.extent(9), case.extent(7));

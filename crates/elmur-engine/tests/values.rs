@@ -57,6 +57,9 @@ fn linear_and_activations() {
     close(&run(Activation::Silu), &z.map(|z| z / (1.0 + (-z).exp())), 1e-15);
     close(&run(Activation::Softplus), &z.map(|z| z.exp().ln_1p()), 1e-14);
     close(&run(Activation::Mish), &z.map(|z| z * z.exp().ln_1p().tanh()), 1e-14);
+    let ln = run(Activation::Ln);
+    close(&[ln[0], ln[1], ln[3], ln[5]], &[0.0, 3f64.ln(), -2f64.ln(), 6f64.ln()], 1e-15);
+    assert!(ln[2].is_nan() && ln[4].is_nan());
 }
 
 /// Mish and its gradient far from zero in f32, where e^x would overflow or vanish beside 1.
@@ -485,6 +488,23 @@ fn cross_entropy_of_known_rows() {
     close(&[loss(&[1, -10], 0.0)], &[a], 1e-15);
     close(&[loss(&[0, -10], 0.2)], &[0.8 * 4f64.ln() + 0.1 * (4f64.ln() + a)], 1e-15);
     assert_eq!(loss(&[-10, -10], 0.2), 0.0);
+}
+
+#[test]
+fn weighted_cross_entropy_is_the_weighted_sum_of_known_rows() {
+    let loss = |targets: &[i64], weights: &[f64], first: f64| {
+        run::<f64>(|g| {
+            let logits = g.constant(&[first, 3f64.ln(), 0.0, 0.0], [2, 2])?;
+            let (targets, weights) = (g.constant(targets, [2])?, g.constant(weights, [2])?);
+            let settings = CrossEntropy { label_smoothing: 0.0, ignored: -10 };
+            g.weighted_cross_entropy(logits, targets, weights, settings)
+        })[0]
+    };
+    let (a, b) = ((4.0f64 / 3.0).ln(), 2f64.ln());
+    close(&[loss(&[1, 0], &[5.0, 0.25], 0.0)], &[5.0 * a + 0.25 * b], 1e-15);
+    close(&[loss(&[1, -10], &[0.5, 7.0], 0.0)], &[0.5 * a], 1e-15);
+    // A row that does not count may be impossible.
+    close(&[loss(&[0, 1], &[0.0, 2.0], f64::NEG_INFINITY)], &[2.0 * b], 1e-15);
 }
 
 #[test]

@@ -117,6 +117,13 @@ impl Checkpoint {
         asking: &str,
         problem: impl Fn(String) -> Error,
     ) -> Result<Self> {
+        let saved: Option<PolicyConfig> = notes.get(CONFIG).and_then(|own| serde_json::from_str(own).ok());
+        if let Some(saved) = saved.as_ref().filter(|saved| saved.kind() != config.kind()) {
+            let (saved, asked) = (saved.kind(), config.kind());
+            let text =
+                format!("weights of a policy of kind {saved}; its {asking} asks for one of kind {asked}");
+            return Err(problem(text));
+        }
         let graph = parameter_graph(config.architecture(), DType::F32)?.graph;
         let params = Store::new();
         for (name, value) in graph.params() {
@@ -150,8 +157,7 @@ impl Checkpoint {
         }
         // The weights carry their configuration as a note: a reader can tell if the two files belong
         // together.
-        let own = notes.get(CONFIG);
-        if own.is_some_and(|own| serde_json::from_str(own).ok().as_ref() != Some(&config)) {
+        if notes.contains_key(CONFIG) && saved.as_ref() != Some(&config) {
             return Err(problem(format!(
                 "its weights were saved with another {asking} than the one beside them"
             )));

@@ -69,7 +69,7 @@ impl Net<'_> {
     }
 
     /// A leaf of an observation, [rows, steps, ...], as [rows, steps, width].
-    fn encode(&mut self, encoder: &Encoder, name: &str, field: Field) -> Result<Value> {
+    pub(crate) fn encode(&mut self, encoder: &Encoder, name: &str, field: Field) -> Result<Value> {
         let width = self.ends.width;
         let mut x = self.feed(field)?;
         if encoder.kind() == Kind::Bytes {
@@ -92,7 +92,7 @@ impl Net<'_> {
                 let total: usize = sizes.iter().sum();
                 let one_hot = *encoding == CategoricalEncoding::OneHot;
                 let init = if one_hot { Init::fan_in(total) } else { Init::Normal(1.0) };
-                let table = self.param(&format!("{name}.table"), [total, width], init)?;
+                let table = self.param(&format!("{name}.table"), [total, width], self.start(init))?;
                 let mut offset = 0;
                 let offsets: Vec<i32> = sizes
                     .iter()
@@ -109,7 +109,8 @@ impl Net<'_> {
                 if !one_hot {
                     return Ok(sum);
                 }
-                let bias = self.param(&format!("{name}.bias"), [width], Init::fan_in(total))?;
+                let init = self.start_bias(Init::fan_in(total));
+                let bias = self.param(&format!("{name}.bias"), [width], init)?;
                 Ok(self.g.add(sum, bias)?)
             }
             Encoder::Image { height, width: columns, .. } => {
@@ -151,8 +152,8 @@ impl Net<'_> {
         let mut sum: Option<Value> = None;
         let shape = self.g.shape(action)?.to_vec();
         for (i, size) in ends.action.sizes().iter().enumerate() {
-            let table =
-                self.param(&format!("action_encoder.{i}.table"), [size + 1, width], Init::Normal(1.0))?;
+            let init = self.start(Init::Normal(1.0));
+            let table = self.param(&format!("action_encoder.{i}.table"), [size + 1, width], init)?;
             let component = self.g.slice(action, 2, i..i + 1)?;
             let component = self.g.reshape(component, [shape[0], shape[1]])?;
             let each = self.g.embedding(table, component)?;

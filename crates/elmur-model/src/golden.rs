@@ -15,6 +15,7 @@ use elmur_base::{Field, Values};
 use elmur_engine::{AdamW, DType, Device, Program, Store};
 use serde::Deserialize;
 
+use crate::architecture::Architecture;
 use crate::error::{Error, Result};
 use crate::pieces::{Piece, convert_pieces};
 use crate::policy::PolicyConfig;
@@ -25,7 +26,7 @@ use crate::window::{Begin, Built, TrainSettings, WindowProgram, evaluation_graph
 /// Largest relative errors of one case. Relative to the largest element of the tensor compared.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Head outputs of all windows.
+    /// Head outputs of all windows; for Diffusion Policy, predicted noise and samples.
     pub logits: f64,
     /// Carried floats (memory vectors, hidden states) after all windows.
     pub memory: f64,
@@ -39,7 +40,7 @@ pub struct Report {
     pub trajectory: f64,
     /// Parameters after training, with the name of the worst.
     pub trained: (f64, String),
-    /// Head outputs of a session, which computes in f32; none if the file has no such trace.
+    /// Head outputs and states of a session, which computes in f32; none if the file has no such trace.
     pub acting: Option<f64>,
 }
 
@@ -78,8 +79,10 @@ struct Case {
     outputs: Vec<(&'static str, Option<std::ops::Range<usize>>, &'static str)>,
     /// Carried states and how the file names them.
     states: Vec<StateTrace>,
-    /// Whether the first window begins with what parameters say, which then have gradients.
-    begins_fresh: bool,
+    /// Windows whose carried states begin with what parameters say (which then have gradients), or with zeros.
+    fresh: Fresh,
+    /// States that a session carries, traced after every window.
+    acted: Vec<ActedState>,
     /// Whether parameters have slowly moving copies, which the file has under `target/`.
     targets: bool,
     /// The window whose gradients are traced; those before it are run forward.
@@ -105,6 +108,17 @@ struct StateTrace {
     begins: Begins,
 }
 
+/// The windows of evaluation, gradients and training whose states begin anew.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fresh {
+    /// None: the first begins with what the file has.
+    None,
+    /// The first.
+    First,
+    /// All.
+    All,
+}
+
 /// Where a file has a state.
 #[derive(Clone, Copy)]
 enum Part {
@@ -127,6 +141,27 @@ enum Begins {
     Learned(&'static str),
     /// Empty; the file has the rows that are filled, ours are the last of a state with room for more.
     Empty,
+}
+
+/// A state of a session in a golden file, which has it with its last two axes exchanged.
+struct ActedState {
+    own: String,
+    name: &'static str,
+    layer: usize,
+}
+
+impl ActedState {
+    /// This state of the file after a window, in our order of axes.
+    fn read(&self, file: &Tensors, window: usize, rows: usize) -> Result<Vec<f64>> {
+        let name = format!("{}.{window}.{}", self.name, self.layer);
+        let all = golden(file, &name)?;
+        let columns = file.get(&name).and_then(|t| t.shape.last().copied()).unwrap_or(1).max(1);
+        let one = |x: &[f64]| -> Vec<f64> {
+            let column = |c: usize| x.iter().skip(c).step_by(columns).copied().collect::<Vec<_>>();
+            (0..columns).flat_map(column).collect()
+        };
+        Ok(all.chunks_exact((all.len() / rows).max(1)).flat_map(one).collect())
+    }
 }
 
 impl StateTrace {
@@ -164,7 +199,17 @@ pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Re
     let text = read_small(&json, 1 << 20)?;
     let bad = |e: serde_json::Error| Error::file(&json, e);
     let file = tensors::read(&path.with_extension("safetensors"))?;
-    let case = match serde_json::from_str::<Kind>(&text).map_err(bad)?.policy {
+    let policy = serde_json::from_str::<Kind>(&text).map_err(bad)?.policy;
+    // Traces of another form than windows of steps.
+    let own: Option<fn(&str, &Tensors, DType, &Device) -> Result<Report>> = match policy.as_deref() {
+        Some("tt") => Some(baselines::tt::verify),
+        Some("diffusion_unet") => Some(baselines::diffusion::verify),
+        _ => None,
+    };
+    if let Some(replay) = own {
+        return replay(&text, &file, dtype, &device).map_err(|e| Error::file(&json, e));
+    }
+    let case = match policy {
         None => elmur::case(&text).map_err(|e| Error::file(&json, e))?,
         Some(policy) => baselines::case(&policy, &text).map_err(|e| Error::file(&json, e))?,
     };
@@ -187,6 +232,7 @@ pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Re
     let replay = Replay { case: &case, file: &file, dtype, device: &device };
     let mut report = Report::default();
     replay.evaluation(&mut report)?;
+    replay.continued(&mut report)?;
     replay.gradients(&mut report)?;
     replay.trajectory(&mut report)?;
     replay.acting(&mut report)?;
@@ -347,10 +393,14 @@ impl Replay<'_> {
 
     /// How the states of a window begin.
     fn begin(&self, window: usize) -> Begin {
-        if self.case.begins_fresh && window == 0 { Begin::Fresh } else { Begin::Continue }
+        match self.case.fresh {
+            Fresh::All => Begin::Fresh,
+            Fresh::First if window == 0 => Begin::Fresh,
+            Fresh::First | Fresh::None => Begin::Continue,
+        }
     }
 
-    fn training(&self, config: &PolicyConfig, begin: Begin) -> Result<Built> {
+    fn training(&self, architecture: &dyn Architecture, begin: Begin) -> Result<Built> {
         let optimizer = &self.case.optimizer;
         let settings = TrainSettings {
             batch: self.case.batch,
@@ -367,7 +417,7 @@ impl Replay<'_> {
             dropout: true,
             table: None,
         };
-        training_graph(config.architecture(), &settings, begin)
+        training_graph(architecture, &settings, begin)
     }
 
     fn evaluation_graph(&self, begin: Begin) -> Result<Built> {
@@ -379,7 +429,8 @@ impl Replay<'_> {
     }
 
     fn evaluation(&self, report: &mut Report) -> Result<()> {
-        let built = self.evaluation_graph(Begin::Continue)?;
+        // The store holds what the first window begins with, unless every window begins anew.
+        let built = self.evaluation_graph(self.begin(1))?;
         let store = self.store(&[&built])?;
         let mut program = self.compile(&built, &self.case.config, &store)?;
         for window in 0..self.case.windows {
@@ -414,11 +465,37 @@ impl Replay<'_> {
         Ok(())
     }
 
+    /// Windows whose carried states go on, where the file traces a session's: outputs are those of its steps.
+    fn continued(&self, report: &mut Report) -> Result<()> {
+        if self.case.acted.is_empty() {
+            return Ok(());
+        }
+        let architecture = self.case.config.architecture();
+        let (rows, steps) = (self.case.batch, architecture.window().steps);
+        let built = evaluation_graph(architecture, rows, self.dtype, Begin::Continue)?;
+        let store = self.store(&[&built])?;
+        let mut program = self.compile(&built, &self.case.config, &store)?;
+        let all = golden(self.file, "act/logits")?;
+        let each = steps * architecture.ends().action.outputs();
+        for window in 0..self.case.windows {
+            self.feed(&mut program, window, false)?;
+            program.run(window as u64)?;
+            let of = |row: &[f64]| row.chunks_exact(each).nth(window).unwrap_or_default().to_vec();
+            let want: Vec<f64> = all.chunks_exact(self.case.windows * each).flat_map(of).collect();
+            compare(&mut report.logits, &self.output(&program.program, "logits")?, &want)?;
+            for state in &self.case.acted {
+                let want = state.read(self.file, window, rows)?;
+                compare(&mut report.memory, &self.get(&store, &state.own)?, &want)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Earlier windows forward, then loss and gradients on one; on the first; and through all of them.
     fn gradients(&self, report: &mut Report) -> Result<()> {
         let begin = self.begin(self.case.gradient_window);
-        let evaluation = self.evaluation_graph(Begin::Continue)?;
-        let training = self.training(&self.case.config, begin)?;
+        let evaluation = self.evaluation_graph(self.begin(1))?;
+        let training = self.training(self.case.config.architecture(), begin)?;
         let store = self.store(&[&evaluation, &training])?;
         let mut forward = self.compile(&evaluation, &self.case.config, &store)?;
         let mut train = self.compile(&training, &self.case.config, &store)?;
@@ -445,7 +522,7 @@ impl Replay<'_> {
         }
         self.compare_gradients(report, &train.program, self.case.gradients, factor)?;
         if self.file.contains_key("grad0/loss") {
-            let training = self.training(&self.case.config, self.begin(0))?;
+            let training = self.training(self.case.config.architecture(), self.begin(0))?;
             let store = self.store(&[&training])?;
             let mut train = self.compile(&training, &self.case.config, &store)?;
             self.feed(&mut train, 0, true)?;
@@ -456,7 +533,7 @@ impl Replay<'_> {
             self.compare_gradients(report, &train.program, "grad0/param/", factor)?;
         }
         let Some(through) = &self.case.through else { return Ok(()) };
-        let training = self.training(through, self.begin(0))?;
+        let training = self.training(through.architecture(), self.begin(0))?;
         let store = self.store(&[&training])?;
         let mut train = self.compile(&training, through, &store)?;
         self.feed(&mut train, 0, true)?;
@@ -492,8 +569,8 @@ impl Replay<'_> {
 
     /// An AdamW step per window from the start.
     fn trajectory(&self, report: &mut Report) -> Result<()> {
-        let begins = self.training(&self.case.config, self.begin(0))?;
-        let goes_on = self.training(&self.case.config, Begin::Continue)?;
+        let begins = self.training(self.case.config.architecture(), self.begin(0))?;
+        let goes_on = self.training(self.case.config.architecture(), self.begin(1))?;
         let store = self.store(&[&begins, &goes_on])?;
         let mut first = self.compile(&begins, &self.case.config, &store)?;
         let mut others = self.compile(&goes_on, &self.case.config, &store)?;
@@ -512,17 +589,22 @@ impl Replay<'_> {
                 compare(&mut report.trajectory, &got, &[*want])?;
             }
         }
+        self.compare_trained(report, &store)
+    }
+
+    /// Parameters after training.
+    fn compare_trained(&self, report: &mut Report, store: &Store) -> Result<()> {
         for piece in &self.case.pieces {
             // What is not listed did not move.
             let trained = self.listed(piece, "train/param/").or_else(|| self.listed(piece, "param/"));
             let (Some(want), true) = (trained, store.ty(&piece.own).is_ok()) else { continue };
-            let got = piece.extract(&self.get(&store, &piece.own)?);
+            let got = piece.extract(&self.get(store, &piece.own)?);
             let error = compare(&mut report.trained.0, &got, &want)?;
             if error == report.trained.0 {
                 report.trained.1 = piece.published[0].clone();
             }
             if let Some(want) = self.listed(piece, "train/target/") {
-                let got = piece.extract(&self.get(&store, &format!("target.{}", piece.own))?);
+                let got = piece.extract(&self.get(store, &format!("target.{}", piece.own))?);
                 let error = compare(&mut report.trained.0, &got, &want)?;
                 if error == report.trained.0 {
                     report.trained.1 = format!("target of {}", piece.published[0]);
@@ -555,7 +637,7 @@ impl Replay<'_> {
         session.restore(&all, &start)?;
         let want = golden(self.file, "act/logits")?;
         let (outputs, total) = (action.outputs(), case.windows * steps);
-        let mut got = vec![0.0; rows * total * outputs];
+        let (mut got, mut worst) = (vec![0.0; rows * total * outputs], 0.0);
         for t in 0..total {
             let (window, step) = (t / steps, t % steps);
             // Entry `step` of every row of a window's tensor [rows, steps, each].
@@ -581,8 +663,13 @@ impl Replay<'_> {
             } else {
                 session.commit(&all, Values::floats(&narrow(&actions)))?;
             }
+            for state in case.acted.iter().filter(|_| step + 1 == steps) {
+                let TensorData::F32(got) = session.state(&state.own, &all)? else {
+                    return Err(Error::input("golden file", "states of floats", state.own.clone()));
+                };
+                compare(&mut worst, &widen(&got), &state.read(self.file, window, rows)?)?;
+            }
         }
-        let mut worst = 0.0;
         compare(&mut worst, &got, &want)?;
         report.acting = Some(worst);
         Ok(())

@@ -17,6 +17,15 @@ pub enum Init {
     Orthogonal,
     /// Numbers from the first to the second in even steps along the last axis.
     Spaced(f64, f64),
+    /// ln(n + 1) in column n of the parameter seen as a matrix.
+    LogColumns,
+    /// Numbers whose softplus lies between these positive ones, uniform in its logarithm.
+    StepSizes {
+        /// The smallest softplus.
+        least: f64,
+        /// The largest softplus.
+        most: f64,
+    },
 }
 
 impl Init {
@@ -52,6 +61,18 @@ impl Init {
                 let columns = shape.last().copied().unwrap_or(1).max(1);
                 let step = (last - first) / (columns - 1).max(1) as f64;
                 data.iter_mut().enumerate().for_each(|(i, x)| *x = first + step * (i % columns) as f64);
+            }
+            Init::LogColumns => {
+                let columns = shape.last().copied().unwrap_or(1).max(1);
+                data.iter_mut().enumerate().for_each(|(i, x)| *x = ((i % columns + 1) as f64).ln());
+            }
+            Init::StepSizes { least, most } => {
+                stream.fill_uniform(&mut data, least.ln(), most.ln());
+                for x in &mut data {
+                    // softplus(t + ln(1 - e^-t)) = t
+                    let t = x.exp();
+                    *x = t + (-(-t).exp_m1()).ln();
+                }
             }
         }
         data
@@ -103,6 +124,21 @@ mod tests {
         let data = Init::Spaced(-1.0, 1.0).draw(&Stream::new(1, 2, 3), &[2, 5]);
         assert_eq!(data, [-1.0, -0.5, 0.0, 0.5, 1.0, -1.0, -0.5, 0.0, 0.5, 1.0]);
         assert_eq!(Init::Spaced(-1.0, 1.0).draw(&Stream::new(1, 2, 3), &[2, 1]), [-1.0, -1.0]);
+    }
+
+    #[test]
+    fn step_sizes_are_spread_evenly_over_their_orders_of_magnitude() {
+        let sizes = Init::StepSizes { least: 0.001, most: 0.1 }.draw(&Stream::new(1, 2, 3), &[4000]);
+        let sizes: Vec<f64> = sizes.into_iter().map(|x| x.exp().ln_1p()).collect();
+        assert!(sizes.iter().all(|t| (0.001 - 1e-12..0.1 + 1e-12).contains(t)));
+        let below = sizes.iter().filter(|t| **t < 0.01).count();
+        assert!((1900..2100).contains(&below), "{below} of 4000 below the geometric mean");
+    }
+
+    #[test]
+    fn columns_start_with_their_logarithms() {
+        let matrix = Init::LogColumns.draw(&Stream::new(1, 2, 3), &[2, 3]);
+        assert_eq!(matrix, [1.0f64, 2.0, 3.0, 1.0, 2.0, 3.0].map(f64::ln));
     }
 
     #[test]

@@ -19,6 +19,9 @@ use crate::phase::Phase;
 use crate::sizes::{MAX_PARAMETERS, MAX_TENSOR};
 use crate::statistic::Statistic;
 
+/// Name of the input of training programs that [`Net::optimizer_steps`] is.
+pub(crate) const OPTIMIZER_STEPS: &str = "optimizer_steps";
+
 /// What training minimises.
 #[derive(Debug, Clone, Copy)]
 pub struct Loss {
@@ -220,6 +223,8 @@ pub struct Net<'a> {
     averaged: Option<(String, Average)>,
     /// Parameters pass no gradient on.
     frozen: bool,
+    /// Standard deviation that linear maps and embeddings start with, whatever their own initialisation says.
+    flat: Option<f64>,
     /// Numbers in all parameters so far.
     parameters: u128,
     /// Inputs and constants by name.
@@ -261,6 +266,7 @@ impl<'a> Net<'a> {
             prefix: String::new(),
             averaged: None,
             frozen: false,
+            flat: None,
             parameters: 0,
             fed: BTreeMap::new(),
             states: BTreeMap::new(),
@@ -369,6 +375,26 @@ impl<'a> Net<'a> {
         built
     }
 
+    /// Builds a part of the graph in which the weights of linear maps and embeddings start with normal numbers
+    /// of this standard deviation, and the biases of linear maps at zero.
+    pub fn flat<T>(&mut self, std: f64, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let outer = self.flat.replace(std);
+        let built = part(self);
+        self.flat = outer;
+        built
+    }
+
+    /// How the weight of a linear map or an embedding starts that would start as `init`: as [`Net::flat`]
+    /// says, if it does.
+    pub fn start(&self, init: Init) -> Init {
+        self.flat.map_or(init, Init::Normal)
+    }
+
+    /// How the bias of a linear map starts that would start as `init`.
+    pub fn start_bias(&self, init: Init) -> Init {
+        if self.flat.is_some() { Init::Constant(0.0) } else { init }
+    }
+
     /// x Wᵀ with W [outputs, inputs] named `{name}.weight`.
     pub fn linear(&mut self, x: Value, name: &str, outputs: usize, init: Init) -> Result<Value> {
         self.linear_act(x, name, outputs, init, None, Act::Identity)
@@ -386,12 +412,21 @@ impl<'a> Net<'a> {
         activation: Act,
     ) -> Result<Value> {
         let inputs = self.g.shape(x)?.last().copied().unwrap_or(1);
-        let weight = self.param(&format!("{name}.weight"), [outputs, inputs], init)?;
+        let weight = self.param(&format!("{name}.weight"), [outputs, inputs], self.start(init))?;
         let bias = match bias {
-            Some(init) => Some(self.param(&format!("{name}.bias"), [outputs], init)?),
+            Some(init) => Some(self.param(&format!("{name}.bias"), [outputs], self.start_bias(init))?),
             None => None,
         };
         Ok(self.g.linear(x, weight, bias, activation)?)
+    }
+
+    /// Number of optimizer steps before the one at hand, a scalar: for losses that change in the course of
+    /// training.
+    pub fn optimizer_steps(&mut self) -> Result<Value> {
+        match self.g.find(OPTIMIZER_STEPS) {
+            Some(steps) => Ok(steps),
+            None => Ok(self.g.input(OPTIMIZER_STEPS, self.dtype, [])?),
+        }
     }
 
     /// Whether parameters alone are wanted, so that large constants need not be computed.

@@ -13,12 +13,15 @@ pub struct Window {
     /// Steps before a crop's start that a training window shows too. Where the episode has no such steps, its
     /// first is repeated.
     pub lead: usize,
+    /// Whether crops begin at any step of an episode, also where they reach beyond its end; otherwise only
+    /// where a whole crop fits.
+    pub anywhere: bool,
 }
 
 impl Window {
     /// A window of `steps` steps that ends where the next begins, with gradients through `unroll` of them.
     pub fn of(steps: usize, unroll: usize) -> Self {
-        Self { steps, unroll, slides: false, lead: 0 }
+        Self { steps, unroll, slides: false, lead: 0, anywhere: false }
     }
 }
 

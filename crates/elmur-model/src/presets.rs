@@ -2,7 +2,9 @@
 //! baselines. How each is trained is part of a run's preset (crate `elmur-train`).
 
 use crate::baselines::{
-    BcLstm, BcMlp, Cql, CqlObjective, LstmCompat, TransformerXl, TransformerXlCompat, ValveActivation,
+    BcLstm, BcMlp, Cql, CqlContinuous, CqlObjective, DMamba, DMambaCompat, Denoiser, Diffusion,
+    DiffusionCompat, DiffusionSampler, LstmCompat, TransformerXl, TransformerXlCompat, Tt, TtPlan,
+    ValveActivation,
 };
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
@@ -52,7 +54,7 @@ fn memory(slots: usize, std: f64, lambda: f64, dropout: f64) -> MemoryConfig {
 }
 
 /// T-Maze as in the paper: 2 layers, 2 slots, segments of 10.
-fn tmaze() -> Elmur {
+pub fn tmaze() -> Elmur {
     Elmur {
         observation: vec![Encoder::Vector { dim: 4, bytes: false }],
         action: Action::Categorical { count: 4 },
@@ -85,7 +87,7 @@ fn tmaze_quick() -> Elmur {
 }
 
 /// MIKASA-Robo RememberColor as in the paper: 256 slots, 16 experts, two cameras.
-fn remember_color() -> Elmur {
+pub fn remember_color() -> Elmur {
     Elmur {
         observation: vec![Encoder::Image { channels: 6, height: 128, width: 128, bytes: false }],
         action: Action::Continuous { dim: 8, tanh: true },
@@ -113,7 +115,7 @@ fn remember_color() -> Elmur {
 }
 
 /// MIKASA-Robo TakeItBack as in the paper: 32 slots, segments of 60.
-fn take_it_back() -> Elmur {
+pub fn take_it_back() -> Elmur {
     let mut model = remember_color();
     (model.d_model, model.heads, model.layers, model.segment_length) = (32, 16, 2, 60);
     model.memory = memory(32, 0.001, 0.20, 0.23);
@@ -231,6 +233,43 @@ pub fn cql_lstm(observation: Vec<Encoder>, action: Action, steps: usize) -> Cql 
     Cql { lstm: Some(256), hidden: vec![256], ..cql(observation, action, steps) }
 }
 
+/// Decision Mamba with the published T-Maze sizes for these ends and windows of `steps` steps.
+pub fn dmamba(observation: Vec<Encoder>, action: Action, steps: usize) -> DMamba {
+    DMamba {
+        observation,
+        action,
+        d_model: 64,
+        layers: 2,
+        window: steps,
+        dropout: 0.2,
+        unroll: 1,
+        state: 16,
+        conv: 4,
+        expand: 2,
+        action_tanh: true,
+        compat: DMambaCompat::default(),
+    }
+}
+
+/// Conservative Q-learning for continuous actions with the sizes of the CQL paper for these ends, on crops of
+/// `steps` steps: three hidden layers of 256, a penalty of weight 5, 40,000 steps of imitation at first.
+pub fn cql_continuous(observation: Vec<Encoder>, action: Action, steps: usize) -> CqlContinuous {
+    CqlContinuous {
+        observation,
+        action,
+        d_model: 64,
+        hidden: vec![256; 3],
+        window: steps,
+        gamma: 0.99,
+        tau: 0.005,
+        alpha: 5.0,
+        lagrange: None,
+        candidates: 10,
+        imitation_steps: 40_000,
+        policy_lr: 1.0 / 3.0,
+    }
+}
+
 /// Decision Transformer with the published T-Maze sizes for these ends and a context of `steps` steps.
 pub fn dt(observation: Vec<Encoder>, action: Action, steps: usize) -> TransformerXl {
     TransformerXl {
@@ -280,6 +319,50 @@ pub fn rate(observation: Vec<Encoder>, action: Action, steps: usize) -> Transfor
     }
 }
 
+/// Diffusion Policy with the published sizes for these ends: chunks of 16 actions from two observations, of
+/// which 8 are played, and a U-Net of widths 64, 128, 256. It samples in 10 steps of the 100 that it learns.
+pub fn diffusion(observation: Vec<Encoder>, action: Action) -> Diffusion {
+    Diffusion {
+        observation,
+        action,
+        d_model: 64,
+        obs_horizon: 2,
+        pred_horizon: 16,
+        act_horizon: 8,
+        diffusion_steps: 100,
+        step_embed: 64,
+        denoiser: Denoiser::Unet { widths: vec![64, 128, 256], kernel: 5, groups: 8 },
+        sampler: DiffusionSampler::Ddim(10),
+        compat: DiffusionCompat::default(),
+    }
+}
+
+/// [`diffusion`] with a perceptron of three hidden layers of width 256: for actions of few numbers, and CPUs.
+pub fn diffusion_mlp(observation: Vec<Encoder>, action: Action) -> Diffusion {
+    Diffusion { denoiser: Denoiser::Mlp { hidden: vec![256; 3] }, ..diffusion(observation, action) }
+}
+
+/// Trajectory Transformer with the sizes and the search of the TT paper for these ends: sequences of 10
+/// transitions, 100 bins, a beam of 128 over 15 steps. Rewards are as they were paid.
+pub fn tt(observation: Vec<Encoder>, action: Action) -> Tt {
+    Tt {
+        observation,
+        action,
+        d_model: 128,
+        heads: 4,
+        layers: 4,
+        window: 10,
+        bins: 100,
+        dropout: 0.1,
+        discount: 0.99,
+        terminal_reward: None,
+        action_weight: 5.0,
+        reward_weight: 1.0,
+        value_weight: 1.0,
+        plan: TtPlan { context: 5, beam: 128, expansion: 2, horizon: 15, action_cdf: 0.6 },
+    }
+}
+
 /// Encoders and action of T-Maze.
 fn tmaze_ends() -> (Vec<Encoder>, Action) {
     let Elmur { observation, action, .. } = tmaze();
@@ -287,7 +370,7 @@ fn tmaze_ends() -> (Vec<Encoder>, Action) {
 }
 
 /// CartPole-v1 as in the paper's table: 4 layers, 16 slots, pre-norm.
-fn cartpole() -> Elmur {
+pub fn cartpole() -> Elmur {
     let mut model = tmaze();
     model.action = Action::Categorical { count: 2 };
     (model.heads, model.layers, model.segment_length) = (4, 4, 30);

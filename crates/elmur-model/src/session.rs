@@ -21,6 +21,7 @@ use elmur_engine::{DType, Device, Store};
 
 pub use choose::{Choose, Draws};
 pub(crate) use history::{History, Shown};
+pub(crate) use programs::rows_at_once;
 pub use record::{ClosedRecord, StepRecord, Tapped, Taps};
 
 use crate::architecture::Architecture;

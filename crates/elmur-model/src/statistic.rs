@@ -14,6 +14,10 @@ pub enum Statistic {
     Least(Field),
     /// The largest value of every number of a field, [numbers].
     Greatest(Field),
+    /// The mean of every number of a field, [numbers]; 0 for a number that never changes.
+    Mean(Field),
+    /// The standard deviation of every number of a field, [numbers]; 1 for a number that never changes.
+    Deviation(Field),
     /// Rising ends of `bins` bins for every number of a field, [numbers, bins + 1], with about as many steps
     /// of the data in each bin.
     ///
@@ -31,23 +35,28 @@ impl Statistic {
     /// The field that the parameter is computed from.
     pub fn field(self) -> Field {
         match self {
-            Statistic::Least(field) | Statistic::Greatest(field) | Statistic::Bins { field, .. } => field,
+            Statistic::Least(field)
+            | Statistic::Greatest(field)
+            | Statistic::Mean(field)
+            | Statistic::Deviation(field)
+            | Statistic::Bins { field, .. } => field,
         }
     }
 
     /// Axes of the parameter for a field of this many numbers.
     pub(crate) fn shape(self, numbers: usize) -> Vec<usize> {
         match self {
-            Statistic::Least(_) | Statistic::Greatest(_) => vec![numbers],
             Statistic::Bins { bins, .. } => vec![numbers, bins.saturating_add(1)],
+            _ => vec![numbers],
         }
     }
 
-    /// What the parameter holds before there are data: the range from -1 to 1.
+    /// What the parameter holds before there are data: the range from -1 to 1, mean 0 and deviation 1.
     pub(crate) fn init(self) -> Init {
         match self {
             Statistic::Least(_) => Init::Constant(-1.0),
-            Statistic::Greatest(_) => Init::Constant(1.0),
+            Statistic::Greatest(_) | Statistic::Deviation(_) => Init::Constant(1.0),
+            Statistic::Mean(_) => Init::Constant(0.0),
             Statistic::Bins { .. } => Init::Spaced(-1.0, 1.0),
         }
     }

@@ -9,7 +9,7 @@ use elmur_base::{Values, ValuesMut};
 use elmur_engine::Pool;
 use elmur_model::ends::TokenFormat;
 use elmur_model::session::{Choose, Seen, Session};
-use elmur_model::{init, presets};
+use elmur_model::{Elmur, PolicyConfig, init, presets};
 
 struct Counting;
 
@@ -34,12 +34,13 @@ static ALLOCATOR: Counting = Counting;
 /// One test, because the counter sees all threads of the process.
 #[test]
 fn acting_allocates_nothing_after_warm_up() {
-    for tokens in
-        [TokenFormat::Observation, TokenFormat::ReturnObservationAction, TokenFormat::ObservationReturn]
-    {
-        let mut config = presets::model("tmaze").unwrap().elmur("test").unwrap().clone();
-        config.tokens = tokens;
-        let params = init::parameters(&config, 0).unwrap();
+    let elmur = presets::model("tmaze").unwrap().elmur("test").unwrap().clone();
+    let dmamba = presets::dmamba(elmur.observation.clone(), elmur.action.clone(), 10);
+    let formats =
+        [TokenFormat::Observation, TokenFormat::ReturnObservationAction, TokenFormat::ObservationReturn];
+    let elmurs = formats.map(|tokens| PolicyConfig::from(Elmur { tokens, ..elmur.clone() }));
+    for config in elmurs.into_iter().chain([PolicyConfig::DMamba(dmamba)]) {
+        let params = init::parameters(config.architecture(), 0).unwrap();
         for (batch, threads) in [(1, 1), (20, 2)] {
             let mut session = Session::new(&config, &params, batch, &Pool::new(threads)).unwrap();
             let observation = vec![0.25f32; 4 * batch];
@@ -63,7 +64,7 @@ fn acting_allocates_nothing_after_warm_up() {
             let before = ALLOCATIONS.load(Ordering::SeqCst);
             act(45);
             let count = ALLOCATIONS.load(Ordering::SeqCst) - before;
-            assert_eq!(count, 0, "{tokens:?}, batch {batch}, {threads} threads");
+            assert_eq!(count, 0, "{config:?}, batch {batch}, {threads} threads");
         }
     }
 }

@@ -7,14 +7,15 @@ mod common;
 use elmur_base::{Field, Values};
 use elmur_engine::{DType, Pool, Store};
 use elmur_model::baselines::{
-    BcLstm, BcMlp, Cql, CqlObjective, LstmCompat, TransformerXl, TransformerXlCompat, ValveActivation,
+    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, LstmCompat, TransformerXl, TransformerXlCompat,
+    ValveActivation,
 };
 use elmur_model::elmur::config::*;
 use elmur_model::ends::*;
 use elmur_model::session::{Seen, Session};
 use elmur_model::tensors::TensorData;
 use elmur_model::window::{Begin, WindowProgram, evaluation_graph};
-use elmur_model::{Elmur, PolicyConfig, Start, init};
+use elmur_model::{Elmur, PolicyConfig, Start, init, presets};
 
 use common::{random, small as elmur};
 
@@ -230,6 +231,8 @@ fn stepping_equals_whole_windows_without_memory_and_for_q_values() {
         };
         stepping_equals_windows(name, &PolicyConfig::Cql(config), Agree::Always);
     }
+    let config = presets::cql_continuous(encoder(), Action::Continuous { dim: 2, tanh: false }, 4);
+    stepping_equals_windows("continuous cql", &PolicyConfig::CqlContinuous(config), Agree::Always);
 }
 
 fn dt() -> TransformerXl {
@@ -253,6 +256,33 @@ fn dt() -> TransformerXl {
         slides: true,
         compat: TransformerXlCompat::default(),
     }
+}
+
+fn dmamba() -> DMamba {
+    DMamba {
+        observation: encoder(),
+        action: Action::Categorical { count: 5 },
+        d_model: 9,
+        layers: 2,
+        window: 4,
+        dropout: 0.1,
+        unroll: 1,
+        state: 6,
+        conv: 4,
+        expand: 2,
+        action_tanh: true,
+        compat: DMambaCompat::default(),
+    }
+}
+
+#[test]
+fn stepping_equals_whole_windows_for_state_space_models() {
+    stepping_equals_windows("dmamba", &PolicyConfig::DMamba(dmamba()), Agree::Always);
+    let config = DMamba { layers: 1, state: 16, expand: 1, conv: 7, ..dmamba() };
+    stepping_equals_windows("dmamba that looks far back", &PolicyConfig::DMamba(config), Agree::Always);
+    let compat = DMambaCompat { mamba_window: true, ..DMambaCompat::default() };
+    let config = PolicyConfig::DMamba(DMamba { compat, ..dmamba() });
+    stepping_equals_windows("dmamba with windows", &config, Agree::Always);
 }
 
 /// Variants of Transformer-XL whose windows do not slide.
@@ -345,7 +375,15 @@ fn configs_say_which_policy_they_are() {
     let read = |text: &str| serde_json::from_str::<PolicyConfig>(text);
     let config = read(lstm).unwrap();
     assert!(matches!(&config, PolicyConfig::BcLstm(c) if c.hidden == 128 && c.unroll == 1));
-    for config in [config, PolicyConfig::TransformerXl(dt()), elmur().into()] {
+    let continuous = Action::Continuous { dim: 2, tanh: false };
+    for config in [
+        config,
+        PolicyConfig::TransformerXl(dt()),
+        PolicyConfig::DMamba(dmamba()),
+        PolicyConfig::Tt(presets::tt(encoder(), continuous.clone())),
+        PolicyConfig::CqlContinuous(presets::cql_continuous(encoder(), continuous, 4)),
+        elmur().into(),
+    ] {
         let text = serde_json::to_string(&config).unwrap();
         assert!(text.contains(&format!("\"kind\":\"{}\"", config.kind())), "{text}");
         assert_eq!(read(&text).unwrap(), config);

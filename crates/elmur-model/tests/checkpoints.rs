@@ -118,6 +118,17 @@ fn damage_is_named() {
     assert!(error.contains("its config.json asks for"), "{error}");
 }
 
+#[test]
+fn weights_of_one_kind_of_policy_are_refused_by_another() {
+    let folder = Folder::new("kinds");
+    let error = error_after(&folder.0, |f| {
+        let other = presets::model("tmaze-bc-lstm").unwrap();
+        std::fs::write(f.join("config.json"), serde_json::to_string(&other).unwrap()).unwrap();
+    });
+    let expected = "weights of a policy of kind elmur; its config.json asks for one of kind bc_lstm";
+    assert!(error.ends_with(expected), "{error}");
+}
+
 fn elmur(name: &str) -> Elmur {
     presets::model(name).unwrap().elmur("test").unwrap().clone()
 }

@@ -1,6 +1,7 @@
 //! Training and evaluation: demonstrations in, checkpoints and numbers out.
 //!
 //! - [`RunConfig`]: everything that decides a run, as one tree with dotted overrides ([`overrides`]).
+//! - [`PolicyName`]: policies by name, for any run ([`RunConfig::with_policy`]).
 //! - [`Trainer`]: one batch after the other, resumable bit for bit.
 //! - [`train`]: a whole run in a folder: metrics, evaluation, best and last checkpoints, early stop.
 //! - [`Prepared`]: a config with its data and what policies are judged on.
@@ -36,6 +37,7 @@ pub use folder::{RunFolder, RunLock};
 pub use measure::{Measure, Score};
 pub use offline::{OfflineEvaluation, OfflineOutcome, evaluate_offline};
 pub use prepare::{Devices, Prepared};
+pub use presets::{Policy, PolicyName};
 pub use run::{Ended, Event, Observe, train, train_on};
 pub use schedule::{Decay, Schedule, Unit};
 pub use timeline::{SlotHistory, SlotTimeline, timeline};

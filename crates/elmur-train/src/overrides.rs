@@ -1,11 +1,12 @@
 //! Dotted overrides: `train.lr=1e-3 model.memory.gradient='{"through":3}'`.
 //!
-//! A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is
+//! `policy=NAME` chooses a policy. A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is
 //! answered with the nearest.
 
-use elmur_base::did_you_mean;
+use elmur_base::describe::describe_all;
+use elmur_base::{Description, did_you_mean};
 use elmur_envs::{EnvSpec, Registry};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::config::{RunConfig, below_model};
 use crate::error::{Error, Result};
@@ -17,17 +18,29 @@ pub fn names_ends(overrides: &[impl AsRef<str>]) -> bool {
     overrides.iter().any(|text| ends.iter().any(|end| text.as_ref().starts_with(end)))
 }
 
-/// The config with every `key=value` applied in order (`env=NAME` first), checked, with a value for every
-/// setting of its environment. Encoders and head follow from the environment's spaces, so that changed wrappers need no
+/// The config with every `key=value` applied in order, checked, with a value for every setting of its
+/// environment. `env=NAME` comes first; then `policy=NAME`, which is no key of the config but replaces the
+/// policy and its training ([`RunConfig::with_policy`]); then what changes single settings. Encoders and head follow from the environment's spaces, so that changed wrappers need no
 /// other change, unless an override names them ([`names_ends`]).
 pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Registry) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
     let texts = || overrides.iter().map(AsRef::as_ref);
-    let names_env = |text: &&str| text.starts_with("env=");
-    for text in texts().filter(names_env).chain(texts().filter(|text| !names_env(text))) {
+    let turn = |text: &&str| match text.split_once('=') {
+        Some(("env", _)) => 0,
+        Some((POLICY, _)) => 1,
+        _ => 2,
+    };
+    for text in (0..3).flat_map(|now| texts().filter(move |text| turn(text) == now)) {
         let Some((key, value)) = text.split_once('=') else {
             return Err(Error::config(text, "KEY=VALUE, such as train.lr=1e-3", text));
         };
+        if key == POLICY {
+            let config: RunConfig =
+                serde_json::from_value(tree).map_err(|e| Error::config("config", "a run's config", e))?;
+            let config = config.with_policy(value, registry)?;
+            tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
+            continue;
+        }
         let mut value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         let key = SHORT.iter().find(|(short, _)| *short == key).map_or(key, |(_, key)| key);
         if key == "env"
@@ -39,14 +52,15 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
         *entry(&mut tree, key)? = value;
         if key == "env" {
             // Another environment has other settings and another target; those that are given come after it.
-            *entry(&mut tree, "eval.settings")? = Value::Object(serde_json::Map::new());
+            *entry(&mut tree, "eval.settings")? = Value::Object(Map::new());
             *entry(&mut tree, "eval.target")? = Value::Null;
         }
         // After each, so that the message names the override that does not fit.
         if let Err(error) = serde_json::from_value::<RunConfig>(tree.clone()) {
             let other_kind = key == "model.kind" && !error.to_string().contains("is not one of");
             let problem = if other_kind {
-                "an architecture has settings of its own; choose its preset (see `elmur presets`)".to_owned()
+                "an architecture has settings of its own; choose it with policy=NAME (see `elmur presets`)"
+                    .to_owned()
             } else {
                 plain(&error.to_string())
             };
@@ -57,6 +71,16 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
         serde_json::from_value(tree).map_err(|e| Error::config("config", "a run's config", e))?;
     config.complete(registry, names_ends(overrides))?;
     Ok(config)
+}
+
+/// The key that names a policy.
+pub const POLICY: &str = "policy";
+
+/// The policy that overrides name with `policy=NAME`; the last one, if there are several.
+pub fn named_policy(overrides: &[impl AsRef<str>]) -> Option<&str> {
+    let name = |text: &'_ str| -> bool { text.split_once('=').is_some_and(|(key, _)| key == POLICY) };
+    let last = overrides.iter().map(AsRef::as_ref).rfind(|text| name(text))?;
+    Some(&last[POLICY.len() + 1..])
 }
 
 /// Keys that have a shorter form, for the command line.
@@ -94,7 +118,17 @@ fn plain(problem: &str) -> String {
 }
 
 fn entry<'a>(tree: &'a mut Value, key: &str) -> Result<&'a mut Value> {
-    let mut all = Vec::new();
+    let mut all = left_out(tree);
+    if all.iter().any(|known| known == key) {
+        let parents = key.split('.').rev().skip(1).collect::<Vec<_>>();
+        let parent = parents.iter().rev().fold(&mut *tree, |place, part| {
+            if place.get(part).is_none() {
+                place[*part] = Value::Object(Map::new());
+            }
+            &mut place[*part]
+        });
+        parent[key.rsplit('.').next().unwrap_or(key)] = Value::Null;
+    }
     paths(tree, "", &mut all);
     // Settings of environments are known to the registry, which refuses those that do not exist.
     if let Some((parent @ ("env" | "eval.settings"), name)) = key.rsplit_once('.') {
@@ -111,18 +145,34 @@ fn entry<'a>(tree: &'a mut Value, key: &str) -> Result<&'a mut Value> {
             _ => None,
         };
         place = next.ok_or_else(|| {
-            let hint = did_you_mean(key, all.iter().map(String::as_str));
+            let hint = did_you_mean(key, all.iter().map(String::as_str).chain([POLICY]));
             Error::UnknownKey { key: key.to_owned(), hint }
         })?;
     }
     Ok(place)
 }
 
-/// Every key of the tree, with dots.
+/// Keys of the policy's settings that files leave out where they have their defaults.
+fn left_out(tree: &Value) -> Vec<String> {
+    let at = |key: &str| key.split('.').try_fold(tree, |place, part| place.get(part));
+    let all = describe_all::<RunConfig>();
+    let own = |description: &&Description| {
+        let of_kind = |(key, value): &(String, String)| at(key).and_then(Value::as_str) == Some(value);
+        description.when.as_ref().is_some_and(of_kind)
+    };
+    let own: Vec<&str> = all.iter().filter(own).map(|description| description.key.as_str()).collect();
+    let holds = |key: &str| own.iter().any(|other| other.starts_with(&format!("{key}.")));
+    let in_struct = |key: &str| matches!(key.rsplit_once('.'), Some(("model" | "model.compat", _)));
+    let keys = own.iter().filter(|key| in_struct(key) && at(key).is_none() && !holds(key));
+    keys.map(|key| (*key).to_owned()).collect()
+}
+
+/// Every key of the config, with dots, also of settings that files leave out where they have their defaults.
 pub fn keys(config: &RunConfig) -> Vec<String> {
     let mut all = Vec::new();
     if let Ok(tree) = serde_json::to_value(config) {
         paths(&tree, "", &mut all);
+        all.extend(left_out(&tree));
     }
     all
 }
@@ -206,7 +256,7 @@ mod tests {
         assert!(message("model.heads=3").contains("model"), "{}", message("model.heads=3"));
         assert!(message("env.length=2").contains("at least 3"), "{}", message("env.length=2"));
         assert!(message("train.segments=0").contains("train.segments"));
-        assert!(message("model.kind=dt").contains("choose its preset"), "{}", message("model.kind=dt"));
+        assert!(message("model.kind=dt").contains("policy=NAME"), "{}", message("model.kind=dt"));
         assert!(message("env.lenght=9").contains("did you mean `length`"), "{}", message("env.lenght=9"));
         assert!(message("eval.length=2").contains("eval.settings.length"), "{}", message("eval.length=2"));
         assert!(message("model.layers=0").contains("`model.layers`"), "{}", message("model.layers=0"));

@@ -319,14 +319,19 @@ impl Run<'_, '_> {
     }
 }
 
-/// Refuses to resume if a setting that must stay the same has changed: seed, batch size, crop length, data
-/// or environment. Where the data lie may change: their fingerprint is compared.
+/// Refuses to resume if a setting that must stay the same has changed: kind of policy, seed, batch size, crop
+/// length, data or environment. Where the data lie may change: their fingerprint is compared.
 fn check_resumable(old: &RunConfig, new: &RunConfig) -> Result<()> {
     let (t, u) = (&old.train, &new.train);
     let elsewhere = |config: &RunConfig| crate::config::DataConfig {
         file: config.data.file.is_some().then(Default::default),
         ..config.data.clone()
     };
+    let (kind, other) = (old.model.kind(), new.model.kind());
+    if kind != other {
+        let expected = format!("{kind}, as the run began; begin another run for another policy");
+        return Err(Error::config("model.kind", expected, other));
+    }
     let fixed = [
         ("train.seed", t.seed == u.seed),
         ("train.batch", t.batch == u.batch),

@@ -16,22 +16,28 @@ const LEAST: f64 = 1e-6;
 pub(crate) fn standardize(ends: Ends<'_>, source: &dyn Source, params: &Store) -> Result<()> {
     for (leaf, encoder) in ends.observation.iter().enumerate() {
         let Encoder::Vector { dim, bytes: false } = encoder else { continue };
+        // A policy may have several networks with encoders of their own, or none.
         let name = ends.encoder_name(leaf);
-        let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
-        if params.ty(&weight).is_err() {
-            continue; // not every policy encodes its observations by a linear map
+        let (all, part) = (params.names(), format!(".{name}"));
+        let linear = all.iter().filter_map(|parameter| parameter.strip_suffix(".weight"));
+        let encoders: Vec<&str> = linear.filter(|own| *own == name || own.ends_with(&part)).collect();
+        if encoders.is_empty() {
+            continue;
         }
         let spread = moments(source, leaf, *dim)?;
-        let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
-        for (row, b) in w.chunks_exact_mut(*dim).zip(&mut b) {
-            for (w, (mean, deviation)) in row.iter_mut().zip(&spread) {
-                let scaled = f64::from(*w) / deviation;
-                *b -= (scaled * mean) as f32;
-                *w = scaled as f32;
+        for own in encoders {
+            let (weight, bias) = (format!("{own}.weight"), format!("{own}.bias"));
+            let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
+            for (row, b) in w.chunks_exact_mut(*dim).zip(&mut b) {
+                for (w, (mean, deviation)) in row.iter_mut().zip(&spread) {
+                    let scaled = f64::from(*w) / deviation;
+                    *b -= (scaled * mean) as f32;
+                    *w = scaled as f32;
+                }
             }
+            params.set(&weight, &w)?;
+            params.set(&bias, &b)?;
         }
-        params.set(&weight, &w)?;
-        params.set(&bias, &b)?;
     }
     Ok(())
 }
@@ -58,12 +64,15 @@ fn moments(source: &dyn Source, leaf: usize, dim: usize) -> Result<Vec<(f64, f64
             }
         }
     }
-    let moment = |(sum, squares): (f64, f64)| {
-        let mean = sum / count.max(1.0);
-        let deviation = (squares / count.max(1.0) - mean * mean).max(0.0).sqrt();
-        if deviation > LEAST { (mean, deviation) } else { (0.0, 1.0) }
-    };
-    Ok(sums.into_iter().map(moment).collect())
+    Ok(sums.into_iter().map(|sums| moment(sums, count)).collect())
+}
+
+/// Mean and standard deviation of `count` numbers from their sum and that of their squares; 0 and 1 where the
+/// numbers are all the same.
+pub(crate) fn moment((sum, squares): (f64, f64), count: f64) -> (f64, f64) {
+    let mean = sum / count.max(1.0);
+    let deviation = (squares / count.max(1.0) - mean * mean).max(0.0).sqrt();
+    if deviation > LEAST { (mean, deviation) } else { (0.0, 1.0) }
 }
 
 #[cfg(test)]

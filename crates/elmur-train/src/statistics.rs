@@ -8,6 +8,7 @@ use elmur_model::Statistic;
 use elmur_model::window::Built;
 
 use crate::error::Result;
+use crate::standardize::moment;
 
 /// Most steps that bins are computed from; of more steps, evenly spread ones are taken.
 const MOST_STEPS: usize = 1 << 24;
@@ -24,6 +25,12 @@ pub(crate) fn fill(built: &Built, source: &dyn Source, params: &Store) -> Result
         let data = match *statistic {
             Statistic::Least(_) => extremes(source, field, numbers, f32::min)?,
             Statistic::Greatest(_) => extremes(source, field, numbers, f32::max)?,
+            Statistic::Mean(_) => {
+                moments(source, field, numbers)?.iter().map(|(mean, _)| *mean as f32).collect()
+            }
+            Statistic::Deviation(_) => {
+                moments(source, field, numbers)?.iter().map(|(_, deviation)| *deviation as f32).collect()
+            }
             Statistic::Bins { bins, .. } => all_bins(source, field, numbers, bins)?,
         };
         params.set(name, &data)?;
@@ -59,6 +66,19 @@ fn extremes(
         Some(found) => found.iter_mut().zip(step).for_each(|(found, x)| *found = choose(*found, *x)),
     })?;
     Ok(found.unwrap_or_else(|| vec![0.0; numbers]))
+}
+
+/// Mean and standard deviation of every number of a field.
+fn moments(source: &dyn Source, field: Field, numbers: usize) -> Result<Vec<(f64, f64)>> {
+    let (mut sums, mut count) = (vec![(0.0, 0.0); numbers], 0.0);
+    each_step(source, field, numbers, |step| {
+        count += 1.0;
+        for ((sum, squares), x) in sums.iter_mut().zip(step) {
+            *sum += f64::from(*x);
+            *squares += f64::from(*x).powi(2);
+        }
+    })?;
+    Ok(sums.into_iter().map(|sums| moment(sums, count)).collect())
 }
 
 /// Ends of bins for every number of a field, [numbers, bins + 1].
@@ -155,6 +175,12 @@ mod tests {
         // 0 0 1 1 2 2 3 4 and tenfold, negated.
         let ends = all_bins(&data, Field::Action, 2, 4).unwrap();
         assert_eq!(ends, [0.0, 1.0, 2.0, 3.0, 4.0, -40.0, -20.0, -10.0, 0.0, 0.0]);
+        let moments = moments(&data, Field::Action, 2).unwrap();
+        // Of 0 0 1 1 2 2 3 4: mean 13 / 8, mean square 35 / 8.
+        let deviation = (35.0f64 / 8.0 - (13.0f64 / 8.0).powi(2)).sqrt();
+        let near = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() < 1e-12 && (a.1 - b.1).abs() < 1e-12;
+        assert!(near(moments[0], (1.625, deviation)) && near(moments[1], (-16.25, 10.0 * deviation)));
+        assert_eq!(super::moments(&data, Field::Observation(0), 1).unwrap(), [(0.0, 1.0)]);
         let paid = Field::CountedReward(Discount::new(1.0).with_terminal_reward(Some(-7.0)));
         assert_eq!(extremes(&data, paid, 1, f32::min).unwrap(), [-7.0]);
     }

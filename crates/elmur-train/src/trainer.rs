@@ -144,7 +144,9 @@ impl Trainer {
         let compile = |built| WindowProgram::new(built, &*architecture, &device, &stores);
         let programs = graphs.iter().map(compile).collect::<elmur_model::Result<Vec<_>>>()?;
         optimizer.set(RNG, &[t.seed as i64, 0])?;
-        let sampler = Sampler::new(&**source, config.crop(), t.seed).with_lead(architecture.window().lead);
+        let window = architecture.window();
+        let sampler = Sampler::new(&**source, config.crop(), t.seed);
+        let sampler = sampler.with_lead(window.lead).with_starts(window.anywhere);
         let epoch_len = sampler.epoch_len() as u64;
         let request = request(&programs, t.batch, t.segments, architecture.window().steps)?;
         let loader = Loader::new(source, sampler, request.clone());
@@ -363,10 +365,12 @@ impl Trainer {
         let saved = Checkpoint::load(folder)?;
         let path = folder.join(STATE_FILE);
         if saved.config != self.config.model {
+            let (kind, own) = (saved.config.kind(), self.config.model.kind());
+            let got = if kind == own { "another".to_owned() } else { format!("a policy of kind {own}") };
             return Err(Error::Mismatch {
                 what: "model of the resumed run",
-                expected: format!("that of {}", folder.display()),
-                got: "another".to_owned(),
+                expected: format!("that of {}, a policy of kind {kind}", folder.display()),
+                got,
                 remedy: "this checkpoint's model is not the run's; resume with the run's own config",
             });
         }

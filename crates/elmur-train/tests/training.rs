@@ -565,6 +565,59 @@ fn baselines_learn_to_remember() {
     }
 }
 
+/// A policy that is told returns is asked for the best return of its data, or for another.
+#[test]
+fn the_target_return_reaches_the_policy() {
+    let small = ["policy=dt", "model.d_model=16", "model.layers=1", "env.length=9", "data.episodes=20"];
+    let base = RunConfig::preset("tmaze").unwrap();
+    let config = prepared(&changed(&base, &small)).config;
+    assert_eq!(config.eval.target_return, Some(1.0), "all demonstrations reach the goal");
+    let given = changed(&base, &[&small[..], &["eval.target_return=-0.5"]].concat());
+    assert_eq!(prepared(&given).config.eval.target_return, Some(-0.5));
+    let policy = Checkpoint {
+        params: elmur_model::init::parameters(config.model.architecture(), 1).unwrap(),
+        config: config.model,
+    };
+    let maze = maze(9);
+    let outcome = |target_return| {
+        let what = Evaluation { episodes: 30, target_return, sample: true, ..Evaluation::of(&policy, &maze) };
+        (what.asked_return().unwrap(), evaluate(&what, &Stop::default(), &|_| {}).unwrap())
+    };
+    // Without a wish: what the environment knows to be good.
+    assert_eq!(outcome(None), outcome(Some(1.0)));
+    assert_eq!(outcome(None).0, Some(1.0));
+    assert_ne!(outcome(Some(1.0)).1, outcome(Some(1000.0)).1);
+    let what = Evaluation { target_return: Some(f64::NAN), ..Evaluation::of(&policy, &maze) };
+    let error = evaluate(&what, &Stop::default(), &|_| {}).unwrap_err().to_string();
+    assert!(error.contains("`target_return`: expected a finite number"), "{error}");
+
+    // Policies that are not told returns have no target, and say so if they are given one.
+    let lstm = ["policy=lstm", "env.length=9", "data.episodes=20", "eval.target_return=2"];
+    let prepared = prepared(&changed(&base, &lstm));
+    assert!(
+        prepared.notes.iter().any(|note| note.contains("bc_lstm is not told returns")),
+        "{:?}",
+        prepared.notes
+    );
+    assert_eq!(prepared.config.eval.target_return, Some(2.0));
+}
+
+#[test]
+fn a_target_return_that_is_no_number_is_refused() {
+    let base = RunConfig::preset("tmaze-dt").unwrap();
+    for value in ["NaN", "inf", "1e999", "high", "[1]"] {
+        let change = [format!("eval.target_return={value}")];
+        let error = overrides::apply(&base, &change, &Registry::builtin()).unwrap_err().to_string();
+        assert!(error.contains("eval.target_return") && error.contains("expected a number"), "{error}");
+    }
+    for target in [f64::NAN, f64::INFINITY, 1e300] {
+        let mut config = base.clone();
+        config.eval.target_return = Some(target);
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.contains("`eval.target_return`: expected a finite number"), "{error}");
+    }
+}
+
 /// Every kind of token, observation and action goes through the trainer: the loss falls on data that can be
 /// learnt.
 #[test]

@@ -14,6 +14,7 @@ use serde_json::json;
 
 use super::policy::{Model, observations};
 use super::{Times, print, round};
+use crate::Context;
 
 /// Options of `elmur bench bank`.
 #[derive(clap::Args)]
@@ -38,8 +39,9 @@ pub struct Args {
 }
 
 /// Runs `elmur bench bank`.
-pub fn run(args: &Args) -> Result<()> {
-    let policy = args.model.preset()?.model;
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let policy = args.model.preset(&context.registry)?.model;
+    let label = args.model.label(&policy)?;
     let params = init::parameters(policy.architecture(), 0)?;
     let mut session = Session::new(&policy, &params, args.rows, &Pool::new(args.threads))?;
     for &count in args.some.iter().filter(|count| (1..=args.rows).contains(count)) {
@@ -77,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
                 &json!({
                     "peer": "elmur", "device": "cpu", "work": format!("{work} {count} of {} rows", args.rows),
                     "ms": round(ms), "per_row_ms": round(ms / count as f64), "threads": args.threads,
-                    "preset": args.model.preset,
+                    "preset": args.model.preset, "policy": label,
                 }),
             );
             Ok(())

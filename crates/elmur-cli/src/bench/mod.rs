@@ -3,6 +3,7 @@
 pub mod bank;
 pub mod block;
 pub mod envs;
+pub mod policies;
 pub mod policy;
 
 use std::time::{Duration, Instant};

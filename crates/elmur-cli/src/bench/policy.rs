@@ -3,20 +3,23 @@
 //! Rows have the form of the PyTorch and ONNX Runtime peers they are compared with: {"peer", "device",
 //! "work", "ms"}, where a training unit is one batch (3 segments with 3 optimizer steps) and a step is one
 //! environment step of B rows. Steps at the end of a segment, which also write the memory, are reported
-//! apart.
+//! apart (`boundary_ms`), as are steps in which a planning policy makes a plan. Policies whose window slides
+//! are measured when it is full.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use elmur_base::{Field, Row};
+use elmur_base::{Field, Row, Space};
 use elmur_engine::{DType, Device, Pool, Store};
-use elmur_model::ends::Encoder;
+use elmur_envs::Registry;
+use elmur_model::ends::{Encoder, Ends};
 use elmur_model::session::{Seen, Session};
 use elmur_model::window::{Begin, TrainSettings, WindowProgram, training_graph};
 use elmur_model::{Architecture, PolicyConfig, init};
-use elmur_train::{Error, Result, RunConfig};
+use elmur_train::{Error, PolicyName, Result, RunConfig};
 use serde_json::json;
 
 use super::{Times, WARM_UP, print, round};
+use crate::Context;
 use crate::device::DeviceArgs;
 
 /// Options of `elmur bench step`.
@@ -33,7 +36,8 @@ pub struct StepArgs {
     /// Use this many threads; 0: as many as are granted. Batch 1 defaults to one thread, larger batches to 0.
     #[arg(long, value_parser = crate::threads())]
     threads: Option<usize>,
-    /// Measure this many segments.
+    /// Measure this many segments; of policies whose window slides this many steps, of policies that plan this
+    /// many plans, and of both for at most 20 seconds.
     #[arg(long, default_value_t = 100, value_parser = crate::count(1 << 20))]
     segments: usize,
 }
@@ -68,70 +72,137 @@ pub(super) struct Model {
     /// Measure the model of this preset.
     #[arg(long, default_value = "tmaze")]
     pub preset: String,
-    /// Replace images by vectors of 64 numbers, to measure the transformer without its image encoder.
+    /// Measure this policy with the sizes that it has for the preset (as policy=NAME, see `elmur presets`).
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// Replace images by vectors of 64 numbers, to measure the policy without its image encoder.
     #[arg(long)]
     no_images: bool,
 }
 
 impl Model {
-    pub fn preset(&self) -> Result<RunConfig> {
+    /// The run whose model is measured.
+    pub fn preset(&self, registry: &Registry) -> Result<RunConfig> {
+        self.with(self.policy.as_deref(), registry)
+    }
+
+    /// The policy that was asked for.
+    pub fn policy(&self) -> Result<Option<PolicyName>> {
+        self.policy.as_deref().map(PolicyName::find).transpose()
+    }
+
+    /// The name of the measured policy: the one that was asked for, else its kind.
+    pub fn label(&self, config: &PolicyConfig) -> Result<String> {
+        Ok(self.policy()?.map_or_else(|| config.kind().to_owned(), PolicyName::name))
+    }
+
+    /// The preset with this policy, or with its own.
+    pub fn with(&self, policy: Option<&str>, registry: &Registry) -> Result<RunConfig> {
         let mut preset = RunConfig::preset(&self.preset)?;
-        if let PolicyConfig::Elmur(model) = &mut preset.model
-            && self.no_images
-        {
-            for encoder in &mut model.observation {
-                if matches!(encoder, Encoder::Image { .. }) {
-                    *encoder = Encoder::Vector { dim: 64, bytes: false };
-                }
-            }
+        if let Some(policy) = policy {
+            preset = preset.with_policy(policy, registry)?;
+        }
+        if self.no_images {
+            let ends = preset.model.architecture().ends();
+            let mut spaces = ends.spaces();
+            let seen = |encoder: &Encoder| match encoder {
+                Encoder::Image { .. } => Space::unbounded([64]),
+                _ => Ends { observation: std::slice::from_ref(encoder), ..ends }.spaces().observation,
+            };
+            let mut parts: Vec<Space> = ends.observation.iter().map(seen).collect();
+            spaces.observation = if parts.len() == 1 { parts.remove(0) } else { Space::Tuple { parts } };
+            preset.model.fit_to(&spaces)?;
         }
         Ok(preset)
     }
 }
 
 /// Runs `elmur bench step`.
-pub fn step(args: &StepArgs) -> Result<()> {
-    let config = args.model.preset()?.model;
+pub fn step(args: &StepArgs, context: &Context) -> Result<()> {
+    let config = args.model.preset(&context.registry)?.model;
     let params = init::parameters(config.architecture(), 0)?;
     for batch in args.batch.map_or(vec![1, 100], |b| vec![b]) {
-        let threads = args.threads.unwrap_or(usize::from(batch == 1));
-        step_row(args, &config, &params, batch, &Pool::new(threads))?;
+        let pool = Pool::new(args.threads.unwrap_or(usize::from(batch == 1)));
+        let steps = Steps::measure(&config, &params, batch, &pool, args.segments)?;
+        let mut row = json!({
+            "peer": "elmur", "device": "cpu", "work": format!("step B={batch}"), "ms": round(steps.inside.ms(0.5)),
+            "p99_ms": round(steps.inside.ms(0.99)), "boundary_ms": round(steps.boundary.ms(0.5)),
+            "boundary_p99_ms": round(steps.boundary.ms(0.99)), "mean_ms": round(steps.mean),
+            "threads": pool.threads(), "weights": "f32", "preset": args.model.preset, "policy": args.model.label(&config)?,
+        });
+        if let Some(state) = steps.state {
+            row["state"] = state.into();
+        }
+        print(args.json, &row);
     }
     Ok(())
 }
 
-fn step_row(args: &StepArgs, config: &PolicyConfig, params: &Store, batch: usize, pool: &Pool) -> Result<()> {
-    let mut session = Session::new(config, params, batch, pool)?;
-    let observation = observations(config.architecture(), batch);
-    let returns = vec![1.0; batch];
-    let seen = Seen { observation: observation.values(), returns: Some(&returns) };
-    let (mut inside, mut boundary) = (Vec::new(), Vec::new());
-    let length = config.architecture().window().steps;
-    for segment in 0..args.segments + 2 {
-        for position in 0..length {
-            let start = Instant::now();
+/// Times of environment steps.
+pub(super) struct Steps {
+    /// Steps inside of a segment; of planning policies those without a plan, if there are such steps.
+    inside: Times,
+    /// Steps that end a segment, or make a plan.
+    boundary: Times,
+    /// Mean over all steps, in milliseconds.
+    pub mean: f64,
+    /// What was measured, where that is not obvious.
+    state: Option<&'static str>,
+}
+
+/// Longest time that steps of policies with costly steps are measured.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Steps {
+    /// Acts in `batch` rows and measures `segments` segments, after two that are not measured.
+    pub fn measure(
+        config: &PolicyConfig,
+        params: &Store,
+        batch: usize,
+        pool: &Pool,
+        segments: usize,
+    ) -> Result<Self> {
+        let architecture = config.architecture();
+        let mut session = Session::new(config, params, batch, pool)?;
+        let observation = observations(architecture, batch);
+        let returns = vec![1.0; batch];
+        let seen = Seen { observation: observation.values(), returns: Some(&returns) };
+        let window = architecture.window();
+        let planner = architecture.planner(params, &pool.into(), batch)?;
+        // Steps that fill what is looked back on; steps of a cycle; the costly one of them, if one is.
+        let (fill, cycle, costly) = match &planner {
+            Some(planner) => {
+                let plays = planner.plays();
+                (planner.looks_back().next_multiple_of(plays), plays, usize::from(plays == 1))
+            }
+            None if window.slides => (window.steps, 1, 1),
+            None => (2 * window.steps, window.steps, window.steps - 1),
+        };
+        let state = match planner {
+            Some(_) => Some("boundary steps make plans"),
+            None => window.slides.then_some("full window"),
+        };
+        for _ in 0..fill {
             session.act(seen)?;
-            let time = start.elapsed();
-            if segment >= 2 {
-                if position + 1 == length { boundary.push(time) } else { inside.push(time) }
+        }
+        let (mut inside, mut boundary, begin) = (Vec::new(), Vec::new(), Instant::now());
+        for _ in 0..segments {
+            for position in 0..cycle {
+                let start = Instant::now();
+                session.act(seen)?;
+                let times = if position == costly { &mut boundary } else { &mut inside };
+                times.push(start.elapsed());
+            }
+            if state.is_some() && begin.elapsed() > PATIENCE {
+                break;
             }
         }
+        let whole: f64 = inside.iter().chain(&boundary).map(|t| t.as_secs_f64() * 1e3).sum();
+        let mean = whole / (inside.len() + boundary.len()) as f64;
+        inside.sort();
+        boundary.sort();
+        Ok(Self { inside: Times(inside), boundary: Times(boundary), mean, state })
     }
-    let whole: f64 = inside.iter().chain(&boundary).map(|t| t.as_secs_f64() * 1e3).sum();
-    let mean = whole / (inside.len() + boundary.len()) as f64;
-    inside.sort();
-    boundary.sort();
-    let (inside, boundary) = (Times(inside), Times(boundary));
-    print(
-        args.json,
-        &json!({
-            "peer": "elmur", "device": "cpu", "work": format!("step B={batch}"), "ms": round(inside.ms(0.5)),
-            "p99_ms": round(inside.ms(0.99)), "boundary_ms": round(boundary.ms(0.5)),
-            "boundary_p99_ms": round(boundary.ms(0.99)), "mean_ms": round(mean),
-            "threads": pool.threads(), "weights": "f32", "preset": args.model.preset,
-        }),
-    );
-    Ok(())
 }
 
 /// Observations of `rows` rows that fit an architecture.
@@ -176,8 +247,8 @@ fn fill(program: &mut WindowProgram) -> Result<()> {
 }
 
 /// Runs `elmur bench train`.
-pub fn train(args: &TrainArgs) -> Result<()> {
-    let preset = args.model.preset()?;
+pub fn train(args: &TrainArgs, context: &Context) -> Result<()> {
+    let preset = args.model.preset(&context.registry)?;
     let begin = Instant::now();
     let device = args.device.open(args.threads)?;
     let opened = begin.elapsed();
@@ -199,13 +270,13 @@ pub fn train(args: &TrainArgs) -> Result<()> {
 }
 
 /// A model in training on made-up data.
-struct TrainBench<'a> {
+pub(super) struct TrainBench<'a> {
     preset: &'a RunConfig,
     programs: Vec<WindowProgram>,
 }
 
 impl<'a> TrainBench<'a> {
-    fn new(preset: &'a RunConfig, dropout: bool, device: &Device) -> Result<Self> {
+    pub fn new(preset: &'a RunConfig, dropout: bool, device: &Device) -> Result<Self> {
         let architecture = preset.model.architecture();
         let settings = TrainSettings { dropout, ..preset.train.program_settings(None) };
         let store = init::parameters(architecture, 0)?.to(device)?;
@@ -222,12 +293,35 @@ impl<'a> TrainBench<'a> {
     }
 
     /// One batch; on a GPU it is only queued.
-    fn batch(&mut self) -> Result<()> {
+    pub fn batch(&mut self) -> Result<()> {
         let unroll = self.preset.model.architecture().window().unroll;
         for run in 0..self.preset.train.segments / unroll {
             self.programs[usize::from(run > 0)].run((run * unroll) as u64)?;
         }
         Ok(())
+    }
+}
+
+impl TrainBench<'_> {
+    /// Times of `rounds` batches, and of the host alone to queue them, after a few that are not measured.
+    pub fn times(&mut self, device: &Device, rounds: usize) -> Result<(Times, Times)> {
+        let stride = stride(device);
+        let (mut times, mut queueing) = (Vec::new(), Vec::new());
+        for round in 0..rounds + WARM_UP.min(3) {
+            let start = Instant::now();
+            for _ in 0..stride {
+                self.batch()?;
+            }
+            let queued = start.elapsed();
+            device.synchronize()?;
+            if round >= WARM_UP.min(3) {
+                times.push(start.elapsed() / stride as u32);
+                queueing.push(queued / stride as u32);
+            }
+        }
+        times.sort();
+        queueing.sort();
+        Ok((Times(times), Times(queueing)))
     }
 }
 
@@ -245,7 +339,7 @@ fn train_side_by_side(
 ) -> Result<()> {
     let batches = args.batches * stride(device);
     let barrier = std::sync::Barrier::new(args.runs + 1);
-    let elapsed = std::thread::scope(|scope| -> Result<std::time::Duration> {
+    let elapsed = std::thread::scope(|scope| -> Result<Duration> {
         let threads: Vec<_> = (0..args.runs)
             .map(|_| {
                 scope.spawn(|| -> Result<()> {
@@ -283,7 +377,7 @@ fn train_side_by_side(
         &json!({
             "peer": "elmur", "device": args.device.name(), "precision": args.device.precision()?.name(), "work": work,
             "runs": args.runs, "ms": round(ms), "batches_per_s": round(args.runs as f64 * 1e3 / ms),
-            "preset": args.model.preset, "batch": preset.train.batch,
+            "preset": args.model.preset, "policy": args.model.label(&preset.model)?, "batch": preset.train.batch,
         }),
     );
     Ok(())
@@ -294,29 +388,13 @@ fn train_row(
     bench: &mut TrainBench<'_>,
     device: &Device,
     work: &str,
-    [opened, start_up]: [std::time::Duration; 2],
+    [opened, start_up]: [Duration; 2],
 ) -> Result<()> {
-    let stride = stride(device);
-    let (mut times, mut queueing) = (Vec::new(), Vec::new());
-    for round in 0..args.batches + WARM_UP.min(3) {
-        let start = Instant::now();
-        for _ in 0..stride {
-            bench.batch()?;
-        }
-        let queued = start.elapsed();
-        device.synchronize()?;
-        if round >= WARM_UP.min(3) {
-            times.push(start.elapsed() / stride as u32);
-            queueing.push(queued / stride as u32);
-        }
-    }
-    times.sort();
-    queueing.sort();
-    let times = Times(times);
+    let (times, queueing) = bench.times(device, args.batches)?;
     let programs = &mut bench.programs;
     let mut row = json!({
         "peer": "elmur", "device": args.device.name(), "work": work, "ms": round(times.ms(0.5)), "best_ms": round(times.ms(0.0)),
-        "preset": args.model.preset, "batch": bench.preset.train.batch, "arena_bytes": programs[1].program.arena_bytes(),
+        "preset": args.model.preset, "policy": args.model.label(&bench.preset.model)?, "batch": bench.preset.train.batch, "arena_bytes": programs[1].program.arena_bytes(),
         "steps": programs[1].program.steps(),
     });
     match device {
@@ -325,7 +403,7 @@ fn train_row(
         Device::Cuda(_) => {
             row["precision"] = json!(args.device.precision()?.name());
             // Time of the host alone: where it is as long as `ms`, the GPU waits for work.
-            row["queue_ms"] = json!(round(Times(queueing).ms(0.5)));
+            row["queue_ms"] = json!(round(queueing.ms(0.5)));
             row["kernels_per_segment"] = json!(programs[1].program.kernels());
             row["open_s"] = json!(round(opened.as_secs_f64()));
             row["first_batch_s"] = json!(round(start_up.as_secs_f64()));

@@ -32,6 +32,8 @@ pub(crate) trait Float:
     fn abs(self) -> Self;
     fn ln(self) -> Self;
     fn exp(self) -> Self;
+    /// 2^self. In f32 at most 2^127 and at least 2^-126: half as many instructions as `exp`, for decays.
+    fn exp2(self) -> Self;
     /// ln(1 + self), for numbers from 0 to 1.
     fn ln_1p(self) -> Self;
     fn tanh(self) -> Self;
@@ -115,6 +117,24 @@ impl Float for f32 {
         p * power(half) * power(n - half)
     }
 
+    /// 2^n p(r) with n = round(x) and a polynomial 1 + r ln 2 + ... of degree 5 on |r| <= 1/2, fitted by iterated
+    /// weighted least squares (relative error 1.1e-7).
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        // As in `exp`.
+        const ROUND: f32 = 12_582_912.0;
+        let x = self.clamp(-126.0, 127.0);
+        let shifted = x + ROUND;
+        let r = x - (shifted - ROUND);
+        let p = r.mul_add(1.330_062_2e-3, 9.669_696e-3);
+        let p = p.mul_add(r, 5.550_558_5e-2);
+        let p = p.mul_add(r, 0.240_222_83);
+        let p = p.mul_add(r, std::f32::consts::LN_2);
+        let p = p.mul_add(r, 1.0);
+        // n lies in the low bits; all others are shifted out.
+        p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0f32.to_bits()))
+    }
+
     /// 2 artanh(s) with s = x / (x + 2), at most 1/3: the series to the 13th power.
     #[inline(always)]
     fn ln_1p(self) -> Self {
@@ -168,6 +188,10 @@ impl Float for f64 {
         f64::exp(self)
     }
     #[inline(always)]
+    fn exp2(self) -> Self {
+        f64::exp2(self)
+    }
+    #[inline(always)]
     fn ln_1p(self) -> Self {
         f64::ln_1p(self)
     }
@@ -197,6 +221,7 @@ mod tests {
     #[test]
     fn f32_functions_match_the_exact_ones() {
         check("exp", Float::exp, f64::exp, 87.0, 3e-7);
+        check("exp2", Float::exp2, f64::exp2, 126.0, 3e-7);
         check("tanh", Float::tanh, f64::tanh, 10.0, 6e-7);
         check("erf", Float::erf, libm::erf, 5.0, 6e-7);
         // In 0..=1 only.
@@ -214,5 +239,11 @@ mod tests {
             assert_eq!((Float::sigmoid(x), Float::sigmoid(-x)), (1.0, 0.0));
         }
         assert!(Float::exp(f32::NAN).is_nan() && Float::tanh(f32::NAN).is_nan());
+        assert_eq!(
+            (Float::exp2(0.0f32), Float::exp2(-3.0f32), Float::exp2(100.0f32)),
+            (1.0, 0.125, 2f32.powi(100))
+        );
+        assert_eq!((Float::exp2(1e30f32), Float::exp2(-1e30f32)), (2f32.powi(127), 2f32.powi(-126)));
+        assert!(Float::exp2(f32::NAN).is_nan());
     }
 }

@@ -67,6 +67,26 @@ impl Launch<'_> {
         self.gpu.0.kernels.launch(self.stream, name, shape, args.into())
     }
 
+    /// Queues a kernel in clusters of `cluster` blocks along the last axis of the grid.
+    pub fn clusters(
+        &mut self,
+        name: &'static str,
+        grid: [usize; 3],
+        cluster: u32,
+        threads: u32,
+        shared: usize,
+        args: impl Into<Args>,
+    ) -> Result<()> {
+        *self.queued += 1;
+        let shape = Shape { grid, threads, shared, cluster };
+        self.gpu.0.kernels.launch(self.stream, name, shape, args.into())
+    }
+
+    /// Whether the GPU has clusters, whose blocks see each other's shared memory.
+    pub fn has_clusters(&self) -> bool {
+        self.gpu.0.products.clusters()
+    }
+
     /// Queues a kernel with one thread per element.
     pub fn elements(&mut self, name: &'static str, count: usize, args: impl Into<Args>) -> Result<()> {
         self.kernel(name, [count.div_ceil(THREADS as usize), 1, 1], THREADS, 0, args)

@@ -212,6 +212,11 @@ impl Products {
         })
     }
 
+    /// Whether the GPU has clusters, whose blocks see each other's shared memory.
+    pub fn clusters(&self) -> bool {
+        self.clusters
+    }
+
     /// Queues a product. `workspace` provides device memory of the size asked for.
     pub fn queue(
         &self,

@@ -1,12 +1,13 @@
-// Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp, 8 mish.
+// Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp, 8 mish, 9 ln.
 __device__ __forceinline__ float normal_cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678118654752f)); }
 
-// tanh(softplus x); *rest is 1 minus that, without cancellation.
-__device__ __forceinline__ float tanh_softplus(float x, float* rest) {
-    float e = expf(-fabsf(x));
-    float above = x > 0.0f ? 1.0f + 2.0f * e : e * (e + 2.0f), below = x > 0.0f ? 2.0f * e * e : 2.0f;
-    *rest = below / (above + below);
-    return above / (above + below);
+// t = tanh(softplus x) = n / (n + 2) with n = e^x (e^x + 2), which is 1 beyond 20.
+struct MishParts {
+    float e, t, rest;  // e^x, t, 1 - t
+};
+__device__ __forceinline__ MishParts mish_parts(float x) {
+    float e = expf(x > 20.0f ? 20.0f : x), n = e * (e + 2.0f), share = 1.0f / (n + 2.0f);
+    return {e, n * share, 2.0f * share};
 }
 
 __device__ __forceinline__ float activate(int kind, float x) {
@@ -18,15 +19,13 @@ __device__ __forceinline__ float activate(int kind, float x) {
         case 5: return sigmoid(x);
         case 6: return fmaxf(x, 0.0f) + logf(1.0f + expf(-fabsf(x)));
         case 7: return expf(x);
-        case 8: {
-            float rest;
-            return x * tanh_softplus(x, &rest);
-        }
+        case 8: return x * mish_parts(x).t;
+        case 9: return logf(x);
         default: return x;
     }
 }
 
-// Derivative, from the function's argument (gelu, silu, softplus, mish) or value (the others).
+// Derivative, from the function's argument (gelu, silu, softplus, mish, ln) or value (the others).
 __device__ __forceinline__ float derivative(int kind, float x) {
     switch (kind) {
         case 1: return x > 0.0f ? 1.0f : 0.0f;
@@ -40,9 +39,10 @@ __device__ __forceinline__ float derivative(int kind, float x) {
         case 6: return sigmoid(x);
         case 7: return x;
         case 8: {
-            float rest, t = tanh_softplus(x, &rest);
-            return t + x * sigmoid(x) * rest * (1.0f + t);
+            MishParts m = mish_parts(x);
+            return m.t + x * (m.e / (1.0f + m.e)) * m.rest * (1.0f + m.t);
         }
+        case 9: return 1.0f / x;
         default: return 1.0f;
     }
 }

@@ -1,8 +1,9 @@
-// One block: loss, log-sum-exp per row, number of rows that count; each may be null. wide: targets have 64
-// bits. Pointers that are only read are parameters of their own, because `__restrict__` has no effect on
+// One block: loss, log-sum-exp per row, what the sum of losses is divided by (the number of rows that count,
+// or 1 where rows have weights); each may be null, and so may the weights. wide: targets have 64 bits. Pointers that are only read are parameters of their own, because `__restrict__` has no effect on
 // members of a struct.
 struct CrossEntropyArgs {
     float *loss, *lse, *count;
+    const float* weights;
     i64 ignored, rows, classes;
     float smoothing;
     int wide;
@@ -29,19 +30,21 @@ KERNEL cross_entropy(const float* __restrict__ logits, const void* __restrict__ 
         float hard = target >= 0 && target < classes ? log_sum - x[target] : NOT_A_NUMBER;
         // Without smoothing, infinite logits of other classes must not matter.
         float even = smoothing == 0.0f ? 0.0f : smoothing * (log_sum - mean / classes);
-        total += (1.0f - smoothing) * hard + even;
+        float weight = args.weights ? args.weights[row] : 1.0f;
+        // Where the weight is 0, an infinite loss must not matter.
+        if (weight != 0.0f) total += weight * ((1.0f - smoothing) * hard + even);
     }
     total = block_sum(total);
-    counted = block_sum(counted);
+    counted = args.weights ? 1.0 : fmax(block_sum(counted), 1.0);
     if (threadIdx.x == 0) {
-        if (loss) *loss = (float)(total / fmax(counted, 1.0));
-        if (count) *count = (float)fmax(counted, 1.0);
+        if (loss) *loss = (float)(total / counted);
+        if (count) *count = (float)counted;
     }
 }
 
 struct CrossEntropyGradArgs {
     float* dx;
-    const float *logits, *lse, *count, *grad;
+    const float *logits, *lse, *count, *grad, *weights;
     const void* targets;
     i64 ignored, classes, n;
     float smoothing;
@@ -53,6 +56,7 @@ KERNEL cross_entropy_grad(CrossEntropyGradArgs args) {
     if (i >= args.n) return;
     i64 row = i / classes, target = index_at(args.targets, args.wide, row);
     float scale = *args.grad / *args.count, smoothing = args.smoothing;
+    if (args.weights) scale *= args.weights[row];
     float d = scale * (expf(args.logits[i] - args.lse[row]) - smoothing / classes);
     if (i % classes == target) d -= scale * (1.0f - smoothing);
     args.dx[i] = target == args.ignored ? 0.0f : d;

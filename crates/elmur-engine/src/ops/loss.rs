@@ -1,6 +1,7 @@
 //! Losses: cross-entropy with label smoothing and ignored targets, and masked mean squared error.
 //!
-//! Both are means over the elements that count; if none counts, the loss and its gradients are zero.
+//! Both are means over the elements that count; if none counts, the loss and its gradients are zero. With
+//! weights, cross-entropy is a weighted sum.
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -32,6 +33,18 @@ impl Graph {
         self.push1(CrossEntropyOp(settings), &[logits, targets])
     }
 
+    /// Σ w CE (a scalar): cross-entropy of logits [..., C] against class targets [...] of i32 or i64, added up
+    /// with the weights w [...]. Gradients reach the logits only. A mean over n rows has weights of 1 / n.
+    pub fn weighted_cross_entropy(
+        &mut self,
+        logits: Value,
+        targets: Value,
+        weights: Value,
+        settings: CrossEntropy,
+    ) -> Result<Value> {
+        self.push1(CrossEntropyOp(settings), &[logits, targets, weights])
+    }
+
     /// Number of rows (a float) whose target class has the largest logit, for logits [..., C] and targets
     /// [...] of i32 or i64. Targets outside 0..C are not counted. Not differentiable.
     pub fn count_correct(&mut self, logits: Value, targets: Value) -> Result<Value> {
@@ -53,11 +66,12 @@ impl Graph {
 kernel_args! {
     /// What cross entropy writes, and its settings.
     struct CrossEntropyArgs in "loss.cu" {
-        loss: u64, lse: u64, count: u64, ignored: i64, rows: usize, classes: usize, smoothing: f32,
-        wide: i32,
+        loss: u64, lse: u64, count: u64, weights: u64, ignored: i64, rows: usize, classes: usize,
+        smoothing: f32, wide: i32,
     }
 }
 
+/// Inputs logits, targets, [weights]; outputs loss, log Σ e^logit per row, what the sum is divided by.
 #[derive(Debug)]
 struct CrossEntropyOp(CrossEntropy);
 
@@ -83,7 +97,9 @@ impl Op for CrossEntropyOp {
             Some((_, lead)) if lead == targets.shape => {}
             _ => return mismatch(OP, "logits [..., C] and targets [...]", format!("{logits} and {targets}")),
         }
-        // Loss, log Σ e^logit per row, number of rows that count.
+        if let Some(weights) = inputs.get(2) {
+            want(OP, "weights", weights, logits.dtype, &targets.shape)?;
+        }
         Ok(vec![logits.with([]), logits.with([logits.rows()]), logits.with([])])
     }
     fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
@@ -91,7 +107,8 @@ impl Op for CrossEntropyOp {
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         if let Some(grad) = b.grad(0) {
-            let inputs = [b.inputs[0], b.inputs[1], b.outputs[1], b.outputs[2], grad];
+            let mut inputs = vec![b.inputs[0], b.inputs[1], b.outputs[1], b.outputs[2], grad];
+            inputs.extend(b.inputs.get(2));
             let dlogits = b.graph.push1(CrossEntropyGrad(self.0), &inputs)?;
             b.set(0, dlogits);
         }
@@ -110,6 +127,7 @@ impl Op for CrossEntropyOp {
         }
         dispatch_float!(io.dtype(), T => {
             let logits = io.input::<T>(0);
+            let weights = (io.inputs.len() > 2).then(|| io.input::<T>(2));
             let (losses, spare) = io.scratch::<T>(2 * rows).split_at_mut(rows);
             let lse = io.output_if_used::<T>(1).unwrap_or(spare);
             let mut counted = 0;
@@ -124,10 +142,16 @@ impl Op for CrossEntropyOp {
                     let hard = log_sum - x[target as usize];
                     // Without smoothing, infinite logits of other classes must not matter.
                     let even = if smoothing == T::ZERO { T::ZERO } else { smoothing * (log_sum - mean) };
-                    losses[row] = (T::ONE - smoothing) * hard + even;
+                    let loss = (T::ONE - smoothing) * hard + even;
+                    losses[row] = match weights {
+                        None => loss,
+                        // Where the weight is 0, an infinite loss must not matter.
+                        Some(weights) if weights[row] == T::ZERO => T::ZERO,
+                        Some(weights) => weights[row] * loss,
+                    };
                 }
             }
-            let count = T::of(f64::from(counted.max(1)));
+            let count = T::of(f64::from(if weights.is_some() { 1 } else { counted.max(1) }));
             if let Some(loss) = io.output_if_used::<T>(0) {
                 loss[0] = sum_all(losses) / count;
             }
@@ -145,6 +169,7 @@ impl Op for CrossEntropyOp {
             loss: launch.output(0),
             lse: launch.output(1),
             count: launch.output(2),
+            weights: launch.input_if((launch.inputs.len() > 2).then_some(2)),
             ignored: self.0.ignored,
             rows,
             classes,
@@ -169,12 +194,12 @@ simd_fn! {
 kernel_args! {
     /// Gradient of the logits.
     struct CrossEntropyGradArgs in "loss.cu" {
-        dx: u64, logits: u64, lse: u64, count: u64, grad: u64, targets: u64, ignored: i64,
+        dx: u64, logits: u64, lse: u64, count: u64, grad: u64, weights: u64, targets: u64, ignored: i64,
         classes: usize, n: usize, smoothing: f32, wide: i32,
     }
 }
 
-/// dlogits = grad / count (p - (1 - e) onehot - e / C); zero for ignored rows.
+/// dlogits = grad w / count (p - (1 - e) onehot - e / C), w = 1 without weights; zero for ignored rows.
 #[derive(Debug)]
 struct CrossEntropyGrad(CrossEntropy);
 
@@ -190,7 +215,8 @@ impl Op for CrossEntropyGrad {
         let targets = Indices::new(io, 1);
         dispatch_float!(io.dtype(), T => {
             let (logits, lse) = (io.input::<T>(0), io.input::<T>(2));
-            let scale = io.input::<T>(4)[0] / io.input::<T>(3)[0];
+            let weights = (io.inputs.len() > 5).then(|| io.input::<T>(5));
+            let each = io.input::<T>(4)[0] / io.input::<T>(3)[0];
             let smoothing = T::of(self.0.label_smoothing);
             let even = smoothing / T::of(classes as f64);
             io.pool.rows(rows, 8 * classes, RowsMut::new(io.output::<T>(0), classes), |first, dx| {
@@ -201,6 +227,7 @@ impl Op for CrossEntropyGrad {
                         dx.fill(T::ZERO);
                         continue;
                     }
+                    let scale = weights.map_or(each, |weights| each * weights[row]);
                     softmax_minus(&logits[row * classes..][..classes], lse[row], even, scale, dx);
                     dx[target as usize] -= scale * (T::ONE - smoothing);
                 }
@@ -218,6 +245,7 @@ impl Op for CrossEntropyGrad {
             lse: launch.input(2),
             count: launch.input(3),
             grad: launch.input(4),
+            weights: launch.input_if((launch.inputs.len() > 5).then_some(5)),
             targets: launch.input(1),
             ignored: self.0.ignored,
             classes,

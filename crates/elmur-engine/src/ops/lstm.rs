@@ -195,7 +195,17 @@ impl Op for Forward {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(window) = Window::of(launch.ty(0)) else { return Ok(()) };
-        let Window { batch, steps, width } = window;
+        let Window { width, .. } = window;
+        if let Some(clusters) = Clusters::of(window).filter(|_| launch.has_clusters()) {
+            let kernel = [
+                "lstm_forward_shared_1",
+                "lstm_forward_shared_2",
+                "lstm_forward_shared_4",
+                "lstm_forward_shared_8",
+            ][clusters.variant];
+            let args = Self::args(launch, window, launch.input(1), clusters.blocks);
+            return clusters.queue(launch, kernel, args);
+        }
         let blocks = Blocks::of(window, 4 * width, 2 * width)?;
         // Threads that compute neighbouring gates read neighbouring weights: [width, 4 width].
         let weight = launch.scratch(launch.ty(1).bytes())?;
@@ -203,7 +213,18 @@ impl Op for Forward {
         (transpose.a[0], transpose.a[1]) = (1, width as i32);
         let count = launch.ty(1).len();
         launch.elements("rearrange_4", count, args![weight, launch.input(1), count, transpose])?;
-        let args = LstmForward {
+        let args = Self::args(launch, window, weight, blocks.lanes);
+        let kernel = ["lstm_forward_1", "lstm_forward_2", "lstm_forward_4"][blocks.variant];
+        launch.kernel(kernel, [blocks.count, 1, 1], Blocks::THREADS as u32, blocks.shared, args)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Forward {
+    /// What the kernels are given, with a weight that is laid out for them.
+    fn args(launch: &Launch<'_>, window: Window, weight: u64, lanes: usize) -> LstmForward {
+        let Window { batch, steps, width } = window;
+        LstmForward {
             hidden: launch.output(0),
             last_hidden: launch.output(1),
             last_cell: launch.output(2),
@@ -218,10 +239,8 @@ impl Op for Forward {
             batch,
             steps,
             width,
-            lanes: blocks.lanes,
-        };
-        let kernel = ["lstm_forward_1", "lstm_forward_2", "lstm_forward_4"][blocks.variant];
-        launch.kernel(kernel, [blocks.count, 1, 1], Blocks::THREADS as u32, blocks.shared, args)
+            lanes,
+        }
     }
 }
 
@@ -359,6 +378,7 @@ impl Op for Gradient {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(window) = Window::of(launch.ty(0)) else { return Ok(()) };
         let Window { batch, steps, width } = window;
+        let clusters = Clusters::of(window).filter(|_| launch.has_clusters());
         let blocks = Blocks::of(window, width, 5 * width)?;
         let upper = [0, 1, 2].map(|index| launch.input_if(self.upper(index)));
         let args = LstmBackward {
@@ -375,8 +395,17 @@ impl Op for Gradient {
             batch,
             steps,
             width,
-            lanes: blocks.lanes,
+            lanes: clusters.as_ref().map_or(blocks.lanes, |clusters| clusters.blocks),
         };
+        if let Some(clusters) = clusters {
+            let kernel = [
+                "lstm_backward_shared_1",
+                "lstm_backward_shared_2",
+                "lstm_backward_shared_4",
+                "lstm_backward_shared_8",
+            ][clusters.variant];
+            return clusters.queue(launch, kernel, args);
+        }
         let kernel = ["lstm_backward_1", "lstm_backward_2", "lstm_backward_4"][blocks.variant];
         launch.kernel(kernel, [blocks.count, 1, 1], Blocks::THREADS as u32, blocks.shared, args)
     }
@@ -491,6 +520,61 @@ impl Blocks {
     }
 }
 
+/// How a window is divided among clusters of blocks on a GPU that has them: the shared memories of a cluster's
+/// blocks together hold the weight, so that a step reads nothing from far away.
+#[cfg(feature = "cuda")]
+struct Clusters {
+    count: usize,
+    /// Blocks of a cluster.
+    blocks: usize,
+    /// Logarithm of the rows of a cluster.
+    variant: usize,
+    /// Bytes of shared memory of a block.
+    shared: usize,
+}
+
+#[cfg(feature = "cuda")]
+impl Clusters {
+    const THREADS: usize = 512;
+
+    /// None where a width cannot be divided so, or is too large.
+    fn of(window: Window) -> Option<Self> {
+        /// Bytes of shared memory that a block of a GPU with clusters can have.
+        const ROOM: usize = 200 << 10;
+        /// Blocks that run at once on a large GPU.
+        const FULL: usize = 132;
+        let Window { batch, width, .. } = window;
+        let blocks = [4, 8].into_iter().find(|blocks| {
+            width.is_multiple_of(4 * blocks) && 4 * width * (4 * width / blocks) <= ROOM / 2
+        })?;
+        let units = width / blocks;
+        let fills = |variant: &usize| batch.div_ceil(1 << variant) * blocks <= FULL;
+        let variant = (0..4).find(fills).unwrap_or(3);
+        let rows = 1 << variant;
+        let groups = |columns: usize| (Self::THREADS / columns).max(1);
+        let forward = 2 * rows * width + groups(4 * units) * rows * 4 * units;
+        let backward = rows * 4 * units + 2 * blocks * rows * units + groups(width) * rows * width;
+        let shared = 4 * (4 * width * units + forward.max(backward));
+        let fits = shared <= ROOM && 4 * units <= Self::THREADS && width <= Self::THREADS;
+        (fits && rows * units <= Self::THREADS).then(|| Self {
+            count: batch.div_ceil(rows),
+            blocks,
+            variant,
+            shared,
+        })
+    }
+
+    fn queue(
+        &self,
+        launch: &mut Launch<'_>,
+        kernel: &'static str,
+        args: impl Into<crate::cuda::args::Args>,
+    ) -> Result<()> {
+        let (grid, cluster) = ([self.count, 1, self.blocks], self.blocks as u32);
+        launch.clusters(kernel, grid, cluster, Self::THREADS as u32, self.shared, args)
+    }
+}
+
 #[cfg(feature = "cuda")]
 kernel_args! {
     /// What the kernels `lstm_forward_*` take.
@@ -511,6 +595,20 @@ kernel_args! {
 #[cfg(feature = "cuda")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clusters_hold_the_weight_of_usual_widths() {
+        for (batch, width, blocks) in
+            [(1, 16, 4), (64, 128, 4), (64, 64, 4), (128, 128, 4), (1000, 128, 4), (64, 160, 8)]
+        {
+            let clusters = Clusters::of(Window { batch, steps: 1, width }).unwrap();
+            assert_eq!(clusters.blocks, blocks);
+            assert!(clusters.count << clusters.variant >= batch && clusters.shared <= 200 << 10);
+        }
+        for width in [7, 12, 500, 1024] {
+            assert!(Clusters::of(Window { batch: 64, steps: 1, width }).is_none(), "{width}");
+        }
+    }
 
     #[test]
     fn blocks_fit_shared_memory_and_cover_all_rows() {

@@ -61,24 +61,6 @@ template <bool along> struct Panel {
     }
 };
 
-// Number of this block in its cluster.
-__device__ __forceinline__ int cluster_rank() {
-    int rank = 0;
-#if __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-    return rank;
-}
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
 // Writes x where block `rank` of the cluster has `own`.
 __device__ __forceinline__ void write_shared(float4* own, int rank, float4 x) {
 #if __CUDA_ARCH__ >= 900

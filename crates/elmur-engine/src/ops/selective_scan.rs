@@ -18,10 +18,12 @@
 //! pass computes those in between again, which costs less than writing and reading all of them. Rows of the
 //! batch are independent, and so are channels but for dB and dC. Loops run over [`LANES`] channels at once.
 
+mod row;
+
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::{Rows, RowsMut, max_tasks};
-use crate::cpu::simd::{LANES, fold, simd_fn};
+use crate::cpu::simd::LANES;
 #[cfg(feature = "cuda")]
 use crate::cuda::args::{args, kernel_args};
 #[cfg(feature = "cuda")]
@@ -29,10 +31,11 @@ use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
-use crate::ops::activation::softplus;
 #[cfg(feature = "cuda")]
 use crate::ops::reduce::cuda_sum_columns;
 use crate::types::TensorType;
+
+use row::{Dims, Forwards, Given, Grads, Row, Work, backward_row, forward_row};
 
 /// What [`Graph::selective_scan`] reads.
 #[derive(Debug, Clone, Copy)]
@@ -72,15 +75,6 @@ impl Graph {
     }
 }
 
-/// Extents of a scan.
-#[derive(Clone, Copy)]
-struct Dims {
-    batch: usize,
-    steps: usize,
-    channels: usize,
-    states: usize,
-}
-
 impl Dims {
     /// From u [batch, steps, channels] and a [states, channels].
     fn of(u: &TensorType, a: &TensorType) -> Option<Self> {
@@ -89,97 +83,6 @@ impl Dims {
             _ => None,
         }
     }
-
-    /// Steps between two kept states: so many that those of [`LANES`] channels stay in the first-level cache
-    /// of a processor core, or in the shared memory of a GPU.
-    fn chunk(&self) -> usize {
-        (256 / self.states).max(1)
-    }
-
-    fn chunks(&self) -> usize {
-        self.steps.div_ceil(self.chunk())
-    }
-
-    /// Elements of one row of u.
-    fn row(&self) -> usize {
-        self.steps * self.channels
-    }
-
-    /// Elements of one row of the states.
-    fn state(&self) -> usize {
-        self.states * self.channels
-    }
-
-    /// Blocks of [`LANES`] channels.
-    fn blocks(&self) -> usize {
-        self.channels.div_ceil(LANES)
-    }
-
-    /// Elements of one block's states.
-    fn block(&self) -> usize {
-        self.states * LANES
-    }
-}
-
-/// Channels of one block, zeros beyond the last one.
-#[inline(always)]
-fn load<T: Float>(x: &[T], first: usize) -> [T; LANES] {
-    match x[first..].first_chunk() {
-        Some(lanes) => *lanes,
-        None => {
-            let mut lanes = [T::ZERO; LANES];
-            lanes[..x.len() - first].copy_from_slice(&x[first..]);
-            lanes
-        }
-    }
-}
-
-/// Writes the channels of one block.
-#[inline(always)]
-fn store<T: Float>(x: &mut [T], first: usize, lanes: [T; LANES]) {
-    match x[first..].first_chunk_mut() {
-        Some(to) => *to = lanes,
-        None => {
-            let count = x.len() - first;
-            x[first..].copy_from_slice(&lanes[..count]);
-        }
-    }
-}
-
-/// f of every lane.
-#[inline(always)]
-fn lanes<T: Float>(f: impl Fn(usize) -> T) -> [T; LANES] {
-    let mut lanes = [T::ZERO; LANES];
-    for (l, lane) in lanes.iter_mut().enumerate() {
-        *lane = f(l);
-    }
-    lanes
-}
-
-/// Copies the block of channels from `first` on out of states [states, channels].
-#[inline(always)]
-fn gather<T: Float>(block: &mut [T], states: &[T], channels: usize, first: usize) {
-    for (to, from) in block.as_chunks_mut().0.iter_mut().zip(states.chunks_exact(channels)) {
-        *to = load(from, first);
-    }
-}
-
-/// Copies a block of channels back into states [states, channels].
-#[inline(always)]
-fn scatter<T: Float>(block: &[T], states: &mut [T], channels: usize, first: usize) {
-    for (from, to) in block.as_chunks().0.iter().zip(states.chunks_exact_mut(channels)) {
-        store(to, first, *from);
-    }
-}
-
-/// What both directions read of one row: u, delta and z [steps, channels], bc [steps, 2 states], and what all
-/// rows share, a [states, channels] and d \[channels\].
-#[derive(Clone, Copy)]
-struct Row<'a, T> {
-    u: &'a [T],
-    a: &'a [T],
-    bc: &'a [T],
-    d: &'a [T],
 }
 
 impl<'a, T> Row<'a, T> {
@@ -262,12 +165,17 @@ impl Op for Forward {
                 let scratch = unsafe { scratch.part(task, 1) };
                 let rows = y.chunks_exact_mut(dims.row()).zip(states.chunks_exact_mut(dims.state()));
                 for (i, (y, states)) in rows.enumerate() {
-                    let row = Row::of(io, dims, first + i);
                     let at = (first + i) * dims.row()..(first + i + 1) * dims.row();
-                    let (delta, z) = (&io.input::<T>(1)[at.clone()], &io.input::<T>(5)[at]);
                     let len = dims.chunks() * dims.state();
-                    let kept = kept.as_mut().map(|kept| &mut kept[i * len..][..len]);
-                    forward_row(dims, row, delta, z, states, y, kept, scratch);
+                    let of = Forwards {
+                        row: Row::of(io, dims, first + i),
+                        delta: &io.input::<T>(1)[at.clone()],
+                        z: &io.input::<T>(5)[at],
+                        states,
+                        y,
+                        kept: kept.as_mut().map(|kept| &mut kept[i * len..][..len]),
+                    };
+                    forward_row(dims, of, scratch);
                 }
             });
         });
@@ -298,106 +206,11 @@ impl Op for Forward {
     }
 }
 
-simd_fn! {
-    /// One row: `states` [states, channels] before the first step become those after the last, y is written,
-    /// and `kept` where someone reads it. Scratch: a and h of one block.
-    fn forward_row<T>(
-        dims: Dims,
-        row: Row<'_, T>,
-        delta: &[T],
-        z: &[T],
-        states: &mut [T],
-        y: &mut [T],
-        kept: Option<&mut [T]>,
-        scratch: &mut [T],
-    ) {
-        let mut kept = kept;
-        let (channels, chunk) = (dims.channels, dims.chunk());
-        let (a, h) = scratch.split_at_mut(dims.block());
-        for first in (0..channels).step_by(LANES) {
-            gather(a, row.a, channels, first);
-            gather(h, states, channels, first);
-            let d = load(row.d, first);
-            for (t, bc) in row.bc.chunks_exact(2 * dims.states).enumerate() {
-                if let Some(kept) = &mut kept && t % chunk == 0 {
-                    let at = t / chunk * dims.state();
-                    scatter(h, &mut kept[at..at + dims.state()], channels, first);
-                }
-                let at = t * channels..(t + 1) * channels;
-                let (u, delta) = (load(&row.u[at.clone()], first), load(&delta[at.clone()], first));
-                let delta = lanes(|l| softplus(delta[l]));
-                let inflow = lanes(|l| delta[l] * u[l]);
-                let mut read = lanes(|l| d[l] * u[l]);
-                let (b, c) = bc.split_at(dims.states);
-                let states = h.as_chunks_mut::<LANES>().0.iter_mut().zip(a.as_chunks::<LANES>().0);
-                for ((h, a), (b, c)) in states.zip(b.iter().zip(c)) {
-                    for l in 0..LANES {
-                        h[l] = (delta[l] * a[l]).exp().mul_add(h[l], inflow[l] * *b);
-                        read[l] = c.mul_add(h[l], read[l]);
-                    }
-                }
-                let z = load(&z[at.clone()], first);
-                store(&mut y[at], first, lanes(|l| read[l] * z[l] * z[l].sigmoid()));
-            }
-            scatter(h, states, channels, first);
-        }
-    }
-}
-
 /// Inputs u, delta, a, bc, d, z, the states before every chunk, dy, and the gradient of the last states where
 /// there is one. Outputs the gradients of u, delta, a, bc, d, z and of the first states; those of delta and z
 /// are written over them where they may.
 #[derive(Debug)]
 struct Gradient;
-
-/// Scratch of one task of the backward pass.
-struct Work<'a, T> {
-    /// a of one block, [states, LANES].
-    a: &'a mut [T],
-    /// h of one block before and after every step of a chunk, [chunk + 1, states, LANES].
-    h: &'a mut [T],
-    /// exp(δ a) of one block at every step of a chunk, [chunk, states, LANES].
-    decay: &'a mut [T],
-    /// δ of one block at every step of a chunk, [chunk, LANES].
-    delta: &'a mut [T],
-    /// gr of one block at every step of a chunk, [chunk, LANES].
-    gr: &'a mut [T],
-    /// dB and dC of a chunk, [chunk, 2 states, LANES]: blocks of channels are added lane by lane.
-    dbc: &'a mut [T],
-    /// gh of all channels, [blocks, states, LANES].
-    gh: &'a mut [T],
-    /// Partial sums of da, [blocks, states, LANES].
-    da: &'a mut [T],
-    /// Partial sums of dd, [blocks, LANES].
-    dd: &'a mut [T],
-}
-
-impl<'a, T> Work<'a, T> {
-    fn lens(dims: Dims) -> [usize; 9] {
-        let (block, chunk, all) = (dims.block(), dims.chunk().min(dims.steps), dims.blocks() * dims.block());
-        [
-            block,
-            (chunk + 1) * block,
-            chunk * block,
-            chunk * LANES,
-            chunk * LANES,
-            2 * chunk * block,
-            all,
-            all,
-            dims.blocks() * LANES,
-        ]
-    }
-
-    fn len(dims: Dims) -> usize {
-        Self::lens(dims).iter().sum()
-    }
-
-    fn new(dims: Dims, mut scratch: &'a mut [T]) -> Self {
-        let [a, h, decay, delta, gr, dbc, gh, da, dd] =
-            Self::lens(dims).map(|len| scratch.split_off_mut(..len).unwrap_or_default());
-        Self { a, h, decay, delta, gr, dbc, gh, da, dd }
-    }
-}
 
 /// Batch rows of one partial sum of da and dd: from the shape alone, so that sums have the same bits for any
 /// number of threads.
@@ -532,154 +345,6 @@ fn add_blocks<T: Float>(y: &mut [T], x: &[T], rows: usize) {
             y[block * LANES..].iter_mut().zip(x).for_each(|(y, x)| *y += *x);
         }
     }
-}
-
-/// What the backward pass reads of one row: beside its inputs the states before every chunk [chunks, states,
-/// channels], dy [steps, channels], and the gradient of the last states [states, channels].
-#[derive(Clone, Copy)]
-struct Given<'a, T> {
-    row: Row<'a, T>,
-    kept: &'a [T],
-    dy: &'a [T],
-    dlast: Option<&'a [T]>,
-}
-
-/// What the backward pass writes of one row. `delta` and `z` hold these inputs before, their gradients
-/// afterwards.
-struct Grads<'a, T> {
-    delta: &'a mut [T],
-    z: &'a mut [T],
-    du: &'a mut [T],
-    dbc: &'a mut [T],
-    dfirst: &'a mut [T],
-}
-
-simd_fn! {
-    /// One row, chunk by chunk from the last on. Its share of da and dd is added to that of other rows.
-    fn backward_row<T>(dims: Dims, given: Given<'_, T>, grads: Grads<'_, T>, work: &mut Work<'_, T>) {
-        let Dims { channels, states, .. } = dims;
-        for (block, gh) in work.gh.chunks_exact_mut(dims.block()).enumerate() {
-            match given.dlast {
-                Some(dlast) => gather(gh, dlast, channels, block * LANES),
-                None => gh.fill(T::ZERO),
-            }
-        }
-        for (chunk, kept) in given.kept.chunks_exact(dims.state()).enumerate().rev() {
-            let start = chunk * dims.chunk();
-            let count = dims.chunk().min(dims.steps - start);
-            work.dbc.fill(T::ZERO);
-            for first in (0..channels).step_by(LANES) {
-                gather(work.a, given.row.a, channels, first);
-                gather(&mut work.h[..dims.block()], kept, channels, first);
-                for t in 0..count {
-                    again(dims, start + t, t, first, given, grads.z, grads.delta, work);
-                }
-                for t in (0..count).rev() {
-                    back(dims, start + t, t, first, given.row, grads.du, grads.delta, work);
-                }
-            }
-            let dbc = grads.dbc[2 * start * states..].iter_mut();
-            for (dbc, sums) in dbc.zip(&work.dbc.as_chunks().0[..2 * count * states]) {
-                *dbc = fold(*sums, |a, b| a + b);
-            }
-        }
-        for (block, gh) in work.gh.chunks_exact(dims.block()).enumerate() {
-            scatter(gh, grads.dfirst, channels, block * LANES);
-        }
-    }
-}
-
-/// Step `step` once more, number `t` of its chunk, for the channels from `first` on: h, exp(δ a), δ and gr are
-/// kept in `work`, and z becomes dz.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn again<T: Float>(
-    dims: Dims,
-    step: usize,
-    t: usize,
-    first: usize,
-    given: Given<'_, T>,
-    z: &mut [T],
-    delta: &[T],
-    work: &mut Work<'_, T>,
-) {
-    let (channels, states, row) = (dims.channels, dims.states, given.row);
-    let at = step * channels..(step + 1) * channels;
-    let (u, d) = (load(&row.u[at.clone()], first), load(row.d, first));
-    let delta = load(&delta[at.clone()], first);
-    let delta = lanes(|l| softplus(delta[l]));
-    let inflow = lanes(|l| delta[l] * u[l]);
-    let mut read = lanes(|l| d[l] * u[l]);
-    let (b, c) = row.bc[2 * step * states..2 * (step + 1) * states].split_at(states);
-    let h = &mut work.h.as_chunks_mut::<LANES>().0[t * states..(t + 2) * states];
-    let (before, after) = h.split_at_mut(states);
-    let decay = &mut work.decay.as_chunks_mut::<LANES>().0[t * states..(t + 1) * states];
-    let a = &work.a.as_chunks::<LANES>().0[..states];
-    for n in 0..states {
-        for l in 0..LANES {
-            decay[n][l] = (delta[l] * a[n][l]).exp();
-            after[n][l] = decay[n][l].mul_add(before[n][l], inflow[l] * b[n]);
-            read[l] = c[n].mul_add(after[n][l], read[l]);
-        }
-    }
-    let (z_t, dy) = (load(&z[at.clone()], first), load(&given.dy[at.clone()], first));
-    let s = lanes(|l| z_t[l].sigmoid());
-    let silu = lanes(|l| z_t[l] * s[l]);
-    store(&mut z[at], first, lanes(|l| dy[l] * read[l] * (s[l] + silu[l] * (T::ONE - s[l]))));
-    work.delta.as_chunks_mut().0[t] = delta;
-    work.gr.as_chunks_mut().0[t] = lanes(|l| dy[l] * silu[l]);
-}
-
-/// Step `step` back, number `t` of its chunk, for the channels from `first` on: du is written, delta becomes
-/// ddelta, and gh that of the step before.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn back<T: Float>(
-    dims: Dims,
-    step: usize,
-    t: usize,
-    first: usize,
-    row: Row<'_, T>,
-    du: &mut [T],
-    delta: &mut [T],
-    work: &mut Work<'_, T>,
-) {
-    let (channels, states) = (dims.channels, dims.states);
-    let at = step * channels..(step + 1) * channels;
-    let (u, d) = (load(&row.u[at.clone()], first), load(row.d, first));
-    let gr: [T; LANES] = work.gr.as_chunks().0[t];
-    let step_size: [T; LANES] = work.delta.as_chunks().0[t];
-    let inflow = lanes(|l| step_size[l] * u[l]);
-    let (mut p, mut q) = ([T::ZERO; LANES], [T::ZERO; LANES]);
-    let (b, c) = row.bc[2 * step * states..2 * (step + 1) * states].split_at(states);
-    let h = &work.h.as_chunks::<LANES>().0[t * states..(t + 2) * states];
-    let (before, after) = h.split_at(states);
-    let decay = &work.decay.as_chunks::<LANES>().0[t * states..(t + 1) * states];
-    let a = &work.a.as_chunks::<LANES>().0[..states];
-    let block = first / LANES * states..(first / LANES + 1) * states;
-    let gh = &mut work.gh.as_chunks_mut::<LANES>().0[block.clone()];
-    let da = &mut work.da.as_chunks_mut::<LANES>().0[block];
-    let dbc = &mut work.dbc.as_chunks_mut::<LANES>().0[2 * t * states..2 * (t + 1) * states];
-    let (db, dc) = dbc.split_at_mut(states);
-    for n in 0..states {
-        for l in 0..LANES {
-            let g = c[n].mul_add(gr[l], gh[n][l]);
-            dc[n][l] = after[n][l].mul_add(gr[l], dc[n][l]);
-            db[n][l] = inflow[l].mul_add(g, db[n][l]);
-            q[l] = b[n].mul_add(g, q[l]);
-            gh[n][l] = g * decay[n][l];
-            let e = gh[n][l] * before[n][l];
-            da[n][l] = step_size[l].mul_add(e, da[n][l]);
-            p[l] = a[n][l].mul_add(e, p[l]);
-        }
-    }
-    let dd = &mut work.dd.as_chunks_mut::<LANES>().0[first / LANES];
-    for l in 0..LANES {
-        dd[l] = u[l].mul_add(gr[l], dd[l]);
-    }
-    let raw = load(&delta[at.clone()], first);
-    store(&mut du[at.clone()], first, lanes(|l| step_size[l].mul_add(q[l], d[l] * gr[l])));
-    store(&mut delta[at], first, lanes(|l| u[l].mul_add(q[l], p[l]) * raw[l].sigmoid()));
 }
 
 #[cfg(feature = "cuda")]

@@ -3,11 +3,14 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+pub(super) mod diffusion;
+mod dmamba;
 mod transformer_xl;
+pub(super) mod tt;
 
 use serde::Deserialize;
 
-use super::{Case, Optimizer, StateTrace};
+use super::{Case, Fresh, Optimizer, StateTrace};
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
 use crate::pieces::Piece;
@@ -66,10 +69,11 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         "bc_lstm" => bc_lstm::parts(&common, &parse(json)?)?,
         "bc_mlp" => bc_mlp::parts(&common, &parse(json)?)?,
         "cql_mlp" | "cql_lstm" => cql::published(&common, &parse(json)?)?,
+        "dmamba" => dmamba::parts(&common, &parse(json)?)?,
         "dt" | "trxl" | "rmt" | "rate" => transformer_xl::parts(policy, &common, &parse(json)?)?,
         other => {
-            let expected =
-                "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, dt, trxl, rmt or rate, or none for ELMUR";
+            let expected = "policy bc_mlp, bc_lstm, cql_mlp, cql_lstm, cql_td, dmamba, dt, trxl, rmt, rate, tt or \
+                            diffusion_unet, or none for ELMUR";
             return Err(Error::input("golden case", expected, other));
         }
     };
@@ -78,9 +82,16 @@ pub(super) fn case(policy: &str, json: &str) -> Result<Case> {
         let choices = config.architecture().ends().action.outputs();
         outputs.push(("hidden", Some(choices..2 * choices), "eval/q2"));
     }
+    // The published DMamba carries nothing from one window to the next; its mixer can, and a session does.
+    let (fresh, acted) = match &config {
+        PolicyConfig::DMamba(config) => (Fresh::All, dmamba::acted(config.layers)),
+        PolicyConfig::TransformerXl(_) => (Fresh::First, Vec::new()),
+        _ => (Fresh::None, Vec::new()),
+    };
     Ok(Case {
         outputs,
-        begins_fresh: matches!(config, PolicyConfig::TransformerXl(_)),
+        fresh,
+        acted,
         targets: false,
         config,
         pieces,

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Begins, Case, Optimizer, Part, StateTrace};
+use super::{Begins, Case, Fresh, Optimizer, Part, StateTrace};
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
 };
@@ -128,7 +128,8 @@ pub(super) fn case(json: &str) -> Result<Case> {
         windows: arguments.segments,
         optimizer: arguments.optimizer,
         outputs: vec![("logits", None, "eval/logits")],
-        begins_fresh: false,
+        fresh: Fresh::None,
+        acted: Vec::new(),
         targets: false,
         states: (0..config.layers).flat_map(|i| [state(i, false), state(i, true)]).collect(),
         gradient_window: 2,

@@ -107,18 +107,28 @@ pub(super) fn parts(rows: &[usize], capacity: usize) -> impl Iterator<Item = Par
         } else if capacity <= SMALL {
             (left, Some(0))
         } else {
-            // The smallest program that holds them all if more than half of it is used, else the largest that
-            // they fill.
-            let size = match SIZES.iter().position(|size| *size >= left) {
-                Some(size) if size == 0 || SIZES[size] < 2 * left => size,
-                Some(size) => size - 1,
-                None => SIZES.len() - 1,
-            };
+            let size = size_for(left);
             (left.min(SIZES[size]), Some(size))
         };
         first += count;
         Some(Part { first: first - count, count, size })
     })
+}
+
+/// Number of the program for the next of `left` rows: the smallest that holds them all if more than half of it
+/// is used, else the largest that they fill.
+fn size_for(left: usize) -> usize {
+    match SIZES.iter().position(|size| *size >= left) {
+        Some(size) if size == 0 || SIZES[size] < 2 * left => size,
+        Some(size) => size - 1,
+        None => SIZES.len() - 1,
+    }
+}
+
+/// Rows of the program that should compute the next of `left` rows of a session of `capacity` rows: as for
+/// steps, for what computes rows on its own.
+pub(crate) fn rows_at_once(left: usize, capacity: usize) -> usize {
+    if capacity <= SMALL { capacity } else { SIZES[size_for(left)] }
 }
 
 /// The programs of one kind of work, compiled when first needed.

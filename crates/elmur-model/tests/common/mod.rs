@@ -6,6 +6,7 @@ use elmur_model::elmur::config::*;
 use elmur_model::ends::*;
 
 /// A small ELMUR; tests change what they are about.
+#[allow(dead_code)]
 pub fn small() -> Elmur {
     Elmur {
         observation: vec![Encoder::Vector { dim: 3, bytes: false }],

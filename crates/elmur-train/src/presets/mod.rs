@@ -1,16 +1,19 @@
-//! Whole runs by name: the paper's, POPGym's tasks ([`popgym`]), baselines and ours. Their policies are those of
-//! [`elmur_model::presets`]; how each is trained is in [`settings`].
+//! Whole runs by name: the paper's, POPGym's tasks ([`popgym`]) and ours, all with ELMUR ([`settings`] says how
+//! it is trained), and what makes of each a run with another policy ([`policies`]).
 
+mod policies;
 mod popgym;
 mod settings;
 
 use elmur_envs::{EnvSpec, Registry};
 use elmur_model::ends::{Action, Encoder};
-use elmur_model::presets as policies;
+use elmur_model::presets as models;
 use serde_json::Map;
 
 use crate::config::{DataConfig, EvalConfig, RunConfig, TrainConfig, held_out};
 use crate::error::{Error, Result};
+
+pub use policies::{Policy, PolicyName};
 
 /// Names and summaries of all presets but those of POPGym's tasks.
 const NAMED: [(&str, &str); 9] = [
@@ -44,24 +47,20 @@ impl RunConfig {
             "remember-color" => settings::remember_color(),
             "take-it-back" => settings::take_it_back(),
             "cartpole" => settings::cartpole(),
-            "tmaze-bc-lstm" => settings::bc_lstm(),
-            "tmaze-dt" => settings::dt(),
+            "tmaze-bc-lstm" => return Self::preset("tmaze")?.with_policy("bc-lstm", &Registry::builtin()),
+            "tmaze-dt" => return Self::preset("tmaze")?.with_policy("dt", &Registry::builtin()),
             _ => return Err(Error::config("preset", Self::expected_preset(name), name)),
         };
-        let model = policies::model(name)
-            .ok_or_else(|| Error::config("preset", Self::expected_preset(name), name))?;
-        let window = model.architecture().window();
-        let steps = (window.steps * train.segments) as u64;
+        let model =
+            models::model(name).ok_or_else(|| Error::config("preset", Self::expected_preset(name), name))?;
+        let steps = (model.architecture().window().steps * train.segments) as u64;
         let mut run = Self { env: None, data: demonstrations(0), model, train, eval: validation() };
         if name.starts_with("tmaze") {
             run.env = Some(EnvSpec::new("tmaze").with("length", steps));
             run.data.episodes = 4800;
             run.eval.episodes = 20;
-            // Retention far beyond the crop comes and goes while the loss stands still. A policy that sees its
-            // newest steps only cannot act on what is further back.
-            if !window.slides {
-                run.eval.settings.insert("length".to_owned(), 9600.into());
-            }
+            // Retention far beyond the crop comes and goes while the loss stands still.
+            run.eval.settings.insert("length".to_owned(), 9600.into());
         }
         if name == "cartpole" {
             run.env = Some(EnvSpec::new("cartpole"));
@@ -98,7 +97,7 @@ impl RunConfig {
 /// Our small model before it is known what it sees and does: both follow from the environment or the data.
 fn small() -> RunConfig {
     let unknown = (vec![Encoder::Vector { dim: 1, bytes: false }], Action::Categorical { count: 2 });
-    let model = policies::popgym_small(unknown.0, unknown.1, SMALL_STEPS);
+    let model = models::popgym_small(unknown.0, unknown.1, SMALL_STEPS);
     let train =
         TrainConfig { standardize: true, batches: Some(3000), ..settings::small(&model, SMALL_STEPS) };
     let eval = EvalConfig { every: Some(100), ..validation() };

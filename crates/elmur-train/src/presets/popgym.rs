@@ -1,15 +1,14 @@
-//! Runs for POPGym's tasks: one rule for all 48 per policy, and one with the published choices.
+//! Runs for POPGym's tasks: one rule for all 48, and one with the published choices.
 
 use elmur_envs::popgym::{Family, Task, Version};
 use elmur_envs::{Encoding, EnvSpec, Registry, Wrappers};
 use elmur_model::PolicyConfig;
 use elmur_model::ends::{Action, Encoder};
-use elmur_model::presets as policies;
+use elmur_model::presets as models;
 
 use crate::config::{RunConfig, TrainConfig};
 use crate::error::Result;
 use crate::presets::{demonstrations, settings, validation};
-use crate::schedule::Schedule;
 
 /// Episodes of demonstrations, as in the published datasets.
 const EPISODES: usize = 3000;
@@ -53,17 +52,18 @@ pub(crate) fn names() -> impl Iterator<Item = String> {
 /// The run of this name, if it is one of these.
 pub(crate) fn preset(name: &str) -> Option<Result<RunConfig>> {
     let (task, variant) = parse(name)?;
+    let with = |policy: &str| small(task)?.with_policy(policy, &Registry::builtin());
     Some(match variant {
         Variant::Small => small(task),
         Variant::Paper => paper(task),
-        Variant::BcLstm => bc_lstm(task),
-        Variant::Dt => dt(task),
+        Variant::BcLstm => with("bc-lstm"),
+        Variant::Dt => with("dt"),
     })
 }
 
 /// Our environment of a task: a board is one choice, and the previous action is shown where nothing else
 /// tells it and the policy's tokens do not either.
-fn env_of(task: Task, has_action_tokens: bool) -> EnvSpec {
+pub(super) fn env_of(task: Task, has_action_tokens: bool) -> EnvSpec {
     // These tasks do not show the previous action, and without it the observation is ambiguous: which cell or
     // arm the feedback is about, which way the cart was pushed. (The pendulum's torque changes its speed
     // little, and policies that see it learn to repeat it.)
@@ -93,47 +93,21 @@ fn ends_of(env: &EnvSpec) -> Result<(Vec<Encoder>, Action)> {
     Ok((encoders, Action::of(&spaces.action)?))
 }
 
-/// A run of 3,000 batches with standardized observations, validated every 100 batches.
-fn run_of(task: Task, env: EnvSpec, model: PolicyConfig, train: TrainConfig) -> RunConfig {
-    let mut run = run(env, model, train);
+/// Our choices: integers are embedded, numbers standardized, gradients flow through all segments of a crop;
+/// 3,000 batches, validated every 100.
+fn small(task: Task) -> Result<RunConfig> {
+    let env = env_of(task, false);
+    let (observation, action) = ends_of(&env)?;
+    let model = models::popgym_small(observation, action, crop(task));
+    let train = settings::small(&model, crop(task));
+    let mut run = run(env, model.into(), train);
     (run.train.epochs, run.train.batches) = (None, Some(3000));
     // Positions of a pole that is held upright differ in the third decimal.
     run.train.standardize = true;
     run.eval.every = Some(100);
     // Where the best return is certain there is something to reach.
     run.eval.target = (task.good_return() == 1.0).then_some(0.995);
-    run
-}
-
-/// Our choices: integers are embedded, numbers standardized, gradients flow through all segments of a crop.
-fn small(task: Task) -> Result<RunConfig> {
-    let env = env_of(task, false);
-    let (observation, action) = ends_of(&env)?;
-    let model = policies::popgym_small(observation, action, crop(task));
-    let train = settings::small(&model, crop(task));
-    Ok(run_of(task, env, model.into(), train))
-}
-
-/// BC-LSTM with the published sizes on our environment and data, over whole crops.
-fn bc_lstm(task: Task) -> Result<RunConfig> {
-    let env = env_of(task, false);
-    let (observation, action) = ends_of(&env)?;
-    let model = policies::bc_lstm(observation, action, crop(task));
-    let train = TrainConfig { batch: 128, lr: 1e-3, ..settings::bc_lstm() };
-    Ok(run_of(task, env, PolicyConfig::BcLstm(model), train))
-}
-
-/// Decision Transformer on our environment and data, its context the whole crop.
-fn dt(task: Task) -> Result<RunConfig> {
-    let env = env_of(task, true);
-    let (observation, action) = ends_of(&env)?;
-    let mut model = policies::dt(observation, action, crop(task));
-    // The published sizes of RepeatFirst with half its layers, for every task.
-    (model.d_head, model.d_ff, model.layers, model.action_tanh) =
-        (64, Some(32), 4, !model.action.is_discrete());
-    let schedule = Schedule { warmup: 100, ..settings::dt().schedule };
-    let train = TrainConfig { lr: 1e-3, schedule, ..settings::dt() };
-    Ok(run_of(task, env, PolicyConfig::TransformerXl(model), train))
+    Ok(run)
 }
 
 /// The published choices: numbers as they are through a linear map, no previous action, the older rules,
@@ -143,7 +117,7 @@ fn paper(task: Task) -> Result<RunConfig> {
         Wrappers { encoding: Encoding::Floats, flat_action: is_board(task), ..Wrappers::default() };
     let env = env(task, Version::V106, wrappers);
     let (observation, action) = ends_of(&env)?;
-    let model = policies::popgym_paper(observation, action, published_segment(task));
+    let model = models::popgym_paper(observation, action, published_segment(task));
     let sample = model.action.is_discrete() && !is_board(task);
     let mut run = run(env, model.into(), settings::popgym_paper());
     run.eval.sample = sample;
@@ -160,7 +134,7 @@ fn is_board(task: Task) -> bool {
 
 /// Steps that a training crop covers: all of an episode where its start matters to its end, else what all but
 /// the longest episodes of a good player take.
-fn crop(task: Task) -> usize {
+pub(super) fn crop(task: Task) -> usize {
     let usual = match task.family {
         Family::Battleship => [48, 63, 84],
         Family::LabyrinthEscape => [70, 136, 226],
@@ -172,7 +146,7 @@ fn crop(task: Task) -> usize {
 }
 
 /// Steps per segment in the published code, which trains on three of them.
-fn published_segment(task: Task) -> usize {
+pub(super) fn published_segment(task: Task) -> usize {
     let third = task.max_steps().saturating_add(1).div_ceil(3);
     let by_difficulty = match task.family {
         Family::LabyrinthEscape => [18, 93, 111],
@@ -206,7 +180,7 @@ mod tests {
     #[test]
     fn the_published_choice_for_autoencode_is_the_papers_model() {
         let run = RunConfig::preset("popgym-AutoencodeEasy-compat").unwrap();
-        assert_eq!(Some(&run.model), policies::model("popgym-autoencode-easy").as_ref());
+        assert_eq!(Some(&run.model), models::model("popgym-autoencode-easy").as_ref());
         assert_eq!(run, RunConfig::preset("popgym-autoencode-easy").unwrap());
         assert!(run.eval.sample && run.env.unwrap().settings["version"] == "1.0.6");
     }

@@ -1,4 +1,4 @@
-//! How the policies of presets are trained.
+//! How ELMUR is trained on each benchmark.
 
 use elmur_model::Elmur;
 
@@ -101,7 +101,7 @@ pub fn cartpole() -> TrainConfig {
 pub fn small(model: &Elmur, steps: usize) -> TrainConfig {
     TrainConfig {
         segments: model.memory.gradient.segments(),
-        batch: (8192 / steps.max(1)).clamp(8, 128),
+        batch: crops(steps),
         epochs: None,
         lr: 1e-3,
         schedule: Schedule { decay: Decay::Cosine, ..linear(50, 0.1) },
@@ -113,35 +113,9 @@ pub fn small(model: &Elmur, steps: usize) -> TrainConfig {
     }
 }
 
-/// BC-LSTM with the published settings.
-pub fn bc_lstm() -> TrainConfig {
-    TrainConfig {
-        segments: 1,
-        batch: 64,
-        epochs: Some(100),
-        lr: 3e-4,
-        schedule: linear(100, 0.1),
-        label_smoothing: 0.0,
-        weight_decay: 0.01,
-        betas: (0.9, 0.999),
-        ..tmaze()
-    }
-}
-
-/// Decision Transformer with the published settings of T-Maze.
-pub fn dt() -> TrainConfig {
-    TrainConfig {
-        segments: 1,
-        batch: 64,
-        epochs: Some(200),
-        lr: 1e-4,
-        schedule: linear(1000, 0.01),
-        label_smoothing: 0.0,
-        clip: 1.0,
-        weight_decay: 0.001,
-        betas: (0.9, 0.999),
-        ..tmaze()
-    }
+/// Crops of `steps` steps in a batch of about 8,192 steps: 8 to 128.
+pub fn crops(steps: usize) -> usize {
+    (8192 / steps.max(1)).clamp(8, 128)
 }
 
 /// A warm-up of this many optimizer steps, then a linear decay to a share of the peak.

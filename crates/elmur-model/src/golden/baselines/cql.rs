@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::super::Case;
+use super::super::{Case, Fresh};
 use super::bc_lstm::{lstm_pieces, lstm_states};
 use super::{Common, Parts};
 use crate::architecture::Architecture;
@@ -97,7 +97,8 @@ pub(super) fn td(common: Common, arguments: &Arguments) -> Result<Case> {
             ("hidden", Some(choices..2 * choices), "eval/q2"),
         ],
         states: Vec::new(),
-        begins_fresh: false,
+        fresh: Fresh::None,
+        acted: Vec::new(),
         targets: true,
         gradient_window: 0,
         gradients: "grad/param/",
