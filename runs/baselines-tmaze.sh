@@ -2,7 +2,7 @@
 # T-Maze for ELMUR and every sequence baseline, trained alike: the same 4,800 demonstrations of at most 30 steps, the same number of batches, each
 # policy with its own batch size and learning rate (`elmur inspect tmaze policy=X`). Success by episode length, mean ± SEM over seeds, and a figure.
 #
-# POLICIES, SEEDS, BATCHES, LENGTHS, EPISODES, DEVICE (cpu or cuda), JOBS (runs at once) and OUT change it; ELMUR names a binary that was built elsewhere.
+# POLICIES, SEEDS, BATCHES, LR (of the baselines without -compat), LENGTHS, EPISODES, DEVICE (cpu or cuda), JOBS (runs at once) and OUT change it; ELMUR names a binary that was built elsewhere.
 # An interrupted run is resumed, a finished one is not trained again. Checkpoints are chosen on 20
 # validation episodes, three times in a run: of 9,600 steps for policies that carry something, of the training length for the others.
 set -euo pipefail
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 POLICIES=${POLICIES:-"elmur rate rmt trxl dt dmamba bc-lstm bc-mlp cql cql-lstm rate-compat rmt-compat trxl-compat dt-compat dmamba-compat bc-lstm-compat cql-compat"}
 SEEDS=${SEEDS:-"0 1 2"}
 export BATCHES=${BATCHES:-3000} LENGTHS=${LENGTHS:-"9,30,90,150,300,600,900,2400,9600"} EPISODES=${EPISODES:-100}
-export DEVICE=${DEVICE:-cpu} OUT=${OUT:-out/baselines-tmaze} THREADS=${THREADS:-0}
+export LR=${LR:-1e-3} DEVICE=${DEVICE:-cpu} OUT=${OUT:-out/baselines-tmaze} THREADS=${THREADS:-0}
 if [ -z "${ELMUR:-}" ]; then
   cargo build --release --quiet
   ELMUR=target/release/elmur
@@ -23,8 +23,10 @@ one() {
     "$ELMUR" -q train --resume "$run" train.batches="$BATCHES"
   else
     rm -rf "$run"
+    # The published learning rates are for five times as many batches.
+    case $policy in elmur | *-compat) rate=() ;; *) rate=(train.lr="$LR") ;; esac
     "$ELMUR" -q train tmaze policy="$policy" train.epochs=null train.batches="$BATCHES" eval.every=$((BATCHES / 3)) eval.target=null \
-      train.checkpoint_every="$BATCHES" train.threads="$THREADS" --seed "$seed" --device "$DEVICE" --out "$run"
+      train.checkpoint_every="$BATCHES" train.threads="$THREADS" "${rate[@]}" --seed "$seed" --device "$DEVICE" --out "$run"
   fi
   "$ELMUR" -q eval "$run" --lengths "$LENGTHS" --episodes "$EPISODES" --threads "$THREADS" --device "$DEVICE" --json > "$run/rows.tmp"
   mv "$run/rows.tmp" "$run/rows.jsonl"

@@ -141,6 +141,17 @@ fn linear() {
 }
 
 #[test]
+fn logarithm() {
+    check("ln", 8, |g, case| {
+        let shape = [case.extent(9), case.extent(40)];
+        let x = case.param(g, shape)?;
+        let square = g.mul(x, x)?;
+        let positive = g.affine(square, 1.0, 0.1)?;
+        Ok(vec![g.ln(positive)?])
+    });
+}
+
+#[test]
 fn a_weight_used_many_times_accumulates_its_gradient() {
     check("shared weight", 8, |g, case| {
         let (rows, d) = (case.extent(9), case.extent(17));

@@ -57,6 +57,9 @@ fn linear_and_activations() {
     close(&run(Activation::Silu), &z.map(|z| z / (1.0 + (-z).exp())), 1e-15);
     close(&run(Activation::Softplus), &z.map(|z| z.exp().ln_1p()), 1e-14);
     close(&run(Activation::Mish), &z.map(|z| z * z.exp().ln_1p().tanh()), 1e-14);
+    let ln = run(Activation::Ln);
+    close(&[ln[0], ln[1], ln[3], ln[5]], &[0.0, 3f64.ln(), -2f64.ln(), 6f64.ln()], 1e-15);
+    assert!(ln[2].is_nan() && ln[4].is_nan());
 }
 
 /// Mish and its gradient far from zero in f32, where e^x would overflow or vanish beside 1.

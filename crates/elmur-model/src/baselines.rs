@@ -4,6 +4,7 @@
 mod bc_lstm;
 mod bc_mlp;
 mod cql;
+mod cql_continuous;
 pub(crate) mod diffusion;
 mod dmamba;
 mod layers;
@@ -13,6 +14,7 @@ mod tt;
 pub use bc_lstm::BcLstm;
 pub use bc_mlp::BcMlp;
 pub use cql::{Cql, CqlObjective};
+pub use cql_continuous::CqlContinuous;
 pub use diffusion::{Denoiser, Diffusion, DiffusionCompat, DiffusionSampler};
 pub use dmamba::{DMamba, DMambaCompat};
 pub use layers::LstmCompat;

@@ -19,6 +19,9 @@ use crate::phase::Phase;
 use crate::sizes::{MAX_PARAMETERS, MAX_TENSOR};
 use crate::statistic::Statistic;
 
+/// Name of the input of training programs that [`Net::optimizer_steps`] is.
+pub(crate) const OPTIMIZER_STEPS: &str = "optimizer_steps";
+
 /// What training minimises.
 #[derive(Debug, Clone, Copy)]
 pub struct Loss {
@@ -415,6 +418,15 @@ impl<'a> Net<'a> {
             None => None,
         };
         Ok(self.g.linear(x, weight, bias, activation)?)
+    }
+
+    /// Number of optimizer steps before the one at hand, a scalar: for losses that change in the course of
+    /// training.
+    pub fn optimizer_steps(&mut self) -> Result<Value> {
+        match self.g.find(OPTIMIZER_STEPS) {
+            Some(steps) => Ok(steps),
+            None => Ok(self.g.input(OPTIMIZER_STEPS, self.dtype, [])?),
+        }
     }
 
     /// Whether parameters alone are wanted, so that large constants need not be computed.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
-use crate::baselines::{BcLstm, BcMlp, Cql, DMamba, Diffusion, TransformerXl, Tt};
+use crate::baselines::{BcLstm, BcMlp, Cql, CqlContinuous, DMamba, Diffusion, TransformerXl, Tt};
 use crate::elmur::Elmur;
 use crate::ends::{Action, Encoder};
 use crate::error::{Error, Result};
@@ -87,6 +87,8 @@ policies! {
     BcMlp(BcMlp) = "bc_mlp",
     /// Conservative Q-learning for discrete actions.
     Cql(Cql) = "cql",
+    /// Conservative Q-learning for continuous actions.
+    CqlContinuous(CqlContinuous) = "cql_continuous",
     /// Diffusion Policy: chunks of continuous actions, denoised given the newest observations.
     Diffusion(Diffusion) = "diffusion",
     /// Decision Mamba: a selective state-space model over returns, observations and actions.

@@ -2,8 +2,9 @@
 //! baselines. How each is trained is part of a run's preset (crate `elmur-train`).
 
 use crate::baselines::{
-    BcLstm, BcMlp, Cql, CqlObjective, DMamba, DMambaCompat, Denoiser, Diffusion, DiffusionCompat,
-    DiffusionSampler, LstmCompat, TransformerXl, TransformerXlCompat, Tt, TtPlan, ValveActivation,
+    BcLstm, BcMlp, Cql, CqlContinuous, CqlObjective, DMamba, DMambaCompat, Denoiser, Diffusion,
+    DiffusionCompat, DiffusionSampler, LstmCompat, TransformerXl, TransformerXlCompat, Tt, TtPlan,
+    ValveActivation,
 };
 use crate::elmur::config::{
     Candidates, Compat, Elmur, Ffn, MemoryConfig, MemoryGradient, MemoryInit, NormType, Replacement,
@@ -247,6 +248,25 @@ pub fn dmamba(observation: Vec<Encoder>, action: Action, steps: usize) -> DMamba
         expand: 2,
         action_tanh: true,
         compat: DMambaCompat::default(),
+    }
+}
+
+/// Conservative Q-learning for continuous actions with the sizes of the CQL paper for these ends, on crops of
+/// `steps` steps: three hidden layers of 256, a penalty of weight 5, 40,000 steps of imitation at first.
+pub fn cql_continuous(observation: Vec<Encoder>, action: Action, steps: usize) -> CqlContinuous {
+    CqlContinuous {
+        observation,
+        action,
+        d_model: 64,
+        hidden: vec![256; 3],
+        window: steps,
+        gamma: 0.99,
+        tau: 0.005,
+        alpha: 5.0,
+        lagrange: None,
+        candidates: 10,
+        imitation_steps: 40_000,
+        policy_lr: 1.0 / 3.0,
     }
 }
 

@@ -54,6 +54,30 @@ impl Ends<'_> {
     /// `steps` steps.
     pub(crate) fn add_sizes(&self, sizes: &mut Sizes, hidden: usize, steps: usize) -> Result<()> {
         let d = self.width;
+        self.add_encoder_sizes(sizes, steps)?;
+        if self.tokens.has(Token::Return) {
+            sizes.param("d_model", 2, &[d])?;
+        }
+        if self.tokens.has(Token::Action) {
+            for choices in self.action.sizes() {
+                sizes.param("action", 1, &[choices.saturating_add(1), d])?;
+            }
+            if let Action::Continuous { dim, .. } = self.action {
+                sizes.param("action", 1, &[d, *dim])?;
+                sizes.param("action", 1, &[d])?;
+            }
+        }
+        sizes.param("action", 1, &[self.action.outputs(), hidden])?;
+        sizes.value("action", &[steps, self.action.outputs()])?;
+        match self.action {
+            Action::Continuous { tanh: true, dim } => sizes.param("action", 1, &[*dim]),
+            _ => Ok(()),
+        }
+    }
+
+    /// Parameters of the encoders of observations, for windows of `steps` steps.
+    pub(crate) fn add_encoder_sizes(&self, sizes: &mut Sizes, steps: usize) -> Result<()> {
+        let d = self.width;
         for encoder in self.observation {
             let key = "observation";
             sizes.value(key, &[steps, encoder.len()])?;
@@ -84,24 +108,7 @@ impl Ends<'_> {
             sizes.param("d_model", 1, &[d, self.observation.len(), d])?;
             sizes.param("d_model", 1, &[d])?;
         }
-        if self.tokens.has(Token::Return) {
-            sizes.param("d_model", 2, &[d])?;
-        }
-        if self.tokens.has(Token::Action) {
-            for choices in self.action.sizes() {
-                sizes.param("action", 1, &[choices.saturating_add(1), d])?;
-            }
-            if let Action::Continuous { dim, .. } = self.action {
-                sizes.param("action", 1, &[d, *dim])?;
-                sizes.param("action", 1, &[d])?;
-            }
-        }
-        sizes.param("action", 1, &[self.action.outputs(), hidden])?;
-        sizes.value("action", &[steps, self.action.outputs()])?;
-        match self.action {
-            Action::Continuous { tanh: true, dim } => sizes.param("action", 1, &[*dim]),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 

@@ -25,7 +25,8 @@ use crate::architecture::{Architecture, Group};
 use crate::error::{Error, Result};
 use crate::initial::Init;
 use crate::net::{
-    Average, Carried, Declared, Feed, Net, Pass, Progress, Source, fill_following, position_encodings,
+    Average, Carried, Declared, Feed, Net, OPTIMIZER_STEPS, Pass, Progress, Source, fill_following,
+    position_encodings,
 };
 use crate::statistic::Statistic;
 
@@ -337,7 +338,9 @@ impl WindowProgram {
     /// steps before this one.
     pub fn set_rates(&mut self, lr: f64, step: u64) -> Result<()> {
         let decay = self.warming.map(|average| (DECAY, average.decay(step)));
-        for (name, x) in [("lr", lr)].into_iter().chain(decay) {
+        let counts = self.program.input_type(OPTIMIZER_STEPS).is_ok();
+        let steps = counts.then_some((OPTIMIZER_STEPS, step as f64));
+        for (name, x) in [("lr", lr)].into_iter().chain(decay).chain(steps) {
             match self.program.input_type(name)?.dtype {
                 DType::F64 => self.program.set(name, &[x])?,
                 _ => self.program.set(name, &[x as f32])?,

@@ -15,7 +15,7 @@ use elmur_model::ends::*;
 use elmur_model::session::{Seen, Session};
 use elmur_model::tensors::TensorData;
 use elmur_model::window::{Begin, WindowProgram, evaluation_graph};
-use elmur_model::{Elmur, PolicyConfig, Start, init};
+use elmur_model::{Elmur, PolicyConfig, Start, init, presets};
 
 use common::{random, small as elmur};
 
@@ -231,6 +231,8 @@ fn stepping_equals_whole_windows_without_memory_and_for_q_values() {
         };
         stepping_equals_windows(name, &PolicyConfig::Cql(config), Agree::Always);
     }
+    let config = presets::cql_continuous(encoder(), Action::Continuous { dim: 2, tanh: false }, 4);
+    stepping_equals_windows("continuous cql", &PolicyConfig::CqlContinuous(config), Agree::Always);
 }
 
 fn dt() -> TransformerXl {
@@ -373,8 +375,15 @@ fn configs_say_which_policy_they_are() {
     let read = |text: &str| serde_json::from_str::<PolicyConfig>(text);
     let config = read(lstm).unwrap();
     assert!(matches!(&config, PolicyConfig::BcLstm(c) if c.hidden == 128 && c.unroll == 1));
-    for config in [config, PolicyConfig::TransformerXl(dt()), PolicyConfig::DMamba(dmamba()), elmur().into()]
-    {
+    let continuous = Action::Continuous { dim: 2, tanh: false };
+    for config in [
+        config,
+        PolicyConfig::TransformerXl(dt()),
+        PolicyConfig::DMamba(dmamba()),
+        PolicyConfig::Tt(presets::tt(encoder(), continuous.clone())),
+        PolicyConfig::CqlContinuous(presets::cql_continuous(encoder(), continuous, 4)),
+        elmur().into(),
+    ] {
         let text = serde_json::to_string(&config).unwrap();
         assert!(text.contains(&format!("\"kind\":\"{}\"", config.kind())), "{text}");
         assert_eq!(read(&text).unwrap(), config);

@@ -44,6 +44,9 @@ fn policies() -> Vec<PolicyConfig> {
     for ffn in [Ffn::SwiGlu { d_ff: 8 }, Ffn::Gelu { d_ff: 8 }] {
         all.push(Elmur { ffn, ..small.clone() }.into());
     }
+    let mut dmamba = presets::dmamba(small.observation.clone(), small.action.clone(), 10);
+    dmamba.compat.flat_mamba_init = true;
+    all.push(PolicyConfig::DMamba(dmamba));
     let action = Action::Continuous { dim: 2, tanh: false };
     all.push(PolicyConfig::Diffusion(presets::diffusion(small.observation.clone(), action.clone())));
     all.push(PolicyConfig::Diffusion(presets::diffusion_mlp(small.observation.clone(), action)));

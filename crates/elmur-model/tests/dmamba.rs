@@ -192,7 +192,7 @@ fn padding_changes_nothing() {
         let mut train = WindowProgram::new(&built, &config, &Pool::new(1), &[&store]).unwrap();
         let steps = 2 * 2 * 3;
         // The last two steps of the second window, [windows, rows, steps].
-        let padded = |i: usize| i >= 6 && i % 3 > 0;
+        let padded = |i: usize| i >= 6 && !i.is_multiple_of(3);
         let numbers = |each: usize, seed: u64| -> Vec<f64> {
             let data = random(steps * each, seed).into_iter().map(f64::from);
             data.enumerate().map(|(i, x)| if padded(i / each) { padding } else { x }).collect()

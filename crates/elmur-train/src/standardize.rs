@@ -16,22 +16,28 @@ const LEAST: f64 = 1e-6;
 pub(crate) fn standardize(ends: Ends<'_>, source: &dyn Source, params: &Store) -> Result<()> {
     for (leaf, encoder) in ends.observation.iter().enumerate() {
         let Encoder::Vector { dim, bytes: false } = encoder else { continue };
+        // A policy may have several networks with encoders of their own, or none.
         let name = ends.encoder_name(leaf);
-        let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
-        if params.ty(&weight).is_err() {
-            continue; // not every policy encodes its observations by a linear map
+        let (all, part) = (params.names(), format!(".{name}"));
+        let linear = all.iter().filter_map(|parameter| parameter.strip_suffix(".weight"));
+        let encoders: Vec<&str> = linear.filter(|own| *own == name || own.ends_with(&part)).collect();
+        if encoders.is_empty() {
+            continue;
         }
         let spread = moments(source, leaf, *dim)?;
-        let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
-        for (row, b) in w.chunks_exact_mut(*dim).zip(&mut b) {
-            for (w, (mean, deviation)) in row.iter_mut().zip(&spread) {
-                let scaled = f64::from(*w) / deviation;
-                *b -= (scaled * mean) as f32;
-                *w = scaled as f32;
+        for own in encoders {
+            let (weight, bias) = (format!("{own}.weight"), format!("{own}.bias"));
+            let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
+            for (row, b) in w.chunks_exact_mut(*dim).zip(&mut b) {
+                for (w, (mean, deviation)) in row.iter_mut().zip(&spread) {
+                    let scaled = f64::from(*w) / deviation;
+                    *b -= (scaled * mean) as f32;
+                    *w = scaled as f32;
+                }
             }
+            params.set(&weight, &w)?;
+            params.set(&bias, &b)?;
         }
-        params.set(&weight, &w)?;
-        params.set(&bias, &b)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-// Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp, 8 mish.
+// Kinds: 0 identity, 1 relu, 2 gelu, 3 silu, 4 tanh, 5 sigmoid, 6 softplus, 7 exp, 8 mish, 9 ln.
 __device__ __forceinline__ float normal_cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678118654752f)); }
 
 // t = tanh(softplus x) = n / (n + 2) with n = e^x (e^x + 2), which is 1 beyond 20.
@@ -20,11 +20,12 @@ __device__ __forceinline__ float activate(int kind, float x) {
         case 6: return fmaxf(x, 0.0f) + logf(1.0f + expf(-fabsf(x)));
         case 7: return expf(x);
         case 8: return x * mish_parts(x).t;
+        case 9: return logf(x);
         default: return x;
     }
 }
 
-// Derivative, from the function's argument (gelu, silu, softplus, mish) or value (the others).
+// Derivative, from the function's argument (gelu, silu, softplus, mish, ln) or value (the others).
 __device__ __forceinline__ float derivative(int kind, float x) {
     switch (kind) {
         case 1: return x > 0.0f ? 1.0f : 0.0f;
@@ -41,6 +42,7 @@ __device__ __forceinline__ float derivative(int kind, float x) {
             MishParts m = mish_parts(x);
             return m.t + x * (m.e / (1.0f + m.e)) * m.rest * (1.0f + m.t);
         }
+        case 9: return 1.0f / x;
         default: return 1.0f;
     }
 }

@@ -1,4 +1,4 @@
-//! Elementwise functions: ReLU, exact GELU, SiLU, tanh, sigmoid, softplus, exp, mish.
+//! Elementwise functions: ReLU, exact GELU, SiLU, tanh, sigmoid, softplus, exp, mish, ln.
 //! [`linear`](Graph::linear) can apply them too, while its output is still in the cache.
 
 use crate::autodiff::Backward;
@@ -35,6 +35,8 @@ pub enum Activation {
     Exp,
     /// x tanh(softplus x)
     Mish,
+    /// ln x; not a number for negative x
+    Ln,
 }
 
 use Activation as A;
@@ -89,6 +91,7 @@ simd_fn! {
             A::Softplus => x.iter_mut().for_each(|x| *x = softplus(*x)),
             A::Exp => x.iter_mut().for_each(|x| *x = x.exp()),
             A::Mish => x.iter_mut().for_each(|x| *x *= mish_parts(*x).1),
+            A::Ln => x.iter_mut().for_each(|x| *x = x.ln()),
         }
     }
 }
@@ -113,6 +116,7 @@ simd_fn! {
                 let (e, t, rest) = mish_parts(*x);
                 *dx *= t + *x * (e / (T::ONE + e)) * rest * (T::ONE + t);
             }),
+            A::Ln => pairs.for_each(|(dx, x)| *dx /= *x),
         }
     }
 }
@@ -161,6 +165,11 @@ impl Graph {
     /// x tanh(softplus x).
     pub fn mish(&mut self, x: Value) -> Result<Value> {
         self.activation(x, A::Mish)
+    }
+
+    /// ln x.
+    pub fn ln(&mut self, x: Value) -> Result<Value> {
+        self.activation(x, A::Ln)
     }
 
     /// dy f', where `seen` is the value or the argument of f.

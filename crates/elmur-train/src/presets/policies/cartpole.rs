@@ -9,17 +9,22 @@ use super::{Chosen, Policy, Wanted};
 use crate::error::Result;
 use crate::presets::settings;
 
-/// The sizes of RATE, RMT and TrXL; the paper did not run Decision Transformer here.
+/// RATE and RMT (memory); the paper did not run Decision Transformer here.
 const TRANSFORMER: Transformer = Transformer {
     d_model: 128,
     d_head: 128,
     d_ff: 128,
     heads: 4,
     layers: 4,
+    memory: 15,
+    cache: 0,
+    valve: 2,
     dropout: 0.2,
     attention_dropout: 0.0,
     action_tanh: true,
 };
+
+const TRXL: Transformer = Transformer { cache: 90, ..TRANSFORMER };
 
 /// Stretches of 90 steps in an episode of 500, for one epoch of the published code, and for one of ours.
 const STRETCHES: (u64, u64) = (411, 6);
@@ -48,7 +53,8 @@ const ALPHA: f64 = 5.0;
 pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
     Ok(match wanted.name.policy {
         Policy::Elmur => wanted.elmur(models::cartpole(), settings::cartpole()),
-        Policy::Dt => (wanted.dt(TRANSFORMER, wanted.crop), wanted.train(SEGMENTS, 1)),
+        Policy::Trxl => wanted.transformer(TRXL, SEGMENTS),
+        Policy::Rate | Policy::Rmt | Policy::Dt => wanted.transformer(TRANSFORMER, SEGMENTS),
         Policy::DMamba => (wanted.dmamba(true), wanted.train(DMAMBA, 1)),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train(MLP, 1)),

@@ -5,7 +5,7 @@ use elmur_model::ends::{Action, Encoder};
 use elmur_model::presets as models;
 
 use super::row::Row;
-use super::transformer::Transformer;
+use super::transformer::{CACHE, Transformer};
 use super::{Chosen, Policy, Wanted};
 use crate::config::RunConfig;
 use crate::error::Result;
@@ -51,6 +51,9 @@ impl Family {
                     d_ff: 64,
                     heads: 2,
                     layers: 10,
+                    memory: 10,
+                    cache: 300,
+                    valve: 0,
                     dropout: 0.3,
                     attention_dropout: 0.2,
                     action_tanh: false,
@@ -64,6 +67,9 @@ impl Family {
                     d_ff: 128,
                     heads: 8,
                     layers: 4,
+                    memory: 15,
+                    cache: 40,
+                    valve: 0,
                     dropout: 0.2,
                     attention_dropout: 0.2,
                     action_tanh: false,
@@ -110,8 +116,12 @@ pub(super) fn policy(family: Family, wanted: &Wanted<'_>) -> Result<Chosen> {
             Family::RememberColor => wanted.elmur(models::remember_color(), settings::remember_color()),
             Family::TakeItBack => wanted.elmur(models::take_it_back(), settings::take_it_back()),
         },
-        Policy::Dt if published => (wanted.dt(sizes, wanted.crop.div_ceil(3)), wanted.train(row, 1)),
-        Policy::Dt => (wanted.dt(sizes, wanted.crop), wanted.train(row, 1)),
+        // The published one is trained on the first third of every episode.
+        Policy::Dt if published => {
+            Wanted { crop: wanted.crop.div_ceil(3), ..wanted.clone() }.transformer(sizes, row)
+        }
+        Policy::Trxl => wanted.transformer(Transformer { cache: CACHE, ..sizes }, row),
+        Policy::Rate | Policy::Rmt | Policy::Dt => wanted.transformer(sizes, row),
         Policy::DMamba => (wanted.dmamba(false), wanted.train(cloning, 1)),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.0), wanted.train(cloning, 1)),

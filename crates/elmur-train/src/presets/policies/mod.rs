@@ -30,6 +30,12 @@ use row::Row;
 pub enum Policy {
     /// A transformer with external memory in every layer.
     Elmur,
+    /// RATE: memory tokens, a cache and a valve between segments.
+    Rate,
+    /// Recurrent Memory Transformer.
+    Rmt,
+    /// Transformer-XL with a cache.
+    Trxl,
     /// Decision Transformer.
     Dt,
     /// Decision Mamba.
@@ -62,6 +68,24 @@ const ENTRIES: &[Entry] = &[
         names: &["elmur"],
         summary: "transformer with external memory in every layer: tokens read it, segments write it",
         published: Some("the paper's model and training, memory without gradient between segments"),
+    },
+    Entry {
+        policy: Policy::Rate,
+        names: &["rate"],
+        summary: "RATE: transformer over segments with memory tokens, a cache of earlier ones and a valve",
+        published: Some("memory without gradient, all memory tokens alike at first, residual added twice"),
+    },
+    Entry {
+        policy: Policy::Rmt,
+        names: &["rmt"],
+        summary: "Recurrent Memory Transformer: segments hand memory tokens on to the next",
+        published: Some("memory without gradient, all memory tokens alike at first, residual added twice"),
+    },
+    Entry {
+        policy: Policy::Trxl,
+        names: &["trxl"],
+        summary: "Transformer-XL: segments look back on a cache of earlier ones",
+        published: Some("the residual added twice, actions one step early when acting"),
     },
     Entry {
         policy: Policy::Dt,
@@ -174,10 +198,10 @@ impl PolicyName {
     /// Whether the policy can act on what it saw longer ago than its training crop.
     fn remembers(self) -> bool {
         match self.policy {
-            Policy::Elmur | Policy::BcLstm | Policy::CqlLstm => true,
+            Policy::Elmur | Policy::Rate | Policy::Rmt | Policy::BcLstm | Policy::CqlLstm => true,
             // The published one forgets after every window.
             Policy::DMamba => !self.compat,
-            Policy::Dt | Policy::BcMlp | Policy::Cql | Policy::Tt => false,
+            Policy::Trxl | Policy::Dt | Policy::BcMlp | Policy::Cql | Policy::Tt => false,
         }
     }
 
@@ -194,7 +218,10 @@ impl PolicyName {
 impl Policy {
     /// Whether the policy's own past actions are among its tokens.
     fn has_action_tokens(self) -> bool {
-        matches!(self, Policy::Dt | Policy::DMamba | Policy::Tt)
+        match self {
+            Policy::Rate | Policy::Rmt | Policy::Trxl | Policy::Dt | Policy::DMamba | Policy::Tt => true,
+            Policy::Elmur | Policy::BcMlp | Policy::BcLstm | Policy::Cql | Policy::CqlLstm => false,
+        }
     }
 }
 
@@ -224,6 +251,7 @@ impl Benchmark {
 }
 
 /// What a policy is wanted for.
+#[derive(Clone)]
 struct Wanted<'a> {
     name: PolicyName,
     /// The run that gets the policy.

@@ -3,7 +3,7 @@
 use elmur_model::presets as models;
 
 use super::row::Row;
-use super::transformer::Transformer;
+use super::transformer::{CACHE, Transformer};
 use super::{Chosen, Policy, Wanted};
 use crate::error::Result;
 use crate::presets::settings;
@@ -14,6 +14,9 @@ const TRANSFORMER: Transformer = Transformer {
     d_ff: 128,
     heads: 4,
     layers: 3,
+    memory: 8,
+    cache: CACHE,
+    valve: 2,
     dropout: 0.1,
     attention_dropout: 0.0,
     action_tanh: false,
@@ -39,7 +42,9 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
             let train = settings::small(&model, wanted.crop);
             wanted.elmur(model, train)
         }
-        Policy::Dt => (wanted.dt(TRANSFORMER, wanted.crop), wanted.train(row, 1)),
+        // Memory tokens are what RATE has to show: no cache that could hold a whole crop.
+        Policy::Rate => wanted.transformer(Transformer { cache: 0, ..TRANSFORMER }, row),
+        Policy::Rmt | Policy::Trxl | Policy::Dt => wanted.transformer(TRANSFORMER, row),
         Policy::DMamba => (wanted.dmamba(false), wanted.train(row, 1)),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.1), wanted.train(row, 1)),

@@ -14,7 +14,7 @@ fn changed(preset: &str, changes: &[&str]) -> Result<RunConfig> {
     overrides::apply(&RunConfig::preset(preset).unwrap(), changes, &Registry::builtin())
 }
 
-fn dt(run: &RunConfig) -> &TransformerXl {
+fn transformer(run: &RunConfig) -> &TransformerXl {
     match &run.model {
         PolicyConfig::TransformerXl(model) => model,
         other => panic!("{other:?}"),
@@ -82,6 +82,9 @@ fn every_policy_makes_a_whole_run_of_every_preset() {
 fn published_sizes_have_the_published_numbers_of_parameters() {
     // Those of the published T-Maze commands that can influence the output.
     for (policy, parameters) in [
+        ("rate-compat", 429_760),
+        ("rmt-compat", 726_144),
+        ("trxl-compat", 725_504),
         ("dt-compat", 725_504),
         ("dmamba-compat", 133_120),
         ("bc-mlp", 25_664),
@@ -100,9 +103,9 @@ fn the_benchmark_decides_sizes_and_settings() {
     let t = &maze.train;
     assert_eq!((t.batch, t.lr, t.weight_decay, t.clip), (64, 1e-4, 0.001, 1.0));
     assert_eq!((t.epochs, t.schedule.warmup, t.schedule.end_factor), (Some(200), WARM_UP, 0.01));
-    assert_eq!((dt(&maze).layers, dt(&maze).window, maze.crop()), (8, 30, 30));
+    assert_eq!((transformer(&maze).layers, transformer(&maze).window, maze.crop()), (8, 30, 30));
     let task = with("popgym-PositionOnlyPendulumEasy", "dt");
-    let model = dt(&task);
+    let model = transformer(&task);
     assert_eq!(
         (model.d_model, model.d_head, model.d_ff, model.heads, model.layers),
         (128, 256, Some(64), 4, 2)
@@ -110,23 +113,53 @@ fn the_benchmark_decides_sizes_and_settings() {
     assert_eq!((task.train.lr, task.train.weight_decay, model.action_tanh), (3e-4, 0.01, true));
     assert_eq!((task.train.batches, task.train.schedule.decay), (Some(3000), Decay::Cosine));
     let robot = with("take-it-back", "dt");
-    assert_eq!((dt(&robot).layers, dt(&robot).window, robot.train.lr), (4, 180, 1e-4));
-    assert_eq!((dt(&with("remember-color", "dt")).layers, dt(&with("cartpole", "dt")).layers), (10, 4));
+    assert_eq!((transformer(&robot).layers, transformer(&robot).window, robot.train.lr), (4, 180, 1e-4));
+    assert_eq!(
+        (transformer(&with("remember-color", "dt")).layers, transformer(&with("cartpole", "dt")).layers),
+        (10, 4)
+    );
     // Another environment is another benchmark, whatever the preset.
     let pole = changed("tmaze", &["policy=dt", "env=cartpole"]).unwrap();
-    assert_eq!((dt(&pole).layers, dt(&pole).action.outputs()), (4, 2));
-    assert_eq!(dt(&changed("small", &["policy=dt"]).unwrap()).layers, 3);
+    assert_eq!((transformer(&pole).layers, transformer(&pole).action.outputs()), (4, 2));
+    assert_eq!(transformer(&changed("small", &["policy=dt"]).unwrap()).layers, 3);
+}
+
+#[test]
+fn segments_cover_the_crop_and_memory_is_trained_through_all_of_them() {
+    let parts = |run: &RunConfig| {
+        let model = transformer(run);
+        let memory = [model.memory_tokens, model.cache_tokens, model.valve_heads];
+        (model.window, run.train.segments, model.unroll, memory)
+    };
+    assert_eq!(parts(&with("tmaze", "rate")), (10, 3, 3, [15, 0, 2]));
+    assert_eq!(parts(&with("tmaze", "rmt")), (10, 3, 3, [10, 0, 0]));
+    assert_eq!(parts(&with("tmaze", "trxl")), (10, 3, 1, [0, 90, 0]));
+    assert_eq!(parts(&with("tmaze", "trxl-compat")), (10, 3, 1, [0, 450, 0]));
+    assert_eq!(parts(&with("tmaze", "rate-compat")), (10, 3, 1, [15, 0, 2]));
+    assert_eq!(parts(&with("cartpole", "trxl")), (30, 3, 1, [0, 90, 0]));
+    assert_eq!(parts(&with("take-it-back", "rate")), (60, 3, 3, [15, 40, 0]));
+    let hard = with("popgym-RepeatFirstHard", "rate");
+    assert_eq!(parts(&hard), (70, 12, 12, [30, 40, 2]));
+    assert!(hard.crop() >= 831 && transformer(&hard).d_ff.is_none());
+    assert_eq!(parts(&with("popgym-RepeatFirstHard", "rate-compat")), (93, 3, 1, [30, 40, 2]));
+    assert_eq!(parts(&changed("small", &["policy=rate"]).unwrap()), (20, 3, 3, [8, 0, 2]));
+    let compat = transformer(&with("tmaze", "rate-compat")).compat;
+    assert!(compat.equal_memory_tokens && compat.valve_dropout_in_eval && compat.commit_without_last_action);
+    assert_eq!(transformer(&with("tmaze", "rate")).compat, Default::default());
 }
 
 #[test]
 fn published_forms_have_the_published_schedules_and_contexts() {
     let task = with("popgym-HigherLowerEasy-compat", "dt-compat");
     // Trained on the first third of an episode; a cosine over 1e7 tokens; 400 epochs.
-    assert_eq!((dt(&task).window, task.crop()), (18, 18));
+    assert_eq!((transformer(&task).window, task.crop()), (18, 18));
     let schedule = task.train.schedule;
     assert_eq!((schedule.unit, schedule.total), (Unit::Tokens, Some(10_000_000)));
     assert_eq!((task.train.epochs, task.train.batches, task.train.standardize), (Some(400), None, false));
-    assert!(dt(&task).compat.double_residual && !dt(&with("tmaze", "dt")).compat.double_residual);
+    assert!(
+        transformer(&task).compat.double_residual
+            && !transformer(&with("tmaze", "dt")).compat.double_residual
+    );
     // A linear decay that is planned for three optimizer steps a batch.
     let maze = with("tmaze", "bc-lstm-compat");
     assert_eq!(maze.train.schedule.total, Some(100 + 3 * 100 * 75));
@@ -164,6 +197,7 @@ fn what_is_no_matter_of_the_policy_stays() {
 fn policies_that_cannot_look_back_are_validated_on_the_length_they_train_on() {
     let length = |policy: &str| with("tmaze", policy).eval.settings.get("length").cloned();
     assert_eq!((length("lstm"), length("dt"), length("mlp")), (Some(9600.into()), None, None));
+    assert_eq!((length("rate"), length("rmt"), length("trxl")), (Some(9600.into()), Some(9600.into()), None));
     assert_eq!((length("dmamba"), length("dmamba-compat")), (Some(9600.into()), None));
     assert_eq!(changed("tmaze", &["policy=dt", "eval.length=90"]).unwrap().eval.settings["length"], 90);
 }

@@ -11,16 +11,23 @@ use super::{Chosen, Policy, Wanted};
 use crate::error::Result;
 use crate::presets::settings;
 
-const DT: Transformer = Transformer {
+/// DT, RMT (memory) and TrXL (cache).
+const SIZES: Transformer = Transformer {
     d_model: 64,
     d_head: 32,
     d_ff: 64,
     heads: 8,
     layers: 8,
+    memory: 10,
+    cache: 450,
+    valve: 0,
     dropout: 0.2,
     attention_dropout: 0.1,
     action_tanh: true,
 };
+
+const RATE: Transformer =
+    Transformer { heads: 4, layers: 10, memory: 15, cache: 0, valve: 2, attention_dropout: 0.0, ..SIZES };
 
 const TRANSFORMER: Row = Row {
     batch: 64,
@@ -32,6 +39,7 @@ const TRANSFORMER: Row = Row {
     cosine: false,
     epochs: Some(200),
 };
+const RATE_ROW: Row = Row { batch: 128, lr: 3e-4, weight_decay: 0.01, ..TRANSFORMER };
 const MLP: Row = Row { lr: 3e-4, weight_decay: 0.01, warmup: 100, end: 0.1, epochs: Some(50), ..TRANSFORMER };
 const LSTM: Row = Row { clip: 5.0, epochs: Some(100), ..MLP };
 /// Also on benchmarks for which no settings were published.
@@ -45,7 +53,7 @@ const ALPHA: f64 = 5.0;
 const PUBLISHED_LR: f64 = 2.06e-4;
 
 pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
-    let transformer = if wanted.name.compat { TRANSFORMER } else { Row { warmup: 100, ..TRANSFORMER } };
+    let warmed = |row: Row| if wanted.name.compat { row } else { Row { warmup: 100, ..row } };
     Ok(match wanted.name.policy {
         Policy::Elmur => {
             let mut train = settings::tmaze();
@@ -54,7 +62,8 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
             }
             wanted.elmur(models::tmaze(), train)
         }
-        Policy::Dt => (wanted.dt(DT, wanted.crop), wanted.train_whole(transformer)),
+        Policy::Rate => wanted.transformer(RATE, warmed(RATE_ROW)),
+        Policy::Rmt | Policy::Trxl | Policy::Dt => wanted.transformer(SIZES, warmed(TRANSFORMER)),
         Policy::DMamba => (wanted.dmamba(true), wanted.train_whole(DMAMBA)),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train_whole(MLP)),
