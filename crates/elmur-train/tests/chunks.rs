@@ -95,23 +95,4 @@ fn chunks_of_actions_are_learned_in_the_units_of_the_data() {
     let outcome = evaluate_offline(&judged, &Stop::default(), &mut |_| {}).unwrap();
     assert_eq!(outcome.actions, 200 * 9);
     assert!(outcome.score.value.mean < 0.3, "{:?}", outcome.score);
-=======
-/// Numbers to be met: the behaviour answers x with anything between -2 and 2, and pays for the squared distance.
-fn distances() -> Dataset {
-    let spaces = Spaces { observation: Space::unbounded([1]), action: Space::unbounded([1]) };
-    let mut rng = Rng::new(4, 0);
-    let mut episode = || {
-        let (x, a): (Vec<f32>, Vec<f32>) =
-            (0..10).map(|_| (rng.uniform(-1.0, 1.0) as f32, rng.uniform(-2.0, 2.0) as f32)).unzip();
-        Episode {
-            rewards: x.iter().zip(&a).map(|(x, a)| -(x - a).powi(2)).collect(),
-            observations: vec![Column::F32(x)],
-            actions: vec![Column::F32(a)],
-            terminated: true,
-            truncated: false,
-            imitate: None,
-        }
-    };
-    let episodes = (0..100).map(|_| episode()).collect();
-    Dataset::from_episodes(spaces, BTreeMap::new(), episodes).unwrap()
 }
