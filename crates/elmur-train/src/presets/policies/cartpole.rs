@@ -56,6 +56,7 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
         Policy::Trxl => wanted.transformer(TRXL, SEGMENTS),
         Policy::Rate | Policy::Rmt | Policy::Dt => wanted.transformer(TRANSFORMER, SEGMENTS),
         Policy::DMamba => (wanted.dmamba(true), wanted.train(DMAMBA, 1)),
+        Policy::Diffusion => wanted.diffusion([64, 128, 256], 64, 1e-4),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train(MLP, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(LSTM, 1)),

@@ -123,6 +123,7 @@ pub(super) fn policy(family: Family, wanted: &Wanted<'_>) -> Result<Chosen> {
         Policy::Trxl => wanted.transformer(Transformer { cache: CACHE, ..sizes }, row),
         Policy::Rate | Policy::Rmt | Policy::Dt => wanted.transformer(sizes, row),
         Policy::DMamba => (wanted.dmamba(false), wanted.train(cloning, 1)),
+        Policy::Diffusion => wanted.diffusion([128, 256, 512], 128, 1e-4),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.0), wanted.train(cloning, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(cloning, 1)),

@@ -16,13 +16,14 @@ use elmur_base::did_you_mean;
 use elmur_envs::Registry;
 use elmur_envs::popgym::Task;
 use elmur_model::PolicyConfig;
-use elmur_model::baselines::{Cql, CqlObjective, DMambaCompat};
+use elmur_model::baselines::{Cql, CqlObjective, DMambaCompat, Denoiser, DiffusionCompat, DiffusionSampler};
 use elmur_model::elmur::config::{Compat, Elmur};
 use elmur_model::ends::{Action, Encoder};
 use elmur_model::presets as models;
 
 use crate::config::{RunConfig, TrainConfig, below_model};
 use crate::error::{Error, Result};
+use crate::schedule::Unit;
 use row::Row;
 
 /// A kind of policy that a run can be given by name.
@@ -48,6 +49,8 @@ pub enum Policy {
     Cql,
     /// Conservative Q-learning on a recurrent network.
     CqlLstm,
+    /// Diffusion Policy.
+    Diffusion,
     /// Trajectory Transformer.
     Tt,
 }
@@ -122,6 +125,12 @@ const ENTRIES: &[Entry] = &[
         names: &["cql-lstm"],
         summary: "conservative Q-learning with an LSTM that is carried through the episode",
         published: Some("no Bellman term, random initial states"),
+    },
+    Entry {
+        policy: Policy::Diffusion,
+        names: &["diffusion", "dp"],
+        summary: "Diffusion Policy: denoises chunks of continuous actions, given the newest observations",
+        published: Some("a plan at every step by all steps of the diffusion, weights without averaging"),
     },
     Entry {
         policy: Policy::Tt,
@@ -201,7 +210,7 @@ impl PolicyName {
             Policy::Elmur | Policy::Rate | Policy::Rmt | Policy::BcLstm | Policy::CqlLstm => true,
             // The published one forgets after every window.
             Policy::DMamba => !self.compat,
-            Policy::Trxl | Policy::Dt | Policy::BcMlp | Policy::Cql | Policy::Tt => false,
+            Policy::Trxl | Policy::Dt | Policy::BcMlp | Policy::Cql | Policy::Diffusion | Policy::Tt => false,
         }
     }
 
@@ -220,7 +229,8 @@ impl Policy {
     fn has_action_tokens(self) -> bool {
         match self {
             Policy::Rate | Policy::Rmt | Policy::Trxl | Policy::Dt | Policy::DMamba | Policy::Tt => true,
-            Policy::Elmur | Policy::BcMlp | Policy::BcLstm | Policy::Cql | Policy::CqlLstm => false,
+            Policy::Elmur | Policy::BcMlp | Policy::BcLstm => false,
+            Policy::Cql | Policy::CqlLstm | Policy::Diffusion => false,
         }
     }
 }
@@ -288,13 +298,13 @@ impl RunConfig {
             fitted.fit_to(environment.spaces()).map_err(below_model)?;
         }
         let ends = fitted.architecture().ends();
-        let wanted = Wanted {
-            name,
-            base: self,
-            observation: ends.observation.to_vec(),
-            action: ends.action.clone(),
-            crop: self.crop(),
-        };
+        let mut action = ends.action.clone();
+        if name.policy == Policy::Diffusion && run.env.is_none() && action.is_discrete() {
+            // Data that are read later decide; discrete actions are refused then.
+            action = Action::Continuous { dim: 1, tanh: false };
+        }
+        let wanted =
+            Wanted { name, base: self, observation: ends.observation.to_vec(), action, crop: self.crop() };
         (run.model, run.train) = match benchmark {
             Benchmark::TMaze => tmaze::policy(&wanted)?,
             Benchmark::CartPole => cartpole::policy(&wanted)?,
@@ -354,6 +364,36 @@ impl Wanted<'_> {
             model.compat.random_hidden = model.lstm.is_some();
         }
         PolicyConfig::Cql(model)
+    }
+
+    /// Diffusion Policy with a U-Net of these widths and this width of step embeddings. The training is the
+    /// published one, but for `lr` and as long as the run takes; a large norm stands for no clipping.
+    fn diffusion(&self, widths: [usize; 3], step_embed: usize, lr: f64) -> Chosen {
+        let (observation, action, _) = self.ends();
+        let mut model = models::diffusion(observation, action);
+        let published = self.name.compat;
+        model.denoiser = Denoiser::Unet { widths: widths.to_vec(), kernel: 5, groups: 8 };
+        model.step_embed = step_embed;
+        if published {
+            model.sampler = DiffusionSampler::Ddpm;
+            model.compat = DiffusionCompat { replan_every_step: true, raw_weights: true };
+        }
+        let row = Row {
+            batch: 128,
+            lr,
+            weight_decay: 1e-6,
+            clip: 1e9,
+            warmup: if published { 500 } else { 100 },
+            end: 0.0,
+            cosine: true,
+            epochs: None,
+        };
+        let mut train = TrainConfig { betas: (0.95, 0.999), ..self.train(row, 1) };
+        (train.schedule.unit, train.schedule.total) = (Unit::Steps, None);
+        if published {
+            (train.epochs, train.batches) = (None, Some(10_000));
+        }
+        (PolicyConfig::Diffusion(model), train)
     }
 
     /// Trajectory Transformer with the sizes and the training of its own paper, which has none of our

@@ -46,6 +46,7 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
         Policy::Rate => wanted.transformer(Transformer { cache: 0, ..TRANSFORMER }, row),
         Policy::Rmt | Policy::Trxl | Policy::Dt => wanted.transformer(TRANSFORMER, row),
         Policy::DMamba => (wanted.dmamba(false), wanted.train(row, 1)),
+        Policy::Diffusion => wanted.diffusion([64, 128, 256], 64, 3e-4),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.1), wanted.train(row, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(row, 1)),

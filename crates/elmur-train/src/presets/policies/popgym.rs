@@ -129,6 +129,7 @@ pub(super) fn policy(task: Task, wanted: Wanted<'_>) -> Result<Chosen> {
         Policy::Trxl => wanted.transformer(Transformer { cache: CACHE, ..sizes }, row),
         Policy::Rate | Policy::Rmt | Policy::Dt => wanted.transformer(sizes, row),
         Policy::DMamba => (wanted.dmamba(sizes.action_tanh), wanted.train_whole(dmamba)),
+        Policy::Diffusion => wanted.diffusion([64, 128, 256], 64, if published { 1e-4 } else { 3e-4 }),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train_whole(cloning)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train_whole(cloning)),

@@ -45,6 +45,7 @@ fn unusable(base: &RunConfig, name: PolicyName) -> bool {
     let images = ends.observation.iter().any(|encoder| matches!(encoder, Encoder::Image { .. }));
     match name.policy {
         Policy::Cql | Policy::CqlLstm => !ends.action.is_discrete(),
+        Policy::Diffusion => ends.action.is_discrete() && base.env.is_some(),
         Policy::Tt => images,
         _ => false,
     }
@@ -248,6 +249,29 @@ fn the_policy_is_no_key_of_a_config_but_one_of_the_command_line() {
         message("policy=rat3")
     );
     assert!(message("policy").contains("KEY=VALUE"));
+}
+
+#[test]
+fn policies_for_other_actions_say_what_they_expect() {
+    let message =
+        |preset: &str, policy: &str| changed(preset, &[&format!("policy={policy}")]).unwrap_err().to_string();
+    let diffusion = message("tmaze", "dp");
+    assert!(diffusion.starts_with("config `model.action`: expected continuous actions"), "{diffusion}");
+    let recurrent = message("popgym-PositionOnlyPendulumEasy", "cql-lstm");
+    assert!(recurrent.contains("config `model.action`: expected one choice"), "{recurrent}");
+    // Without an environment the data decide.
+    let mut run = changed("small", &["policy=diffusion"]).unwrap();
+    let spaces = |n: usize| elmur_base::Spaces {
+        observation: elmur_base::Space::unbounded([3]),
+        action: elmur_base::Space::unbounded([n]),
+    };
+    run.model.fit_to(&spaces(2)).unwrap();
+    run.validate().unwrap();
+    let PolicyConfig::Diffusion(model) = &with("remember-color", "diffusion-compat").model.clone() else {
+        panic!("another policy")
+    };
+    assert!(model.compat.replan_every_step && model.compat.raw_weights);
+    assert_eq!((model.step_embed, model.sampler), (128, DiffusionSampler::Ddpm));
 }
 
 #[test]

@@ -65,6 +65,7 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
         Policy::Rate => wanted.transformer(RATE, warmed(RATE_ROW)),
         Policy::Rmt | Policy::Trxl | Policy::Dt => wanted.transformer(SIZES, warmed(TRANSFORMER)),
         Policy::DMamba => (wanted.dmamba(true), wanted.train_whole(DMAMBA)),
+        Policy::Diffusion => wanted.diffusion([64, 128, 256], 64, 1e-4),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train_whole(MLP)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train_whole(LSTM)),
