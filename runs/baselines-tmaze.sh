@@ -39,7 +39,7 @@ for policy in $POLICIES; do
   # Rows of single runs; those over all runs are computed from them.
   cat "$OUT/$policy"-seed-*/rows.jsonl 2> /dev/null | grep '"checkpoint"' > "$OUT/$policy.jsonl" || continue
   case $policy in *-compat) ;; *) files+=("$OUT/$policy.jsonl") ;; esac
-  sed -E 's/.*"length":([0-9]+).*"score":([-0-9.e]+).*/\1 \2/' "$OUT/$policy.jsonl" | sort -n | awk -v name="$policy" '
+  sed -E 's/.*"score":([-0-9.e]+).*"length":([0-9]+).*/\2 \1/' "$OUT/$policy.jsonl" | sort -n | awk -v name="$policy" '
     { n[$1]++; sum[$1] += $2; squares[$1] += $2 * $2; if (!seen[$1]++) order[++count] = $1 }
     END {
       printf "| %s |", name

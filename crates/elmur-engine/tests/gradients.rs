@@ -590,8 +590,8 @@ fn rates(g: &mut Graph, case: &mut Case, states: usize, channels: usize) -> Resu
 fn selective_scan() {
     check("selective_scan", 24, |g, case| {
         let (batch, channels) = (case.extent(3), case.extent(17));
-        // Chunks of 256, 85, 16, 16 and 4 steps; 64 states are the most on a GPU.
-        let (states, steps) = [(1, 5), (3, 4), (16, 1), (16, 19), (64, 9)][case.below(5)];
+        // Chunks of 256, 85, 16, 16, 8 and 4 steps; 64 states are the most on a GPU.
+        let (states, steps) = [(1, 5), (3, 4), (16, 1), (16, 19), (30, 10), (64, 9)][case.below(6)];
         let (a, d) = (rates(g, case, states, channels)?, case.param(g, [channels])?);
         let state = match case.flip() {
             true => case.param(g, [batch, states, channels])?,

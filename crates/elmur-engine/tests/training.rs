@@ -50,7 +50,7 @@ fn training_allocates_nothing_and_its_bits_do_not_depend_on_threads() {
         let after = ALLOCATIONS.load(Ordering::SeqCst);
         assert_eq!(after - before, 0, "allocations in five runs with {threads} threads");
 
-        for _ in 0..30 {
+        for _ in 0..60 {
             program.run().unwrap();
         }
         let last = program.get::<f32>("loss").unwrap()[0];
@@ -75,7 +75,7 @@ fn training_allocates_nothing_and_its_bits_do_not_depend_on_threads() {
                 }
             }
         }
-        assert_eq!(store.get::<i64>("rng").unwrap(), [77, 36]);
-        assert_eq!(store.get::<i64>("adamw.step").unwrap(), [36]);
+        assert_eq!(store.get::<i64>("rng").unwrap(), [77, 66]);
+        assert_eq!(store.get::<i64>("adamw.step").unwrap(), [66]);
     }
 }

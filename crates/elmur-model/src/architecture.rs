@@ -60,8 +60,9 @@ pub trait Architecture: Debug + Send + Sync {
         Group::default()
     }
 
-    /// Whether [`Architecture::step`] gives exactly what [`Architecture::forward`] would. Where it does not,
-    /// a session keeps the window's steps and runs the whole window again at every step.
+    /// Whether [`Architecture::step`] gives exactly what [`Architecture::forward`] would: always, or in a window
+    /// that slides as long as it is not full. Where it does not, a session keeps the window's steps and runs the
+    /// whole window again at every step; `forward` may then return the current step's hidden state alone.
     fn steps_exactly(&self) -> bool {
         false
     }

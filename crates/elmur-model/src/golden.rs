@@ -201,13 +201,13 @@ pub fn verify(path: &Path, dtype: DType, device: impl Into<Device>) -> Result<Re
     let file = tensors::read(&path.with_extension("safetensors"))?;
     let policy = serde_json::from_str::<Kind>(&text).map_err(bad)?.policy;
     // Traces of another form than windows of steps.
-    let own: Option<fn(&str, &Tensors, DType, &Device) -> Result<Report>> = match policy.as_deref() {
-        Some("tt") => Some(baselines::tt::verify),
-        Some("diffusion_unet") => Some(baselines::diffusion::verify),
+    let own = match policy.as_deref() {
+        Some("tt") => Some(baselines::tt::verify(&text, &file, dtype, &device)),
+        Some("diffusion_unet") => Some(baselines::diffusion::verify(&text, &file, dtype, &device)),
         _ => None,
     };
-    if let Some(replay) = own {
-        return replay(&text, &file, dtype, &device).map_err(|e| Error::file(&json, e));
+    if let Some(report) = own {
+        return report.map_err(|e| Error::file(&json, e));
     }
     let case = match policy {
         None => elmur::case(&text).map_err(|e| Error::file(&json, e))?,

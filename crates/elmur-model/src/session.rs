@@ -38,6 +38,10 @@ use moment::Moment;
 use plans::{PLANS, PLAYED, Plans};
 use programs::{Context, Programs, Work, fill_rows, parts};
 
+/// Tensor of a snapshot that says of which rows the states are those of single steps (1) and of which they are
+/// not (0), where windows slide. Snapshots from before such windows took single steps have none.
+const STEPPED: &str = "stepped";
+
 /// Rows that begin an episode at once; more do so one part after the other, so that a large bank needs no
 /// more memory than its states.
 const AT_ONCE: usize = 64;
@@ -114,23 +118,43 @@ struct RowState {
     open: bool,
     /// Listed in the call at hand.
     listed: bool,
+    /// Whether the row's window is run again although it does not slide yet: what steps would go on from is not
+    /// known.
+    unstepped: bool,
     draws: Draws,
+}
+
+/// Some of the rows that a call lists, and their numbers in its list.
+#[derive(Debug, Default)]
+struct Group {
+    rows: Vec<usize>,
+    entries: Vec<usize>,
 }
 
 /// Buffers that steps reuse.
 #[derive(Debug, Default)]
 struct Scratch {
+    /// Rows that take a step, and rows whose window is run again.
+    groups: [Group; 2],
     /// All rows in order.
     all: Vec<usize>,
-    closing: Vec<usize>,
+    closing: Group,
     actions: Row,
 }
 
 #[derive(Debug)]
 enum Mode {
     Phases(Box<Phases>),
-    Rerun { programs: Box<Programs>, history: History },
-    Plan { plans: Box<Plans>, history: History },
+    /// The window is run again; with phases, only once it slides.
+    Rerun {
+        programs: Box<Programs>,
+        history: History,
+        first: Option<Box<Phases>>,
+    },
+    Plan {
+        plans: Box<Plans>,
+        history: History,
+    },
 }
 
 impl Mode {
@@ -139,6 +163,20 @@ impl Mode {
         match self {
             Mode::Phases(_) => None,
             Mode::Rerun { history, .. } | Mode::Plan { history, .. } => Some(history),
+        }
+    }
+
+    /// Whether windows slide and rows take single steps until theirs does.
+    fn steps_until_it_slides(&self) -> bool {
+        matches!(self, Mode::Rerun { first: Some(_), .. })
+    }
+
+    /// The phases of single steps, if there are any.
+    fn phases_mut(&mut self) -> Option<&mut Phases> {
+        match self {
+            Mode::Phases(phases) => Some(phases),
+            Mode::Rerun { first, .. } => first.as_deref_mut(),
+            Mode::Plan { .. } => None,
         }
     }
 
@@ -212,31 +250,45 @@ impl Session {
             let plans = Box::new(Plans::new(planner, rows, ends.action.outputs())?);
             let history = History::new(ends, rows, plans.looks_back())?;
             (Vec::new(), Mode::Plan { plans, history })
-        } else if architecture.steps_exactly() {
-            let mut all = Vec::new();
-            let begin = declare(&context, Work::Phase(Phase::Begin), &mut all)?;
-            let observe = declare(&context, Work::Phase(Phase::Observe), &mut all)?;
-            let act = declare(&context, Work::Phase(Phase::Act), &mut all)?;
-            let close = declare(&context, Work::Phase(Phase::Close), &mut all)?;
-            let observe = observe.unwrap_or(Programs::new(Work::Phase(Phase::Observe)));
-            (all, Mode::Phases(Box::new(Phases { begin, observe, act, close })))
         } else {
             let mut all = Vec::new();
-            declare(&context, Work::Rerun, &mut all)?;
-            let history = History::new(ends, rows, window.steps)?;
-            (all, Mode::Rerun { programs: Box::new(Programs::new(Work::Rerun)), history })
+            let mut programs = None;
+            if window.slides || !architecture.steps_exactly() {
+                declare(&context, Work::Rerun, &mut all)?;
+                programs = Some(Box::new(Programs::new(Work::Rerun)));
+            }
+            if let (true, Some(state)) = (window.slides, all.first()) {
+                let expected = "no carried state beside a sliding window";
+                return Err(Error::input("session", expected, state.name.clone()));
+            }
+            let mut phases = None;
+            if architecture.steps_exactly() {
+                let begin = declare(&context, Work::Phase(Phase::Begin), &mut all)?;
+                let observe = declare(&context, Work::Phase(Phase::Observe), &mut all)?;
+                let act = declare(&context, Work::Phase(Phase::Act), &mut all)?;
+                let close = match window.slides {
+                    true => None,
+                    false => declare(&context, Work::Phase(Phase::Close), &mut all)?,
+                };
+                let observe = observe.unwrap_or(Programs::new(Work::Phase(Phase::Observe)));
+                phases = Some(Box::new(Phases { begin, observe, act, close }));
+            }
+            match (programs, phases) {
+                (Some(programs), first) => {
+                    let history = History::new(ends, rows, window.steps)?;
+                    (all, Mode::Rerun { programs, history, first })
+                }
+                (None, Some(phases)) => (all, Mode::Phases(phases)),
+                (None, None) => return Err(Error::input("session", "windows or steps", "neither")),
+            }
         };
         let reserved = |c: &&Carried| {
-            ["times", "clock", "seeds", "draws", PLANS, PLAYED].contains(&c.name.as_str())
+            ["times", "clock", "seeds", "draws", STEPPED, PLANS, PLAYED].contains(&c.name.as_str())
                 || c.name.contains(' ')
         };
         if let Some(state) = carried.iter().find(reserved) {
             let expected = "other names of states than those of a snapshot, without blanks";
             return Err(Error::input("session", expected, state.name.clone()));
-        }
-        if window.slides && !carried.is_empty() {
-            let got = carried[0].name.clone();
-            return Err(Error::input("session", "no carried state beside a sliding window", got));
         }
         let mut session = Self {
             observation: ends.observation.to_vec(),
@@ -366,14 +418,14 @@ impl Session {
 
     /// Compiles what `begin` will need, so that a failure comes before anything is changed.
     fn prepare_begin(&mut self, rows: &[usize]) -> Result<()> {
-        let Mode::Phases(phases) = &mut self.mode else { return Ok(()) };
-        let Some(programs) = &mut phases.begin else { return Ok(()) };
+        let phases = self.mode.phases_mut();
+        let Some(programs) = phases.and_then(|phases| phases.begin.as_mut()) else { return Ok(()) };
         rows.chunks(AT_ONCE).try_for_each(|rows| programs.compile(&self.context, rows))
     }
 
     fn begin(&mut self, rows: &[usize]) -> Result<()> {
-        let Mode::Phases(phases) = &mut self.mode else { return Ok(()) };
-        let Some(programs) = &mut phases.begin else { return Ok(()) };
+        let phases = self.mode.phases_mut();
+        let Some(programs) = phases.and_then(|phases| phases.begin.as_mut()) else { return Ok(()) };
         for part in parts(rows, self.context.capacity) {
             let program = programs.of(&self.context, part)?;
             fill_rows(program, rows, part)?;
@@ -487,18 +539,54 @@ impl Session {
             check_floats("returns", returns, rows.len())?;
             rows.iter().zip(returns).for_each(|(row, r)| self.returns[*row] = *r);
         }
-        match &mut self.mode {
-            Mode::Phases(phases) => phases.observe.compile(&self.context, rows)?,
-            Mode::Rerun { programs, .. } => programs.compile(&self.context, rows)?,
-            Mode::Plan { .. } => {}
+        let mut groups = std::mem::take(&mut self.scratch.groups);
+        self.group(rows, &mut groups);
+        let computed = self.compute(rows, seen, &groups);
+        self.scratch.groups = groups;
+        computed?;
+        rows.iter().for_each(|row| self.rows[*row].open = true);
+        Ok(&self.outputs)
+    }
+
+    /// Divides rows into those that take a step and those whose window is run again.
+    fn group(&self, rows: &[usize], groups: &mut [Group; 2]) {
+        for Group { rows, entries } in groups.iter_mut() {
+            rows.clear();
+            entries.clear();
+        }
+        let steps = self.window.steps as u64;
+        for (entry, &row) in rows.iter().enumerate() {
+            let steps_now = match &self.mode {
+                Mode::Phases(_) => true,
+                Mode::Rerun { first, .. } => {
+                    first.is_some() && self.times[row] < steps && !self.rows[row].unstepped
+                }
+                Mode::Plan { .. } => continue,
+            };
+            let group = &mut groups[usize::from(!steps_now)];
+            group.rows.push(row);
+            group.entries.push(entry);
+        }
+    }
+
+    /// Head outputs of the listed rows, in the order of the list.
+    fn compute(&mut self, rows: &[usize], seen: Seen<'_>, groups: &[Group; 2]) -> Result<()> {
+        let [stepping, again] = groups;
+        if let Some(phases) = self.mode.phases_mut() {
+            phases.observe.compile(&self.context, &stepping.rows)?;
+        }
+        if let Mode::Rerun { programs, .. } = &mut self.mode {
+            programs.compile(&self.context, &again.rows)?;
         }
         let outputs = self.action.outputs();
         self.outputs.clear();
         self.outputs.resize(rows.len() * outputs, 0.0);
-        let mut record = self.records.is_some().then(|| StepRecord {
-            rows: rows.to_vec(),
-            times: rows.iter().map(|row| self.times[*row]).collect(),
-            ..StepRecord::default()
+        let mut record = self.records.is_some().then(|| {
+            // In the order in which they are computed.
+            let grouped = [&stepping.rows[..], &again.rows].concat();
+            let rows = if grouped.is_empty() { rows.to_vec() } else { grouped };
+            let times = rows.iter().map(|row| self.times[*row]).collect();
+            StepRecord { rows, times, ..StepRecord::default() }
         });
         if let Some(history) = self.mode.history_mut() {
             for (entry, &row) in rows.iter().enumerate() {
@@ -519,54 +607,59 @@ impl Session {
                 record.taps.insert("plan".to_owned(), tapped);
             }
         }
-        let moment = Moment {
+        let moment = |group| Moment {
             phase: Phase::Observe,
             window: self.window,
             tokens: self.tokens,
             observation: &self.observation,
             times: &self.times,
-            rows,
+            group,
             returns: &self.returns,
             closing: false,
             states: &self.rows,
         };
-        for part in parts(rows, self.context.capacity) {
-            let target = &mut self.outputs[part.first * outputs..(part.first + part.count) * outputs];
-            let observation = self.tokens.observation_index();
-            match &mut self.mode {
-                Mode::Phases(phases) => {
-                    let program = phases.observe.of(&self.context, part)?;
-                    moment.fill(program, part, seen.observation, self.widths)?;
-                    program.program.run()?;
-                    target.copy_from_slice(&program.program.get("outputs")?[..part.count * outputs]);
-                    if let Some(record) = &mut record {
-                        record::collect(&mut record.taps, program, part.count, |_| observation, |_| true)?;
-                    }
+        if let Some(phases) = self.mode.phases_mut() {
+            let (moment, observation) = (moment(stepping), self.tokens.observation_index());
+            for part in parts(&stepping.rows, self.context.capacity) {
+                let program = phases.observe.of(&self.context, part)?;
+                moment.fill(program, part, seen.observation, self.widths)?;
+                program.program.run()?;
+                let all = program.program.get::<f32>("outputs")?;
+                for (i, from) in all.chunks_exact(outputs).take(part.count).enumerate() {
+                    let entry = stepping.entries[part.first + i];
+                    self.outputs[entry * outputs..(entry + 1) * outputs].copy_from_slice(from);
                 }
-                Mode::Plan { .. } => break,
-                Mode::Rerun { programs, history } => {
-                    let program = programs.of(&self.context, part)?;
-                    moment.fill_window(program, part, history)?;
-                    program.program.run()?;
-                    let all = program.program.get::<f32>("outputs")?;
-                    for (i, target) in target.chunks_exact_mut(outputs).enumerate() {
-                        let shown = moment.shown(rows[part.first + i]);
-                        let start = (i * self.window.steps + shown.count - 1) * outputs;
-                        target.copy_from_slice(&all[start..start + outputs]);
-                    }
-                    if let Some(record) = &mut record {
-                        let token = |i: usize| moment.observation_token(rows[part.first + i]);
-                        let kept = |tap: &Tap| tap.by_token;
-                        record::collect(&mut record.taps, program, part.count, token, kept)?;
-                    }
+                if let Some(record) = &mut record {
+                    record::collect(&mut record.taps, program, part.count, |_| observation, |_| true)?;
+                }
+            }
+        }
+        if let Mode::Rerun { programs, history, .. } = &mut self.mode {
+            let moment = moment(again);
+            for part in parts(&again.rows, self.context.capacity) {
+                let program = programs.of(&self.context, part)?;
+                moment.fill_window(program, part, history)?;
+                program.program.run()?;
+                let all = program.program.get::<f32>("outputs")?;
+                // Those of all steps, or of the current one alone.
+                let steps = all.len() / (program.rows * outputs);
+                for i in 0..part.count {
+                    let step = (moment.shown(again.rows[part.first + i]).count - 1).min(steps - 1);
+                    let (from, entry) = ((i * steps + step) * outputs, again.entries[part.first + i]);
+                    self.outputs[entry * outputs..(entry + 1) * outputs]
+                        .copy_from_slice(&all[from..from + outputs]);
+                }
+                if let Some(record) = &mut record {
+                    let token = |i: usize| moment.observation_token(again.rows[part.first + i]);
+                    let kept = |tap: &Tap| tap.by_token;
+                    record::collect(&mut record.taps, program, part.count, token, kept)?;
                 }
             }
         }
         if let (Some(records), Some(record)) = (&mut self.records, record) {
             records.push(record);
         }
-        rows.iter().for_each(|row| self.rows[*row].open = true);
-        Ok(&self.outputs)
+        Ok(())
     }
 
     /// Ends the step of the listed rows: appends the tokens that follow the observation, advances time, and
@@ -583,10 +676,18 @@ impl Session {
         }
         let length = self.window.steps as u64;
         let mut closing = std::mem::take(&mut self.scratch.closing);
-        closing.clear();
-        closing.extend(rows.iter().copied().filter(|row| self.times[*row] % length == length - 1));
-        let done = self.prepare_finish(rows, &closing).and_then(|()| self.finish(rows, actions, &closing));
-        self.scratch.closing = closing;
+        closing.rows.clear();
+        closing.entries.clear();
+        let ends = |row: &usize| !self.window.slides && self.times[*row] % length == length - 1;
+        closing.rows.extend(rows.iter().copied().filter(ends));
+        closing.entries.extend(0..closing.rows.len());
+        let mut groups = std::mem::take(&mut self.scratch.groups);
+        self.group(rows, &mut groups);
+        let stepping = &groups[0];
+        let done = self
+            .prepare_finish(&stepping.rows, &closing.rows)
+            .and_then(|()| self.finish(rows, stepping, actions, &closing));
+        (self.scratch.closing, self.scratch.groups) = (closing, groups);
         done?;
         for &row in rows {
             self.times[row] += 1;
@@ -596,35 +697,43 @@ impl Session {
     }
 
     /// Compiles what `finish` will need, so that a failure comes before anything is changed.
-    fn prepare_finish(&mut self, rows: &[usize], closing: &[usize]) -> Result<()> {
-        match &mut self.mode {
-            Mode::Phases(phases) => {
-                let act = phases.act.as_mut().map_or(Ok(()), |act| act.compile(&self.context, rows));
-                act.and_then(|()| {
-                    phases.close.as_mut().map_or(Ok(()), |close| close.compile(&self.context, closing))
-                })
+    fn prepare_finish(&mut self, stepping: &[usize], closing: &[usize]) -> Result<()> {
+        if let Some(phases) = self.mode.phases_mut() {
+            if let Some(act) = &mut phases.act {
+                act.compile(&self.context, stepping)?;
             }
+            if let Some(close) = &mut phases.close {
+                close.compile(&self.context, closing)?;
+            }
+        }
+        match &mut self.mode {
             Mode::Rerun { programs, .. } => programs.compile(&self.context, closing),
-            Mode::Plan { .. } => Ok(()),
+            _ => Ok(()),
         }
     }
 
     /// The programs of the end of a step.
-    fn finish(&mut self, rows: &[usize], actions: Values<'_>, closing: &[usize]) -> Result<()> {
+    fn finish(
+        &mut self,
+        rows: &[usize],
+        stepping: &Group,
+        actions: Values<'_>,
+        closing: &Group,
+    ) -> Result<()> {
         let action_widths = Widths {
             floats: actions.floats.len() / rows.len().max(1),
             ints: actions.ints.len() / rows.len().max(1),
             bytes: 0,
         };
-        let mut closed = (self.records.is_some() && !closing.is_empty())
-            .then(|| ClosedRecord { rows: closing.to_vec(), ..ClosedRecord::default() });
-        let moment = |phase: Phase, rows, closing| Moment {
+        let mut closed = (self.records.is_some() && !closing.rows.is_empty())
+            .then(|| ClosedRecord { rows: closing.rows.clone(), ..ClosedRecord::default() });
+        let moment = |phase: Phase, group, closing| Moment {
             phase,
             window: self.window,
             tokens: self.tokens,
             observation: &self.observation,
             times: &self.times,
-            rows,
+            group,
             returns: &self.returns,
             closing,
             states: &self.rows,
@@ -635,37 +744,37 @@ impl Session {
                 history.keep(Field::Action, row, self.times[row], action);
             }
         }
-        match &mut self.mode {
-            Mode::Phases(phases) => {
-                if let Some(act) = &mut phases.act {
-                    for part in parts(rows, self.context.capacity) {
-                        let program = act.of(&self.context, part)?;
-                        moment(Phase::Act, rows, false).fill(program, part, actions, action_widths)?;
-                        program.program.run()?;
-                    }
+        if let Some(phases) = self.mode.phases_mut() {
+            if let Some(act) = &mut phases.act {
+                for part in parts(&stepping.rows, self.context.capacity) {
+                    let program = act.of(&self.context, part)?;
+                    moment(Phase::Act, stepping, false).fill(program, part, actions, action_widths)?;
+                    program.program.run()?;
                 }
-                let Some(close) = &mut phases.close else { return Ok(()) };
-                for part in parts(closing, self.context.capacity) {
+            }
+            if let Some(close) = &mut phases.close {
+                for part in parts(&closing.rows, self.context.capacity) {
                     let program = close.of(&self.context, part)?;
-                    moment(Phase::Close, closing, true).fill(
-                        program,
-                        part,
-                        Values::default(),
-                        Widths::default(),
-                    )?;
+                    let (moment, none) = (moment(Phase::Close, closing, true), Values::default());
+                    moment.fill(program, part, none, Widths::default())?;
                     program.program.run()?;
                     if let Some(closed) = &mut closed {
                         record::collect(&mut closed.taps, program, part.count, |_| 0, |_| true)?;
                     }
                 }
+            } else {
+                closed = None;
             }
+        }
+        match &mut self.mode {
+            Mode::Phases(_) => {}
             Mode::Plan { plans, .. } => rows.iter().for_each(|row| plans.advance(*row)),
-            Mode::Rerun { programs, history } => {
+            Mode::Rerun { programs, history, .. } => {
                 if self.carried.is_empty() {
                     return Ok(());
                 }
                 let moment = moment(Phase::Close, closing, true);
-                for part in parts(closing, self.context.capacity) {
+                for part in parts(&closing.rows, self.context.capacity) {
                     let program = programs.of(&self.context, part)?;
                     moment.fill_window(program, part, history)?;
                     program.program.run()?;
@@ -723,6 +832,11 @@ impl Session {
         if let Mode::Plan { plans, .. } = &self.mode {
             plans.save(rows, &mut tensors);
         }
+        if self.mode.steps_until_it_slides() {
+            let stepped = rows.iter().map(|row| i64::from(!self.rows[*row].unstepped)).collect();
+            let data = TensorData::I64(stepped);
+            tensors.insert(STEPPED.to_owned(), HostTensor { shape: vec![rows.len()], data });
+        }
         let times = rows.iter().map(|row| self.times[*row]).collect();
         let draws = rows.iter().map(|row| (self.rows[*row].draws.seed, self.rows[*row].draws.next)).collect();
         let in_time = self.carried.iter().filter(|state| state.start == Start::Never);
@@ -751,7 +865,16 @@ impl Session {
                 return Err(Error::input("restore", expected, got));
             }
         }
-        for state in &self.carried {
+        let old = self.mode.steps_until_it_slides() && !snapshot.tensors.contains_key(STEPPED);
+        let carried = if old { &[][..] } else { &self.carried };
+        let mut stepped = vec![i64::from(!old); rows.len()];
+        if self.mode.steps_until_it_slides() && !old {
+            match snapshot.tensor(STEPPED, &[rows.len()])? {
+                TensorData::I64(x) if x.iter().all(|x| [0, 1].contains(x)) => stepped.clone_from(x),
+                _ => return Err(Error::input("restore", format!("0 or 1 in `{STEPPED}`"), "others")),
+            }
+        }
+        for state in carried {
             let shape = [&[rows.len()], &state.shape[..]].concat();
             let data = snapshot.tensor(&state.name, &shape)?;
             let fits = match (data, state.dtype) {
@@ -796,7 +919,7 @@ impl Session {
             let actions = snapshot.tensor(PLANS, &[&[rows.len()], &plans.shape()[..]].concat())?;
             plans.restore(rows, actions, snapshot.tensor(PLAYED, &[rows.len()])?);
         }
-        for state in &self.carried {
+        for state in carried {
             match snapshot.tensors.get(&state.name).map(|tensor| &tensor.data) {
                 Some(TensorData::I64(x)) => self.context.carried.set_rows(&state.name, rows, x)?,
                 Some(TensorData::F32(x)) => self.context.carried.set_rows(&state.name, rows, x)?,
@@ -806,7 +929,8 @@ impl Session {
         for (i, &row) in rows.iter().enumerate() {
             self.times[row] = snapshot.times[i];
             let (seed, next) = snapshot.draws[i];
-            self.rows[row] = RowState { draws: Draws { seed, next }, ..RowState::default() };
+            let unstepped = stepped[i] == 0;
+            self.rows[row] = RowState { draws: Draws { seed, next }, unstepped, ..RowState::default() };
         }
         Ok(())
     }
@@ -818,14 +942,11 @@ impl Session {
 
 /// Refuses windows that a session cannot run.
 fn check_window(architecture: &dyn Architecture, rows: usize) -> Result<()> {
-    let Window { steps, slides, .. } = architecture.window();
+    let Window { steps, .. } = architecture.window();
     let tokens = steps.saturating_mul(architecture.ends().tokens.per_step());
     let refuse = |expected: &str, got: String| Err(Error::input("session", expected, got));
     if steps == 0 {
         return refuse("windows of at least one step", "0".to_owned());
-    }
-    if slides && architecture.steps_exactly() {
-        return refuse("a sliding window to be run again", "single steps".to_owned());
     }
     if i32::try_from(rows.saturating_mul(tokens)).is_err() {
         return refuse("at most 2^31 - 1 tokens in the windows of all rows", format!("{rows} x {tokens}"));

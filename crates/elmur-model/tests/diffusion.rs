@@ -43,10 +43,13 @@ fn wide() -> Diffusion {
     Diffusion { action: Action::Continuous { dim: 6, tanh: false }, ..small() }
 }
 
+/// What makes settings wrong.
+type Change = Box<dyn Fn(&mut Diffusion)>;
+
 #[test]
 fn settings_that_make_no_policy_are_refused_with_what_was_expected() {
     small().validate().unwrap();
-    let refused: Vec<(&str, &str, Box<dyn Fn(&mut Diffusion)>)> = vec![
+    let refused: Vec<(&str, &str, Change)> = vec![
         ("diffusion_steps", "1 to 10000, got 0", Box::new(|c| c.diffusion_steps = 0)),
         ("pred_horizon", "a multiple of 4, as 3 levels halve it, got 6", {
             Box::new(|c| (c.pred_horizon, c.denoiser) = (6, unet(&[8, 8, 8])))

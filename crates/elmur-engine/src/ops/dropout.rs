@@ -132,26 +132,53 @@ impl Mask {
     /// x[i] *= mask(first + i).
     #[inline(always)]
     pub(crate) fn apply<T: Float>(&self, first: usize, x: &mut [T]) {
+        self.apply_from(&mut Factors::none(), first, x);
+    }
+
+    /// [`Mask::apply`] for one piece after the other of the same tensor: `last` keeps the factors that were drawn
+    /// last, of which the next piece may use some.
+    #[inline(always)]
+    pub(crate) fn apply_from<T: Float>(&self, last: &mut Factors<T>, first: usize, x: &mut [T]) {
         let keep = T::of(self.keep);
-        let factor = |draw: u32| if draw < self.below { T::ZERO } else { keep };
         let mut i = 0;
         // Whole groups of 64 in the middle, parts of groups at the ends.
         while i < x.len() {
             let (group, offset) = ((first + i) / 64, (first + i) % 64);
-            let draws = random_group(&self.stream, group as u32);
+            if last.group != Some(group) {
+                last.group = Some(group);
+                let draws = random_group(&self.stream, group as u32);
+                for (factors, draws) in last.factors.iter_mut().zip(&draws) {
+                    for l in 0..16 {
+                        factors[l] = if draws[l] < self.below { T::ZERO } else { keep };
+                    }
+                }
+            }
             let n = (64 - offset).min(x.len() - i);
             if n == 64 {
-                for (x, draws) in x[i..i + 64].chunks_exact_mut(16).zip(&draws) {
+                for (x, factors) in x[i..i + 64].as_chunks_mut::<16>().0.iter_mut().zip(&last.factors) {
                     for l in 0..16 {
-                        x[l] *= factor(draws[l]);
+                        x[l] *= factors[l];
                     }
                 }
             } else {
-                let draws = &draws.as_flattened()[offset..offset + n];
-                x[i..i + n].iter_mut().zip(draws).for_each(|(x, draw)| *x *= factor(*draw));
+                let factors = &last.factors.as_flattened()[offset..offset + n];
+                x[i..i + n].iter_mut().zip(factors).for_each(|(x, factor)| *x *= *factor);
             }
             i += n;
         }
+    }
+}
+
+/// The factors of one group of 64 elements.
+pub(crate) struct Factors<T> {
+    group: Option<usize>,
+    factors: [[T; 16]; 4],
+}
+
+impl<T: Float> Factors<T> {
+    #[inline(always)]
+    pub(crate) fn none() -> Self {
+        Self { group: None, factors: [[T::ZERO; 16]; 4] }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
-use crate::cpu::simd::{dot, max, simd_fn, sum};
+use crate::cpu::simd::{LANES, dot, fold, max, simd_fn, sum};
 #[cfg(feature = "cuda")]
 use crate::cuda::args::args;
 #[cfg(feature = "cuda")]
@@ -36,6 +36,31 @@ pub(crate) fn softmax_row<T: Float>(x: &mut [T]) {
     x.iter_mut().for_each(|x| *x = (*x - top).exp());
     let scale = T::ONE / sum(x);
     x.iter_mut().for_each(|x| *x *= scale);
+}
+
+/// [`softmax_row`] for whole vectors: a length that is a multiple of [`LANES`] leaves no remainder to compute
+/// number by number.
+#[inline(always)]
+pub(crate) fn softmax_lanes<T: Float>(x: &mut [T]) {
+    let (x, rest) = x.as_chunks_mut::<LANES>();
+    debug_assert!(rest.is_empty());
+    let top = max(x.as_flattened());
+    if top == T::NEG_INFINITY && !x.as_flattened().iter().any(|x| x.is_nan()) {
+        return x.as_flattened_mut().fill(T::ZERO);
+    }
+    let mut sums = [T::ZERO; LANES];
+    for x in x.iter_mut() {
+        for l in 0..LANES {
+            x[l] = (x[l] - top).exp();
+            sums[l] += x[l];
+        }
+    }
+    let scale = T::ONE / fold(sums, |a, b| a + b);
+    for x in x {
+        for l in 0..LANES {
+            x[l] *= scale;
+        }
+    }
 }
 
 #[derive(Debug)]

@@ -64,32 +64,6 @@ pub fn policy(dtype: DType) -> Result<Graph> {
     g.update(cell, lstm.last_cell)?;
     let x = g.add(x, lstm.hidden)?;
 
-    // A state-space model, likewise.
-    let window = g.state("ssm.window", dtype, [B, 3, D])?;
-    let state = g.state("ssm.state", dtype, [B, N, D])?;
-    let taps = g.param("ssm.taps", dtype, [4, D])?;
-    let taps_bias = g.param("ssm.taps.bias", dtype, [D])?;
-    let conv = g.causal_conv1d_silu(x, taps, taps_bias, window)?;
-    let a = g.param("ssm.a", dtype, [N, D])?;
-    let a = g.exp(a)?;
-    let project = |g: &mut Graph, name: &str, width: usize| {
-        let weight = g.param(name, dtype, [width, D])?;
-        g.linear(conv.y, weight, None, Activation::Identity)
-    };
-    let scan = SelectiveScan {
-        u: conv.y,
-        delta: project(&mut g, "ssm.delta", D)?,
-        a: g.scale(a, -1.0)?,
-        bc: project(&mut g, "ssm.bc", 2 * N)?,
-        d: g.param("ssm.d", dtype, [D])?,
-        z: x,
-        state,
-    };
-    let scanned = g.selective_scan(scan)?;
-    g.update(window, conv.window)?;
-    g.update(state, scanned.state)?;
-    let x = g.add(x, scanned.y)?;
-
     let qkv = g.param("qkv", dtype, [3 * D, D])?;
     let qkv = g.linear(x, qkv, None, Activation::Identity)?;
     let relative = Relative::new(
@@ -139,6 +113,33 @@ pub fn policy(dtype: DType) -> Result<Graph> {
     let now = g.constant(&[29i64; B], [B])?;
     let blend = Blend { lambda: 0.3, empty_slots_too: false, active: None };
     let (new_memory, new_anchors) = g.lru_blend(memory, anchors, slots, candidates, now, blend)?;
+
+    // A state-space model, whose states go on from one batch to the next too.
+    let window = g.state("ssm.window", dtype, [B, 3, D])?;
+    let state = g.state("ssm.state", dtype, [B, N, D])?;
+    let taps = g.param("ssm.taps", dtype, [4, D])?;
+    let taps_bias = g.param("ssm.taps.bias", dtype, [D])?;
+    let conv = g.causal_conv1d_silu(x, taps, taps_bias, window)?;
+    let a = g.param("ssm.a", dtype, [N, D])?;
+    let a = g.exp(a)?;
+    let project = |g: &mut Graph, name: &str, width: usize| {
+        let weight = g.param(name, dtype, [width, D])?;
+        g.linear(conv.y, weight, None, Activation::Identity)
+    };
+    let scan = SelectiveScan {
+        u: conv.y,
+        delta: project(&mut g, "ssm.delta", D)?,
+        a: g.scale(a, -1.0)?,
+        bc: project(&mut g, "ssm.bc", 2 * N)?,
+        d: g.param("ssm.d", dtype, [D])?,
+        z: x,
+        state,
+    };
+    let scanned = g.selective_scan(scan)?;
+    g.update(window, conv.window)?;
+    g.update(state, scanned.state)?;
+    let x = g.add(x, scanned.y)?;
+    let flat = g.reshape(x, [B * T, D])?;
 
     let head = g.param("head", dtype, [7, D])?;
     let logits = g.linear(flat, head, None, Activation::Identity)?;

@@ -345,28 +345,38 @@ impl Architecture for TransformerXl {
         let memory = self.memory(net)?;
         let mut x = self.embed(net)?;
         if let Some(memory) = memory {
-            x = net.g.concat(&[memory, x, memory], 1)?;
+            x = net.g.concat(&[memory, x], 1)?;
         }
         let mut x = net.dropout(x, self.dropout)?;
+        // Trailing rows apart: where memory is detached, nothing is differentiated through them.
+        let mut trailing = match memory {
+            Some(memory) => Some(net.dropout(memory, self.dropout)?),
+            None => None,
+        };
         let segment = self.segment(net, tokens)?;
         for layer in 0..self.layers {
             let cache = self.cache_of(net, layer)?;
             if let Some(cache) = cache {
-                self.keep_cache(net, layer, &[cache, x])?;
+                let all: Vec<Value> = [cache, x].into_iter().chain(trailing).collect();
+                self.keep_cache(net, layer, &all)?;
             }
-            x = self.layer_of_segment(net, layer, x, cache, &segment)?;
+            if self.reads_last_token(net) && layer + 1 == self.layers {
+                return self.last_layer_of_last_token(net, x, &segment);
+            }
+            (x, trailing) = self.layer_of_segment(net, layer, (x, trailing), cache, &segment)?;
+        }
+        if let (Some(memory), Some(trailing)) = (memory, trailing) {
+            let trailing = net.dropout(trailing, self.dropout)?;
+            self.keep_memory(net, memory, trailing)?;
+            x = net.g.slice(x, 1, m..m + tokens)?;
         }
         let x = net.dropout(x, self.dropout)?;
-        let Some(memory) = memory else { return self.hidden(net, x) };
-        let trailing = net.g.slice(x, 1, m + tokens..2 * m + tokens)?;
-        self.keep_memory(net, memory, trailing)?;
-        let x = net.g.slice(x, 1, m..m + tokens)?;
         self.hidden(net, x)
     }
 
     fn steps_exactly(&self) -> bool {
         let compat = &self.compat;
-        !(self.slides || self.wraps_around() || compat.shifted_actions || compat.commit_without_last_action)
+        !(self.wraps_around() || compat.shifted_actions || compat.commit_without_last_action)
     }
 
     fn step(&self, net: &mut Net<'_>, phase: Phase) -> Result<Option<Value>> {
@@ -387,6 +397,12 @@ impl Architecture for TransformerXl {
 }
 
 impl TransformerXl {
+    /// Whether a pass is for the newest observation's hidden state alone: a window that leaves nothing behind is
+    /// run again.
+    fn reads_last_token(&self, net: &Net<'_>) -> bool {
+        net.reruns() && self.memory_tokens == 0 && self.cache_tokens == 0
+    }
+
     /// Hidden states at observations, [rows, steps, d], from those of the pass's tokens.
     fn hidden(&self, net: &mut Net<'_>, x: Value) -> Result<Value> {
         let missing = self.tokens() - self.window_tokens(net);

@@ -3,9 +3,9 @@
 use elmur_base::{Field, Values, Widths};
 use elmur_engine::DType;
 
-use super::RowState;
 use super::history::{History, Shown};
 use super::programs::{Part, StepProgram};
+use super::{Group, RowState};
 use crate::ends::{Encoder, TokenFormat};
 use crate::error::{Error, Result};
 use crate::net::{Progress, Source, fill_following, position_encodings};
@@ -21,8 +21,8 @@ pub(super) struct Moment<'a> {
     pub observation: &'a [Encoder],
     /// Environment step of every row.
     pub times: &'a [u64],
-    /// The rows listed.
-    pub rows: &'a [usize],
+    /// The rows at hand, and their numbers in what the caller gave.
+    pub group: &'a Group,
     /// Return-to-go of every row.
     pub returns: &'a [f32],
     /// Whether the window ends with this run.
@@ -34,7 +34,12 @@ pub(super) struct Moment<'a> {
 impl Moment<'_> {
     /// The row of entry `i` of a part; entries beyond its end repeat the last.
     fn row(&self, part: Part, i: usize) -> usize {
-        self.rows[part.first + i.min(part.count - 1)]
+        self.group.rows[part.first + i.min(part.count - 1)]
+    }
+
+    /// The number of entry `i` of a part in what the caller gave.
+    fn entry(&self, part: Part, i: usize) -> usize {
+        self.group.entries[part.first + i.min(part.count - 1)]
     }
 
     /// Token times begin here: the window's first token, or the step's.
@@ -79,21 +84,18 @@ impl Moment<'_> {
                         Field::Action if self.phase == Phase::Act => 0,
                         _ => return Err(wrong(name)),
                     };
+                    let entry = |i: usize| self.entry(part, i);
                     match program.input_type(name)?.dtype {
                         DType::I32 => {
-                            place(program.input_mut(name)?, n, part, values.ints, widths.ints, offset);
+                            place(program.input_mut(name)?, n, values.ints, widths.ints, offset, entry)
                         }
                         DType::U8 => {
-                            place(program.input_mut(name)?, n, part, values.bytes, widths.bytes, offset);
+                            place(program.input_mut(name)?, n, values.bytes, widths.bytes, offset, entry)
                         }
-                        _ => place(
-                            program.input_mut::<f32>(name)?,
-                            n,
-                            part,
-                            values.floats,
-                            widths.floats,
-                            offset,
-                        ),
+                        _ => {
+                            let input = program.input_mut::<f32>(name)?;
+                            place(input, n, values.floats, widths.floats, offset, entry);
+                        }
                     }
                 }
                 Source::Field(Field::ReturnToGo) => {
@@ -235,12 +237,19 @@ fn wrong(name: &str) -> Error {
     Error::input("step", "inputs of a single step", format!("`{name}`"))
 }
 
-/// Puts one leaf of a part's entries, `width` numbers each of which the leaf begins at `offset`, into an
-/// input [n, 1, leaf]; entries beyond the part repeat its last.
-fn place<T: Copy>(input: &mut [T], n: usize, part: Part, values: &[T], width: usize, offset: usize) {
+/// Puts one leaf of some entries, `width` numbers each of which the leaf begins at `offset`, into an input [n, 1,
+/// leaf], whose row i is entry `entry(i)`.
+fn place<T: Copy>(
+    input: &mut [T],
+    n: usize,
+    values: &[T],
+    width: usize,
+    offset: usize,
+    entry: impl Fn(usize) -> usize,
+) {
     let each = input.len() / n;
     for (i, input) in input.chunks_exact_mut(each).enumerate() {
-        let entry = (part.first + i.min(part.count - 1)) * width + offset;
-        input.copy_from_slice(&values[entry..entry + each]);
+        let at = entry(i) * width + offset;
+        input.copy_from_slice(&values[at..at + each]);
     }
 }

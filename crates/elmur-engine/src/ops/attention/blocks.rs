@@ -20,16 +20,16 @@ use super::Dims;
 use super::operands::{Operands, Positions};
 use crate::cpu::gemm::{Mat, Panels, Rows, Tiles};
 use crate::cpu::pool::{Pool, Rows as _, RowsMut};
-use crate::cpu::simd::simd_fn;
-use crate::ops::dropout::Mask as DropMask;
-use crate::ops::softmax::softmax_row;
+use crate::cpu::simd::{LANES, simd_fn};
+use crate::ops::dropout::{Factors, Mask as DropMask};
+use crate::ops::softmax::softmax_lanes;
 
 /// Whether sequences are long enough for matrix products to pay.
 pub(super) fn pays(dims: &Dims) -> bool {
-    dims.queries >= 16 && dims.keys >= 16
+    dims.queries >= 8 && dims.keys >= 16
 }
 
-/// Extents of a head's matrices: columns filled up to whole tiles, and the queries of a tile.
+/// Extents of a head's matrices: columns filled up to whole tiles and vectors, and the queries of a tile.
 #[derive(Clone, Copy)]
 struct Sizes {
     width: usize,
@@ -41,7 +41,7 @@ struct Sizes {
 impl Sizes {
     fn new<T: Tiles>(dims: &Dims, next_query: bool) -> Self {
         let panels = Panels::<T>::new();
-        let wide = |n: usize| n.next_multiple_of(panels.width());
+        let wide = |n: usize| n.next_multiple_of(panels.width().max(LANES));
         // Where a query lends its position term to the one before, a tile of these has one more row.
         let most = panels.height() - usize::from(next_query);
         Self {
@@ -90,8 +90,16 @@ impl<T: Copy> HeadRows<T> {
         let at = token * self.stride + self.column + h * values.len();
         assert!(at + values.len() <= self.len);
         // SAFETY: inside the tensor, as just asserted; the caller owns this part.
-        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.data.add(at), values.len()) }
+        copy_vectors(values, unsafe { std::slice::from_raw_parts_mut(self.data.add(at), values.len()) });
     }
+}
+
+/// Copies short rows by vectors: a call would take longer.
+#[inline(always)]
+fn copy_vectors<T: Copy>(from: &[T], to: &mut [T]) {
+    let ((vectors, rest), (to_vectors, to_rest)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
+    vectors.iter().zip(to_vectors).for_each(|(from, to)| *to = *from);
+    to_rest.copy_from_slice(rest);
 }
 
 /// Rows of one head, each plus `shift`, in rows of whole tiles that are filled up with zeros.
@@ -113,9 +121,11 @@ simd_fn! {
             let source = &source[i * stride..][..width];
             match shift {
                 Some(shift) => row.iter_mut().zip(source).zip(shift).for_each(|((y, x), s)| *y = *x + *s),
-                None => row.copy_from_slice(source),
+                None => copy_vectors(source, row),
             }
-            beyond.fill(T::ZERO);
+            if !beyond.is_empty() {
+                beyond.fill(T::ZERO);
+            }
         }
     }
 }
@@ -222,6 +232,7 @@ fn forward_head<T: Tiles>(
         pack_table(operands, b, h, row_table);
         &*row_table
     };
+    let mut factors = Factors::none();
     for first in (0..queries).step_by(sizes.height) {
         let rows = sizes.height.min(queries - first);
         let seen = span((first..first + rows).map(|i| operands.seen(b, i)));
@@ -241,9 +252,6 @@ fn forward_head<T: Tiles>(
         for i in first..first + rows {
             let own = operands.seen(b, i);
             let row = &mut scores[(i - first) * sizes.keys..][..sizes.keys];
-            // The product with the values reads the whole span.
-            row[seen.start..own.start.clamp(seen.start, seen.end)].fill(T::ZERO);
-            row[own.end.clamp(seen.start, seen.end)..seen.end].fill(T::ZERO);
             let position = operands.position(b, i);
             let (placed, ahead) = operands.placed(position, own.clone());
             let zero = operands.positions.map_or(0, |p| p.zero);
@@ -254,14 +262,12 @@ fn forward_head<T: Tiles>(
             if !ahead.is_empty() && i + 1 < queries {
                 add_reversed(&mut row[ahead.clone()], by_distance(i + 1, &ahead));
             }
-            let near = if placed.is_empty() {
-                (0, &[][..])
-            } else {
-                (placed.start - own.start, by_distance(i, &placed))
-            };
-            let bias = operands.bias_row(b, h, i).map(|bias| &bias[own.clone()]);
-            let mask = operands.mask_row(b, i).map(|mask| &mask[own.clone()]);
-            weigh(&mut row[own.clone()], near.0, near.1, operands.scale, bias, mask);
+            let near = if placed.is_empty() { &[] } else { by_distance(i, &placed) };
+            let bias = operands.bias_row(b, h, i);
+            weigh(row, own.clone(), placed, near, operands.scale, bias, operands.mask_row(b, i));
+            // The product with the values reads the whole span.
+            row[seen.start..own.start.clamp(seen.start, seen.end)].fill(T::ZERO);
+            row[own.end.clamp(seen.start, seen.end)..seen.end].fill(T::ZERO);
             if let Some(weights) = &mut weights {
                 let weights = &mut weights[i * keys..(i + 1) * keys];
                 weights[..own.start].fill(T::ZERO);
@@ -269,7 +275,7 @@ fn forward_head<T: Tiles>(
                 weights[own.end..].fill(T::ZERO);
             }
             if let Some((mask, first)) = operands.drop(b, h, i) {
-                drop_weights(mask, first + own.start, &mut row[own]);
+                drop_weights(mask, &mut factors, first + own.start, &mut row[own]);
             }
         }
         let left = Mat { data: &scores[seen.start..], rs: sizes.keys, cs: 1 };
@@ -296,30 +302,50 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Weights from products: position terms (`near` from back to front, from key `first` on), scale, bias, mask
-    /// and softmax.
+    /// Weights of the keys `own` from products, in a row of whole vectors: position terms of the keys `placed`
+    /// (from back to front), scale, bias, mask and softmax.
     fn weigh<T>(
-        scores: &mut [T],
-        first: usize,
+        row: &mut [T],
+        own: Range<usize>,
+        placed: Range<usize>,
         near: &[T],
         scale: T,
         bias: Option<&[T]>,
         mask: Option<&[bool]>,
     ) {
-        scores[first..].iter_mut().zip(near.iter().rev()).for_each(|(s, x)| *s += *x);
-        scores.iter_mut().for_each(|s| *s *= scale);
+        if !near.is_empty() {
+            row[placed].iter_mut().zip(near.iter().rev()).for_each(|(s, x)| *s += *x);
+        }
+        let vectors = whole_vectors(&own);
+        row[vectors.clone()].as_chunks_mut::<LANES>().0.iter_mut().for_each(|s| {
+            for l in 0..LANES {
+                s[l] *= scale;
+            }
+        });
         if let Some(bias) = bias {
-            scores.iter_mut().zip(bias).for_each(|(s, bias)| *s += *bias);
+            row[own.clone()].iter_mut().zip(&bias[own.clone()]).for_each(|(s, bias)| *s += *bias);
         }
         if let Some(mask) = mask {
-            scores.iter_mut().zip(mask).for_each(|(s, visible)| if !visible { *s = T::NEG_INFINITY });
+            for (s, visible) in row[own.clone()].iter_mut().zip(&mask[own.clone()]) {
+                if !visible {
+                    *s = T::NEG_INFINITY;
+                }
+            }
         }
-        softmax_row(scores);
+        row[vectors.start..own.start].fill(T::NEG_INFINITY);
+        row[own.end..vectors.end].fill(T::NEG_INFINITY);
+        softmax_lanes(&mut row[vectors]);
     }
 }
 
+/// The vectors of a row that hold a range.
+#[inline(always)]
+fn whole_vectors(range: &Range<usize>) -> Range<usize> {
+    range.start / LANES * LANES..range.end.next_multiple_of(LANES)
+}
+
 simd_fn! {
-    fn drop_weights<T>(mask: DropMask, first: usize, x: &mut [T]) {
-        mask.apply(first, x);
+    fn drop_weights<T>(mask: DropMask, factors: &mut Factors<T>, first: usize, x: &mut [T]) {
+        mask.apply_from(factors, first, x);
     }
 }

@@ -7,6 +7,7 @@ use elmur_engine::{
 };
 
 use super::{TransformerXl, ValveActivation};
+use crate::architecture::Architecture;
 use crate::error::Result;
 use crate::initial::Init;
 use crate::net::{Net, Start, position_encoding};
@@ -16,10 +17,12 @@ const EPS: f64 = 1e-5;
 
 /// What all layers of a segment share.
 pub(super) struct Segment {
-    /// The keys that each row sees.
+    /// The keys that leading memory and tokens see.
     mask: AttentionMask,
-    /// Position of the first row among the keys, i32 `[rows]`: behind the cache.
+    /// Position of the first of these among the keys, i32 `[rows]`: behind the cache.
     start: Option<Value>,
+    /// Position of the trailing memory among leading memory, tokens and itself.
+    trailing_start: Option<Value>,
     /// Position encodings, [distances, d] (or with rows in front): from the farthest key ahead on.
     encodings: Value,
 }
@@ -71,28 +74,29 @@ impl TransformerXl {
         let (m, c, d) = (self.memory_tokens, self.cache_tokens, self.d_model);
         let rows = tokens + 2 * m;
         let config = Arc::new(self.clone());
-        let range = move |cached: usize, i: usize| match i {
-            i if i < m => (c, c + m),
-            i if i < m + tokens => (c - cached, c + i + 1),
-            _ => (c, c + rows),
-        };
+        let range = move |cached: usize, i: usize| if i < m { (c, c + m) } else { (c - cached, c + i + 1) };
         let mask = if m == 0 && c == 0 {
             AttentionMask::Causal
         } else if c == 0 {
             let all: Vec<i32> =
-                (0..rows).flat_map(|i| [range(0, i).0 as i32, range(0, i).1 as i32]).collect();
-            AttentionMask::Range(net.g.constant(&all, [1, rows, 2])?)
+                (0..m + tokens).flat_map(|i| [range(0, i).0 as i32, range(0, i).1 as i32]).collect();
+            AttentionMask::Range(net.g.constant(&all, [1, m + tokens, 2])?)
         } else {
             let config = Arc::clone(&config);
-            AttentionMask::Range(net.integers("ranges", DType::I32, &[rows, 2], move |progress, i| {
-                let (from, to) = range(config.cached(progress.window, tokens), i / 2);
-                if i % 2 == 0 { from as i64 } else { to as i64 }
-            })?)
+            AttentionMask::Range(net.integers(
+                "ranges",
+                DType::I32,
+                &[m + tokens, 2],
+                move |progress, i| {
+                    let (from, to) = range(config.cached(progress.window, tokens), i / 2);
+                    if i % 2 == 0 { from as i64 } else { to as i64 }
+                },
+            )?)
         };
-        let start = match c {
-            0 => None,
-            _ => Some(net.g.full(DType::I32, [net.rows()], c as f64)?),
-        };
+        let batch = [net.rows()];
+        let start = if c > 0 { Some(net.g.full(DType::I32, batch, c as f64)?) } else { None };
+        let after = (m + tokens) as f64;
+        let trailing_start = if m > 0 { Some(net.g.full(DType::I32, batch, after)?) } else { None };
         // Where distances wrap around, they depend on how much the cache and the window hold.
         let varies = self.wraps_around() && (c > 0 || net.reruns());
         let encodings = if !varies || net.only_parameters() {
@@ -109,7 +113,7 @@ impl TransformerXl {
                 config.distance(i / d, keys).map_or(0.0, |distance| known[distance as usize][i % d])
             })?
         };
-        Ok(Segment { mask, start, encodings: net.dropout(encodings, self.dropout)? })
+        Ok(Segment { mask, start, trailing_start, encodings: net.dropout(encodings, self.dropout)? })
     }
 
     fn norm(&self, net: &mut Net<'_>, name: &str) -> Result<Norm> {
@@ -170,18 +174,19 @@ impl TransformerXl {
         Ok(net.g.residual_norm(x, y, norm)?.0)
     }
 
-    /// A segment's rows [rows, T, d] through one layer, with the layer's cache [rows, cache tokens, d].
+    /// Leading memory and tokens [rows, T, d] and trailing memory [rows, m, d] through one layer, with the layer's
+    /// cache [rows, cache tokens, d].
     pub(super) fn layer_of_segment(
         &self,
         net: &mut Net<'_>,
         layer: usize,
-        x: Value,
+        (x, trailing): (Value, Option<Value>),
         cache: Option<Value>,
         segment: &Segment,
-    ) -> Result<Value> {
+    ) -> Result<(Value, Option<Value>)> {
         let inner = self.inner();
         let qkv = self.qkv(net, layer, x)?;
-        let r = self.project(net, layer, segment.encodings)?;
+        let r = self.encodings_of(net, layer, segment)?;
         let options = Attention {
             heads: self.heads,
             mask: segment.mask,
@@ -190,20 +195,76 @@ impl TransformerXl {
             dropout: net.drop_with(self.attention_dropout),
             ..Attention::default()
         };
+        let own = net.g.slice(qkv, 2, inner..3 * inner)?;
         let operands = match cache {
             None => Qkv::Packed(qkv),
             Some(cache) => {
                 let before = self.keys_of(net, layer, cache)?;
-                let own = net.g.slice(qkv, 2, inner..3 * inner)?;
                 let kv = net.g.concat(&[before, own], 1)?;
                 Qkv::QueryAndPacked { q: net.g.slice(qkv, 2, 0..inner)?, kv }
             }
         };
         let (y, weights) = net.g.attention(operands, options)?;
-        let m = self.memory_tokens;
         let queries = net.g.shape(weights)?[2];
-        self.tap_reads(net, layer, weights, m..queries - m)?;
+        self.tap_reads(net, layer, weights, self.memory_tokens..queries)?;
+        let x = self.finish_layer(net, layer, x, y)?;
+        let Some(rows) = trailing else { return Ok((x, None)) };
+        let options = Attention { mask: AttentionMask::Full, start: segment.trailing_start, ..options };
+        Ok((x, Some(self.trailing_layer(net, layer, rows, own, options)?)))
+    }
+
+    /// Trailing memory x [rows, m, d] through one layer, which sees the keys and values of leading memory and
+    /// tokens [rows, T, 2 H D] and its own.
+    pub(super) fn trailing_layer(
+        &self,
+        net: &mut Net<'_>,
+        layer: usize,
+        x: Value,
+        before: Value,
+        options: Attention,
+    ) -> Result<Value> {
+        let inner = self.inner();
+        let qkv = self.qkv(net, layer, x)?;
+        let own = net.g.slice(qkv, 2, inner..3 * inner)?;
+        let kv = net.g.concat(&[before, own], 1)?;
+        let q = net.g.slice(qkv, 2, 0..inner)?;
+        let y = net.g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0;
         self.finish_layer(net, layer, x, y)
+    }
+
+    /// Projected encodings of one layer for a segment; sessions that step too have them ready.
+    fn encodings_of(&self, net: &mut Net<'_>, layer: usize, segment: &Segment) -> Result<Value> {
+        if net.reruns() && self.steps_exactly() {
+            return self.projected(net, layer);
+        }
+        self.project(net, layer, segment.encodings)
+    }
+
+    /// The last layer of a window x [rows, T, d], for its newest token alone: [rows, 1, d].
+    pub(super) fn last_layer_of_last_token(
+        &self,
+        net: &mut Net<'_>,
+        x: Value,
+        segment: &Segment,
+    ) -> Result<Value> {
+        let (layer, d, inner) = (self.layers - 1, self.d_model, self.inner());
+        let last = net.integers("last", DType::I32, &[1], |progress, _| progress.tokens as i64 - 1)?;
+        let newest = net.g.gather_slots(x, last)?;
+        let kv = self.keys_of(net, layer, x)?;
+        let weight =
+            net.param(&format!("layers.{layer}.attention.qkv.weight"), [3 * inner, d], Init::fan_in(d))?;
+        let weight = net.g.slice(weight, 0, 0..inner)?;
+        let q = net.g.linear(newest, weight, None, Act::Identity)?;
+        let r = self.encodings_of(net, layer, segment)?;
+        let options = Attention {
+            heads: self.heads,
+            mask: AttentionMask::Causal,
+            relative: Some(self.relative(net, r)?),
+            start: Some(net.g.reshape(last, [net.rows()])?),
+            ..Attention::default()
+        };
+        let y = net.g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0;
+        self.finish_layer(net, layer, newest, y)
     }
 
     /// Offers the attention of tokens (some queries) to the leading memory, [rows, H, tokens, memory tokens].
@@ -234,11 +295,14 @@ impl TransformerXl {
 
     /// Keeps the last rows of `all`, one after the other, as a layer's cache, without gradient.
     pub(super) fn keep_cache(&self, net: &mut Net<'_>, layer: usize, all: &[Value]) -> Result<Value> {
-        let all = match all {
-            [.., last] if net.g.shape(*last)?[1] >= self.cache_tokens => *last,
-            _ => net.g.concat(all, 1)?,
-        };
-        let rows = net.g.shape(all)?[1];
+        // As many of the last ones as are needed.
+        let mut first = all.len();
+        let mut rows = 0;
+        while first > 0 && rows < self.cache_tokens {
+            first -= 1;
+            rows += net.g.shape(all[first])?[1];
+        }
+        let all = if let [one] = all[first..] { one } else { net.g.concat(&all[first..], 1)? };
         let newest = net.g.slice(all, 1, rows - self.cache_tokens..rows)?;
         let newest = net.g.stop_gradient(newest)?;
         net.keep(&Self::cache_state(layer), newest)?;

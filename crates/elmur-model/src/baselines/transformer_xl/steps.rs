@@ -27,7 +27,7 @@ fn projected_state(layer: usize) -> String {
 
 impl TransformerXl {
     /// W_r PE of one layer for all distances of a segment, which follow from the parameters.
-    fn projected(&self, net: &mut Net<'_>, layer: usize) -> Result<Value> {
+    pub(super) fn projected(&self, net: &mut Net<'_>, layer: usize) -> Result<Value> {
         let rows = self.tokens() + 2 * self.memory_tokens;
         let distances = self.zero() + self.cache_tokens + rows;
         net.derived(&projected_state(layer), [distances, self.inner()])
@@ -155,16 +155,11 @@ impl TransformerXl {
                 caches.push(self.keep_cache(net, layer, &all)?);
             }
             if let Some(x) = trailing {
-                let qkv = self.qkv(net, layer, x)?;
-                let own = net.g.slice(qkv, 2, inner..3 * inner)?;
                 let keys = net.carried(&keys_state(layer), &[c + m + tokens, 2 * inner], Start::Zeros)?;
                 let keys = net.g.slice(keys, 1, c..c + m + tokens)?;
-                let kv = net.g.concat(&[keys, own], 1)?;
-                let q = net.g.slice(qkv, 2, 0..inner)?;
                 let relative = Some(self.relative(net, projected[layer])?);
                 let options = Attention { heads: self.heads, relative, start, ..Attention::default() };
-                let y = net.g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0;
-                trailing = Some(self.finish_layer(net, layer, x, y)?);
+                trailing = Some(self.trailing_layer(net, layer, x, keys, options)?);
             }
         }
         let memory = match (memory, trailing) {

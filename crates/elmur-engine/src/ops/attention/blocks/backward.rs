@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::super::operands::{Operands, Positions};
 use super::super::{Dims, Layout, rows_per_part};
-use super::{HeadRows, Sizes, copy_rows, cut, span, total};
+use super::{HeadRows, Sizes, copy_rows, cut, drop_weights, span, total, whole_vectors};
 use crate::cpu::gemm::{Mat, Panels, Rows, SmallProducts, Tiles};
 use crate::cpu::pool::{Pool, Rows as _, RowsMut};
-use crate::cpu::simd::{add_assign, dot, simd_fn};
-use crate::ops::dropout::Mask as DropMask;
+use crate::cpu::simd::{LANES, add_assign, fold, simd_fn};
+use crate::ops::dropout::Factors;
 
 /// Lengths of a thread's scratch.
-fn lengths<T: Tiles>(dims: &Dims, sizes: &Sizes) -> [usize; 11] {
+fn lengths<T: Tiles>(dims: &Dims, sizes: &Sizes) -> [usize; 12] {
     let Dims { queries, keys, width, .. } = *dims;
     [
         width * sizes.keys,
@@ -23,6 +23,7 @@ fn lengths<T: Tiles>(dims: &Dims, sizes: &Sizes) -> [usize; 11] {
         queries * sizes.keys,
         queries * sizes.distances,
         Panels::<T>::new().height() * sizes.width,
+        sizes.keys,
         sizes.keys,
         sizes.distances,
     ]
@@ -157,7 +158,7 @@ fn gradient_head<T: Tiles>(
     head: Head<'_, T>,
     mut ds_out: Option<&mut [T]>,
     sums: &mut [T],
-    scratch: [&mut [T]; 11],
+    scratch: [&mut [T]; 12],
     write: impl Fn(usize, usize, &[T]),
 ) {
     let Head { b, h, weights, dy, table } = head;
@@ -165,19 +166,8 @@ fn gradient_head<T: Tiles>(
     let d = operands.dims.d();
     let (panels, columns) = (Panels::<T>::new(), sizes.columns::<T>());
     let (nr, height) = (panels.width(), panels.height());
-    let [
-        value_panels,
-        key_rows,
-        content,
-        distance,
-        dy_rows,
-        ds,
-        kept,
-        by_distance,
-        out,
-        key_sums,
-        distance_sums,
-    ] = scratch;
+    let [value_panels, key_rows, content, distance, dy_rows, ds, kept, by_distance, out, rest @ ..] = scratch;
+    let [weight_row, key_sums, distance_sums] = rest;
     let (q, k, v) = (operands.rows(0, b, h), operands.rows(1, b, h), operands.rows(2, b, h));
     let values_turned = panels.transpose(&v.data[v.start..], v.step as usize, (width, keys), value_panels);
     copy_rows(k, None, width, sizes.width, key_rows);
@@ -191,6 +181,7 @@ fn gradient_head<T: Tiles>(
     let tiles = |n: usize, each: usize| (0..n).step_by(each).map(move |first| first..n.min(first + each));
 
     // dS and the dropped weights, and dS by distance.
+    let mut factors = Factors::none();
     for tile in tiles(queries, sizes.height) {
         let seen = span(tile.clone().map(|i| operands.seen(b, i)));
         let some = seen.start / nr..seen.end.div_ceil(nr);
@@ -201,19 +192,24 @@ fn gradient_head<T: Tiles>(
             let own = operands.seen(b, i);
             let ds = &mut ds[i * sizes.keys..(i + 1) * sizes.keys];
             let kept = &mut kept[i * sizes.keys..(i + 1) * sizes.keys];
-            for row in [&mut *ds, &mut *kept] {
-                row[..own.start].fill(T::ZERO);
-                row[own.end..].fill(T::ZERO);
+            ds[..own.start].fill(T::ZERO);
+            ds[own.end..].fill(T::ZERO);
+            let vectors = whole_vectors(&own);
+            let p = &mut weight_row[vectors.clone()];
+            p.fill(T::ZERO);
+            p[own.start - vectors.start..own.end - vectors.start]
+                .copy_from_slice(&weights[i * keys..][own.clone()]);
+            kept[..vectors.start].fill(T::ZERO);
+            kept[vectors.clone()].copy_from_slice(p);
+            kept[vectors.end..].fill(T::ZERO);
+            if let Some((mask, first)) = operands.drop(b, h, i) {
+                drop_weights(mask, &mut factors, first + own.start, &mut kept[own.clone()]);
             }
-            let out = ds_out.as_mut().map(|out| {
-                let out = &mut out[i * keys..(i + 1) * keys];
-                out[..own.start].fill(T::ZERO);
-                out[own.end..].fill(T::ZERO);
-                &mut out[own.clone()]
-            });
-            let drop = operands.drop(b, h, i).map(|(mask, first)| (mask, first + own.start));
-            let p = &weights[i * keys..][own.clone()];
-            softmax_gradient(&mut ds[own.clone()], p, &mut kept[own.clone()], drop, out, operands.scale);
+            softmax_gradient(&mut ds[vectors.clone()], p, &kept[vectors.clone()]);
+            if let Some(out) = &mut ds_out {
+                out[i * keys..(i + 1) * keys].copy_from_slice(&ds[..keys]);
+            }
+            multiply(&mut ds[vectors], operands.scale);
             let Some(Positions { zero, .. }) = operands.positions else { continue };
             let position = operands.position(b, i);
             let (placed, ahead) = operands.placed(position, own);
@@ -318,28 +314,32 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// kept = factor p; dp = scale p (dp' - Σ p dp') with dp' = factor dp, without the scale in `out`.
-    fn softmax_gradient<T>(
-        dp: &mut [T],
-        p: &[T],
-        kept: &mut [T],
-        drop: Option<(DropMask, usize)>,
-        out: Option<&mut [T]>,
-        scale: T,
-    ) {
-        if let Some((mask, first)) = drop {
-            kept.fill(T::ONE);
-            mask.apply(first, kept);
-            dp.iter_mut().zip(&*kept).for_each(|(dp, factor)| *dp *= *factor);
-            kept.iter_mut().zip(p).for_each(|(kept, p)| *kept *= *p);
-        } else {
-            kept.copy_from_slice(p);
+    /// dp = p (dp' - Σ p dp') with dp' = factor dp and kept = factor p, of whole vectors.
+    fn softmax_gradient<T>(dp: &mut [T], p: &[T], kept: &[T]) {
+        let (p, kept) = (p.as_chunks::<LANES>().0, kept.as_chunks::<LANES>().0);
+        let dp = dp.as_chunks_mut::<LANES>().0;
+        let mut sums = [T::ZERO; LANES];
+        for (dp, kept) in dp.iter().zip(kept) {
+            for l in 0..LANES {
+                sums[l] = kept[l].mul_add(dp[l], sums[l]);
+            }
         }
-        let mean = dot(p, dp);
-        dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = *p * (*dp - mean));
-        if let Some(out) = out {
-            out.copy_from_slice(dp);
+        let mean = fold(sums, |a, b| a + b);
+        for ((dp, p), kept) in dp.iter_mut().zip(p).zip(kept) {
+            for l in 0..LANES {
+                dp[l] = kept[l].mul_add(dp[l], -(p[l] * mean));
+            }
         }
-        dp.iter_mut().for_each(|dp| *dp *= scale);
+    }
+}
+
+simd_fn! {
+    /// x *= factor, of whole vectors.
+    fn multiply<T>(x: &mut [T], factor: T) {
+        for x in x.as_chunks_mut::<LANES>().0 {
+            for l in 0..LANES {
+                x[l] *= factor;
+            }
+        }
     }
 }

@@ -1,0 +1,98 @@
+//! Diffusion Policy trained on recorded episodes: plans do as the behaviour did.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use elmur_base::{Space, Spaces, Stop, Values, ValuesMut};
+use elmur_data::{Column, Dataset, Episode, Source};
+use elmur_engine::Pool;
+use elmur_model::baselines::{Denoiser, Diffusion};
+use elmur_model::session::{Choose, Session};
+use elmur_model::{PolicyConfig, presets};
+use elmur_rng::Rng;
+use elmur_train::{OfflineEvaluation, RunConfig, Trainer, evaluate_offline};
+
+/// A point that is moved by speeds of up to 5 and brought to rest: x' = x + 0.1 a, a = -4 x.
+fn rests() -> Dataset {
+    let spaces = Spaces { observation: Space::unbounded([1]), action: Space::unbounded([1]) };
+    let mut rng = Rng::new(3, 0);
+    let mut episode = || {
+        let mut x = rng.uniform(-1.25, 1.25) as f32;
+        let mut step = |_| {
+            let seen = x;
+            x += 0.1 * (-4.0 * seen);
+            (10.0 + seen, -4.0 * seen)
+        };
+        let (seen, done): (Vec<f32>, Vec<f32>) = (0..9).map(&mut step).unzip();
+        Episode {
+            rewards: vec![0.0; 9],
+            observations: vec![Column::F32(seen)],
+            actions: vec![Column::F32(done)],
+            terminated: false,
+            truncated: true,
+            imitate: None,
+        }
+    };
+    let episodes = (0..200).map(|_| episode()).collect();
+    Dataset::from_episodes(spaces, BTreeMap::new(), episodes).unwrap()
+}
+
+/// Ranges and means are measured on the data, training averages the weights, and plans bring the point to rest.
+#[test]
+fn chunks_of_actions_are_learned_in_the_units_of_the_data() {
+    let source: Arc<dyn Source> = Arc::new(rests());
+    let mut run = RunConfig::preset("small").unwrap();
+    run.model.fit_to(source.spaces()).unwrap();
+    let ends = run.model.architecture().ends();
+    let base = presets::diffusion_mlp(ends.observation.to_vec(), ends.action.clone());
+    run.model = PolicyConfig::Diffusion(Diffusion {
+        pred_horizon: 4,
+        act_horizon: 2,
+        diffusion_steps: 20,
+        step_embed: 16,
+        denoiser: Denoiser::Mlp { hidden: vec![64, 64] },
+        ..base
+    });
+    run.train.segments = 1;
+    (run.train.batch, run.train.batches, run.train.epochs) = (64, Some(600), None);
+    (run.train.lr, run.train.weight_decay, run.train.clip, run.train.betas) =
+        (3e-3, 1e-6, 1e3, (0.95, 0.999));
+    let mut trainer = Trainer::new(&run, &source, &Pool::new(1)).unwrap();
+    let first = trainer.step().unwrap().loss;
+    let mut last = 0.0;
+    for _ in 1..600 {
+        last = 0.95 * last + 0.05 * trainer.step().unwrap().loss;
+    }
+    assert!(last < 0.3 * first, "loss {first} to {last}");
+
+    let params = trainer.params();
+    let number = |name: &str| params.get::<f32>(name).unwrap()[0];
+    let (least, greatest) = (number("action.least"), number("action.greatest"));
+    assert!((-5.0..-4.8).contains(&least) && (4.8..5.0).contains(&greatest), "{least} {greatest}");
+    assert!((number("encoder.mean") - 10.0).abs() < 0.05, "{}", number("encoder.mean"));
+    assert!((0.2..0.6).contains(&number("encoder.deviation")), "{}", number("encoder.deviation"));
+    assert_ne!(number("mlp.0.weight"), number("ema.mlp.0.weight"));
+    assert!((number("mlp.0.weight") - number("ema.mlp.0.weight")).abs() < 0.05);
+
+    let rows: Vec<usize> = (0..16).collect();
+    let mut session = Session::new(&run.model, params, 16, &Pool::new(1)).unwrap();
+    let mut points: Vec<f32> = rows.iter().map(|row| *row as f32 / 8.0 - 0.9375).collect();
+    for _ in 0..12 {
+        let seen: Vec<f32> = points.iter().map(|x| 10.0 + x).collect();
+        let mut moves = vec![0.0; 16];
+        let to = ValuesMut::floats(&mut moves);
+        session.select_action(&rows, Values::floats(&seen).into(), Choose::Greedy, to).unwrap();
+        points.iter_mut().zip(&moves).for_each(|(x, a)| *x += 0.1 * a);
+    }
+    let worst = points.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    assert!(worst < 0.15, "{points:?}");
+
+    // Recorded actions are predicted, window by window.
+    let policy = trainer.checkpoint();
+    let judged = OfflineEvaluation::of(&policy, &*source);
+    let outcome = evaluate_offline(&judged, &Stop::default(), &mut |_| {}).unwrap();
+    assert_eq!(outcome.actions, 200 * 9);
+    assert!(outcome.score.value.mean < 0.3, "{:?}", outcome.score);
+}
