@@ -194,7 +194,7 @@ pub fn inspect(args: &InspectArgs, context: &Context) -> Result<()> {
         if args.keys {
             return crate::keys::list(&run, &context.registry, args.json);
         }
-        let name = [&[args.what.clone()], &args.overrides[..]].concat().join(" ");
+        let name = [std::slice::from_ref(&args.what), &args.overrides[..]].concat().join(" ");
         return inspect_policy(&name, &run.model, args.json);
     }
     if RunFolder::is_run(path) {

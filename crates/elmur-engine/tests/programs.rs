@@ -441,7 +441,7 @@ fn malformed_graphs_never_panic() {
                 mask: [AttentionMask::Full, AttentionMask::Causal, AttentionMask::Custom(d)][below(3)],
                 bias: if flag { Some(e) } else { None },
                 relative: if below(4) == 0 {
-                    Some(Relative { zero: below(3) as usize, ..Relative::new(c, d, e) })
+                    Some(Relative { zero: below(3), ..Relative::new(c, d, e) })
                 } else {
                     None
                 },
