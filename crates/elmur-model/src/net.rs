@@ -767,7 +767,7 @@ impl<'a> Net<'a> {
         self.of_window(whole)
     }
 
-    /// Floats that follow from the progress of each row alone: [rows, shape] when acting, [shape] in whole
+    /// Floats that follow from the progress of each row alone: [rows, shape] when acting, `[shape]` in whole
     /// windows. Entry i of a row is `of(progress, i)`.
     pub fn floats(
         &mut self,

@@ -10,13 +10,13 @@ use crate::initial::Init;
 /// What a parameter holds that is computed from the training data; see [`Net::statistic`](crate::Net::statistic).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Statistic {
-    /// The smallest value of every number of a field, [numbers].
+    /// The smallest value of every number of a field, `[numbers]`.
     Least(Field),
-    /// The largest value of every number of a field, [numbers].
+    /// The largest value of every number of a field, `[numbers]`.
     Greatest(Field),
-    /// The mean of every number of a field, [numbers]; 0 for a number that never changes.
+    /// The mean of every number of a field, `[numbers]`; 0 for a number that never changes.
     Mean(Field),
-    /// The standard deviation of every number of a field, [numbers]; 1 for a number that never changes.
+    /// The standard deviation of every number of a field, `[numbers]`; 1 for a number that never changes.
     Deviation(Field),
     /// Rising ends of `bins` bins for every number of a field, [numbers, bins + 1], with about as many steps
     /// of the data in each bin.

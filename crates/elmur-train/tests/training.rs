@@ -592,7 +592,7 @@ fn the_target_return_reaches_the_policy() {
     assert!(error.contains("`target_return`: expected a finite number"), "{error}");
 
     // Policies that are not told returns have no target, and say so if they are given one.
-    let lstm = ["policy=lstm", "env.length=9", "data.episodes=20", "eval.target_return=2"];
+    let lstm = ["policy=lstm", "data.episodes=3", "eval.target_return=2"];
     let prepared = prepared(&changed(&base, &lstm));
     assert!(
         prepared.notes.iter().any(|note| note.contains("bc_lstm is not told returns")),
