@@ -568,26 +568,26 @@ fn baselines_learn_to_remember() {
 /// A policy that is told returns is asked for the best return of its data, or for another.
 #[test]
 fn the_target_return_reaches_the_policy() {
-    let small = ["policy=dt", "model.d_model=16", "model.layers=1", "env.length=9", "data.episodes=20"];
-    let base = RunConfig::preset("tmaze").unwrap();
+    let small = ["policy=dt", "model.d_model=16", "model.layers=1", "model.window=5", "data.episodes=3"];
+    let base = RunConfig::preset("cartpole").unwrap();
     let config = prepared(&changed(&base, &small)).config;
-    assert_eq!(config.eval.target_return, Some(1.0), "all demonstrations reach the goal");
+    assert_eq!(config.eval.target_return, Some(500.0), "all demonstrations balance to the end");
     let given = changed(&base, &[&small[..], &["eval.target_return=-0.5"]].concat());
     assert_eq!(prepared(&given).config.eval.target_return, Some(-0.5));
     let policy = Checkpoint {
         params: elmur_model::init::parameters(config.model.architecture(), 1).unwrap(),
         config: config.model,
     };
-    let maze = maze(9);
+    let pole = Registry::builtin().find(&EnvSpec::new("cartpole")).unwrap();
     let outcome = |target_return| {
-        let what = Evaluation { episodes: 30, target_return, sample: true, ..Evaluation::of(&policy, &maze) };
+        let what = Evaluation { episodes: 30, target_return, sample: true, ..Evaluation::of(&policy, &pole) };
         (what.asked_return().unwrap(), evaluate(&what, &Stop::default(), &|_| {}).unwrap())
     };
     // Without a wish: what the environment knows to be good.
-    assert_eq!(outcome(None), outcome(Some(1.0)));
-    assert_eq!(outcome(None).0, Some(1.0));
-    assert_ne!(outcome(Some(1.0)).1, outcome(Some(1000.0)).1);
-    let what = Evaluation { target_return: Some(f64::NAN), ..Evaluation::of(&policy, &maze) };
+    assert_eq!(outcome(None), outcome(Some(500.0)));
+    assert_eq!(outcome(None).0, Some(500.0));
+    assert_ne!(outcome(Some(500.0)).1, outcome(Some(-500.0)).1);
+    let what = Evaluation { target_return: Some(f64::NAN), ..Evaluation::of(&policy, &pole) };
     let error = evaluate(&what, &Stop::default(), &|_| {}).unwrap_err().to_string();
     assert!(error.contains("`target_return`: expected a finite number"), "{error}");
 

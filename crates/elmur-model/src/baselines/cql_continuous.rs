@@ -439,7 +439,7 @@ impl Architecture for CqlContinuous {
         let rate = self.policy_lr;
         check_number("policy_lr", rate, rate.is_finite() && rate >= 0.0, "0 or more")?;
         if !matches!(self.action, Action::Continuous { .. }) {
-            let expected = "a vector of numbers; cql is for choices".to_owned();
+            let expected = "continuous actions; cql is for choices".to_owned();
             let got = format!("{:?}", self.action);
             return Err(Error::Config { key: "action".to_owned(), expected, got });
         }

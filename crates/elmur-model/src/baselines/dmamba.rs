@@ -274,8 +274,8 @@ impl DMamba {
         Ok(normed)
     }
 
-    /// Those of x [rows, tokens, width] that belong to observations, or the last one where there is no whole
-    /// step.
+    /// Tokens of x [rows, tokens, width] that belong to observations, or the last token where there is no
+    /// whole step.
     fn observed(&self, net: &mut Net<'_>, tokens: &[Token], x: Value) -> Result<Value> {
         match tokens.len() {
             1 => Ok(x),

@@ -19,12 +19,12 @@ struct Bank {
     rows: usize,
 }
 
-/// Which candidates a step continues.
+/// The candidates that a step of beam search continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Grown {
-    /// Those that are kept.
+    /// Candidates that are kept.
     Kept,
-    /// Their continuations.
+    /// Continuations of candidates, which are tried.
     Tried,
 }
 
