@@ -27,7 +27,8 @@ const TINY: [&str; 7] = [
 
 /// Further settings of tiny policies.
 fn tiny(policy: &str) -> &'static [&'static str] {
-    match policy {
+    match policy.trim_end_matches("-compat") {
+        "rate" | "rmt" | "trxl" | "dt" => &["model.layers=1", "model.heads=2", "model.d_head=8"],
         "tt" => &["model.plan.beam=2", "model.plan.horizon=2", "model.layers=1", "model.bins=8"],
         _ => &[],
     }
@@ -105,7 +106,7 @@ fn every_policy_for_numbers_learns_to_give_them() {
     ];
     let settings = ["train.batch=4", "train.batches=2", "eval.episodes=2", "train.threads=1"];
     for (policy, more) in [
-        ("rate", &["model.d_model=16"][..]),
+        ("rate", &["model.d_model=16", "model.layers=1", "model.heads=2", "model.d_head=8"][..]),
         ("mlp", &[]),
         ("cql", &["model.hidden=[8]", "model.candidates=2"]),
         ("diffusion", &small),

@@ -119,8 +119,7 @@ const ENTRIES: &[Entry] = &[
     Entry {
         policy: Policy::Cql,
         names: &["cql", "cql-mlp"],
-        summary: "conservative Q-learning from the current observation: learns from rewards, no memory; for \
-                  continuous actions the same as cql-continuous",
+        summary: "conservative Q-learning from the current observation and rewards, for any actions; no memory",
         published: Some("no Bellman term"),
     },
     Entry {
