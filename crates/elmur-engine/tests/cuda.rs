@@ -76,6 +76,39 @@ fn larger_shapes_agree_with_the_cpu() {
             Ok(g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0)
         });
     }
+    // Transformer-XL with memory tokens and a cache; in shared memory, partly in it, and not at all.
+    for (batch, heads, tokens, memory, cache, width, wrapped) in [
+        (3, 4, 30, 15, 0, 32, false),
+        (2, 3, 12, 4, 21, 20, true),
+        (2, 8, 30, 0, 90, 32, false),
+        (1, 2, 150, 5, 300, 32, true),
+    ] {
+        compare(&format!("attention of {tokens} tokens, {memory} memory vectors and {cache} cached"), |g| {
+            let (d, rows, keys) = (heads * width, memory + tokens, cache + memory + tokens);
+            let q = g.param("q", DType::F32, [batch, rows, d])?;
+            let kv = g.param("kv", DType::F32, [batch, keys, 2 * d])?;
+            let [u, v] = ["u", "v"].map(|name| g.param(name, DType::F32, [heads, width]));
+            let zero = usize::max(memory, 1) - 1;
+            let r = g.param("r", DType::F32, [zero + keys, d])?;
+            // Of the cache a few rows are empty, others in every batch row.
+            let range = |b: usize, i: usize| match i < memory {
+                true => [cache, cache + memory],
+                false => [(cache / 3 * b).min(cache), cache + i + 1],
+            };
+            let ranges: Vec<i32> =
+                (0..batch).flat_map(|b| (0..rows).flat_map(move |i| range(b, i))).map(|x| x as i32).collect();
+            let states: Vec<i64> = (0..2 * batch as i64).collect();
+            let options = Attention {
+                heads,
+                mask: AttentionMask::Range(g.constant(&ranges, [batch, rows, 2])?),
+                relative: Some(Relative { u: u?, v: v?, r, zero, next_query_ahead: wrapped }),
+                start: Some(g.full(DType::I32, [batch], cache as f64)?),
+                dropout: Some((0.1, g.constant(&states, [batch, 2])?)),
+                ..Attention::default()
+            };
+            Ok(g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0)
+        });
+    }
     compare("relative bias over many tiles", |g| {
         let table = g.param("table", DType::F32, [99, 3])?;
         // Rising times, and times that repeat; some differ by more than the table holds.

@@ -105,59 +105,144 @@ fn norms_of_a_known_row() {
     close(&rows(1), &[-1.5 / deviation, -0.5 / deviation, 1.0 / deviation, 10.0 + 1.5 / deviation], 1e-15);
 }
 
-/// The formula of `ops/attention.rs` as plain loops.
+/// Which keys queries see in a form of attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Sees {
+    All,
+    Causal,
+    Ranges,
+    Some,
+}
+
+/// The formula of `ops/attention.rs` as plain loops, for few queries and for many, which CPUs compute differently.
 #[test]
-fn attention_matches_its_formula() {
-    let (batch, heads, width, keys) = (3, 2, 5, 4);
+fn attention_matches_its_formula_in_every_form() {
+    let (batch, heads, width) = (2, 2, 5);
     let d = heads * width;
-    let start = [0i32, 2, 3];
-    let q = normal(batch * d, 0);
-    let kv = normal(batch * keys * 2 * d, 1);
-    let (u, v, r) = (normal(d, 2), normal(d, 3), normal(keys * d, 4));
-    let bias = normal(heads * keys, 5);
-    let got = run::<f64>(|g| {
-        let options = Attention {
-            heads,
-            mask: AttentionMask::Causal,
-            bias: Some(g.constant(&bias, [1, heads, 1, keys])?),
-            relative: Some(Relative::new(
-                g.constant(&u, [heads, width])?,
-                g.constant(&v, [heads, width])?,
-                g.constant(&r, [keys, d])?,
-            )),
-            start: Some(g.constant(&start, [batch])?),
-            dropout: None,
-        };
-        let q = g.constant(&q, [batch, 1, d])?;
-        let kv = g.constant(&kv, [batch, keys, 2 * d])?;
-        Ok(g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0)
-    });
-    let mut want = vec![0.0; batch * d];
-    for b in 0..batch {
-        for h in 0..heads {
-            let at = |c: usize| h * width + c;
-            let position = start[b] as usize;
-            let scores: Vec<f64> = (0..=position)
-                .map(|j| {
-                    let sum: f64 = (0..width)
-                        .map(|c| {
-                            let q = q[b * d + at(c)];
-                            let k = kv[(b * keys + j) * 2 * d + at(c)];
-                            (q + u[at(c)]) * k + (q + v[at(c)]) * r[(position - j) * d + at(c)]
-                        })
-                        .sum();
-                    (sum / (width as f64).sqrt() + bias[h * keys + j]).exp()
-                })
-                .collect();
-            let total: f64 = scores.iter().sum();
-            for (j, score) in scores.iter().enumerate() {
-                for c in 0..width {
-                    want[b * d + at(c)] += score / total * kv[(b * keys + j) * 2 * d + d + at(c)];
+    for (queries, keys) in [(1, 4), (3, 7), (9, 20), (20, 37)] {
+        let forms = [Sees::All, Sees::Causal, Sees::Ranges, Sees::Some].into_iter();
+        for (case, (sees, relative)) in forms.flat_map(|sees| (0..5).map(move |r| (sees, r))).enumerate() {
+            // No positions; looking back; a few rows ahead; all rows ahead, of each query or of the next.
+            let zero = [None, Some(0), Some(2), Some(keys), Some(keys)][relative];
+            let next = relative == 4;
+            let start = if case % 2 == 0 { [0, (keys - queries) as i32] } else { [0, 0] };
+            let table = zero.map_or(0, |zero| zero + keys + case % 3);
+            let (q, kv) = (normal(batch * queries * d, 0), normal(batch * keys * 2 * d, 1));
+            let (u, v, r) = (normal(d, 2), normal(d, 3), normal(table * d, 4));
+            let bias = normal(heads * queries * keys, 5);
+            // Ranges of which some are empty, and some that end before they begin.
+            let mut draws = Stream::new(7, case as u64, 0).group(0).concat().into_iter().cycle();
+            let mut below = |n: usize| draws.next().unwrap() as usize % n;
+            let ranges: Vec<i32> =
+                (0..batch * queries).flat_map(|_| [below(keys) as i32, below(keys + 1) as i32]).collect();
+            let mask: Vec<bool> = (0..queries * keys).map(|_| below(3) > 0).collect();
+            let seen = |b: usize, i: usize, j: usize| match sees {
+                Sees::All => true,
+                Sees::Causal => j <= start[b] as usize + i,
+                Sees::Ranges => {
+                    let range = &ranges[2 * (b * queries + i)..];
+                    range[0] as usize <= j && j < range[1] as usize
+                }
+                Sees::Some => mask[i * keys + j],
+            };
+            let got = run::<f64>(|g| {
+                let options = Attention {
+                    heads,
+                    mask: match sees {
+                        Sees::All => AttentionMask::Full,
+                        Sees::Causal => AttentionMask::Causal,
+                        Sees::Ranges => AttentionMask::Range(g.constant(&ranges, [batch, queries, 2])?),
+                        Sees::Some => AttentionMask::Custom(g.constant(&mask, [1, queries, keys])?),
+                    },
+                    bias: Some(g.constant(&bias, [1, heads, queries, keys])?),
+                    relative: match zero {
+                        None => None,
+                        Some(zero) => Some(Relative {
+                            u: g.constant(&u, [heads, width])?,
+                            v: g.constant(&v, [heads, width])?,
+                            r: g.constant(&r, [table, d])?,
+                            zero,
+                            next_query_ahead: next,
+                        }),
+                    },
+                    start: Some(g.constant(&start, [batch])?),
+                    dropout: None,
+                };
+                let q = g.constant(&q, [batch, queries, d])?;
+                let kv = g.constant(&kv, [batch, keys, 2 * d])?;
+                let (y, weights) = g.attention(Qkv::QueryAndPacked { q, kv }, options)?;
+                // Both outputs in one row.
+                let (y_len, w_len) = (batch * queries * d, batch * heads * queries * keys);
+                let (y, weights) = (g.reshape(y, [y_len])?, g.reshape(weights, [w_len])?);
+                g.concat(&[y, weights], 0)
+            });
+            let mut want = vec![0.0; batch * queries * d];
+            let mut all_weights = Vec::new();
+            for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+                for i in 0..queries {
+                    let position = start[b] as usize + i;
+                    let head =
+                        |x: &[f64], row: usize, stride: usize, c: usize| x[row * stride + h * width + c];
+                    let score = |j: usize| {
+                        let term = |c: usize| {
+                            let q_of = |i: usize| head(&q, b * queries + i, d, c);
+                            let k = head(&kv, b * keys + j, 2 * d, c);
+                            let Some(zero) = zero else { return q_of(i) * k };
+                            let content = (q_of(i) + u[h * width + c]) * k;
+                            let query = if next && j > position { i + 1 } else { i };
+                            let row = (zero + position).checked_sub(j).filter(|row| *row < table);
+                            match row {
+                                Some(row) if query < queries => {
+                                    content + (q_of(query) + v[h * width + c]) * head(&r, row, d, c)
+                                }
+                                _ => content,
+                            }
+                        };
+                        let sum: f64 = (0..width).map(term).sum();
+                        sum / (width as f64).sqrt() + bias[(h * queries + i) * keys + j]
+                    };
+                    let e: Vec<f64> =
+                        (0..keys).map(|j| if seen(b, i, j) { score(j).exp() } else { 0.0 }).collect();
+                    let total: f64 = e.iter().sum();
+                    let weights: Vec<f64> =
+                        e.iter().map(|e| if total == 0.0 { 0.0 } else { e / total }).collect();
+                    for (j, c) in (0..keys).flat_map(|j| (0..width).map(move |c| (j, c))) {
+                        let value = kv[(b * keys + j) * 2 * d + d + h * width + c];
+                        want[(b * queries + i) * d + h * width + c] += weights[j] * value;
+                    }
+                    all_weights.extend(weights);
                 }
             }
+            want.extend(all_weights);
+            let worst = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
+            assert!(worst < 1e-12, "{queries} to {keys}, {sees:?}, zero {zero:?}, next {next}: {worst:e}");
         }
     }
-    close(&got, &want, 1e-13);
+}
+
+/// Each batch row draws from its own generator, as it would alone.
+#[test]
+fn attention_drops_by_the_generator_of_each_row() {
+    let (heads, d) = (2, 6);
+    for (queries, keys) in [(2, 5), (12, 18)] {
+        let (q, kv) = (normal(2 * queries * d, 0), normal(2 * keys * 2 * d, 1));
+        let run_rows = |rows: &[usize], states: &[i64], shape: &[usize]| {
+            run::<f64>(|g| {
+                let part = |x: &[f64], each: usize| -> Vec<f64> {
+                    rows.iter().flat_map(|row| x[row * each..(row + 1) * each].to_vec()).collect()
+                };
+                let q = g.constant(&part(&q, queries * d), [rows.len(), queries, d])?;
+                let kv = g.constant(&part(&kv, keys * 2 * d), [rows.len(), keys, 2 * d])?;
+                let dropout = Some((0.4, g.constant(states, shape.to_vec())?));
+                let options = Attention { heads, dropout, ..Attention::default() };
+                Ok(g.attention(Qkv::QueryAndPacked { q, kv }, options)?.0)
+            })
+        };
+        let both = run_rows(&[0, 1], &[5, 1, 9, 2], &[2, 2]);
+        let alone = [run_rows(&[0], &[5, 1], &[1, 2]), run_rows(&[1], &[9, 2], &[2])].concat();
+        assert_eq!(both, alone);
+        assert_ne!(both[..queries * d], run_rows(&[0], &[5, 2], &[2])[..]);
+    }
 }
 
 /// Stepping with a key/value cache gives what the whole sequence gives.
