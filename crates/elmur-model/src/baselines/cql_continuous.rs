@@ -731,7 +731,7 @@ mod tests {
         for (text, expected) in [
             (
                 error(&|c| c.action = Action::Categorical { count: 2 }),
-                "`action`: expected a vector of numbers",
+                "`action`: expected continuous actions",
             ),
             (error(&|c| c.candidates = 0), "`candidates`: expected 1 to 4096"),
             (error(&|c| c.lagrange = Some(f64::INFINITY)), "`lagrange`: expected a finite number"),
