@@ -57,7 +57,10 @@ fn compare(what: &str, build: impl Fn(&mut Graph) -> Result<Value>) {
 fn larger_shapes_agree_with_the_cpu() {
     for (batch, heads, queries, keys, width, relative) in [
         (3, 4, 20, 256, 8, false),
+        (2, 3, 21, 45, 16, false),
+        (3, 2, 90, 90, 32, true),
         (2, 2, 37, 37, 64, true),
+        (1, 2, 128, 128, 16, true),
         (1, 2, 200, 200, 64, true),
         (2, 1, 33, 50, 12, false),
     ] {
@@ -79,6 +82,7 @@ fn larger_shapes_agree_with_the_cpu() {
     // Transformer-XL with memory tokens and a cache; in shared memory, partly in it, and not at all.
     for (batch, heads, tokens, memory, cache, width, wrapped) in [
         (3, 4, 30, 15, 0, 32, false),
+        (3, 2, 30, 15, 17, 16, false),
         (2, 3, 12, 4, 21, 20, true),
         (2, 8, 30, 0, 90, 32, false),
         (1, 2, 150, 5, 300, 32, true),

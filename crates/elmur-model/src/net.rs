@@ -784,6 +784,11 @@ impl<'a> Net<'a> {
         self.of_window(whole)
     }
 
+    /// Whether gradients come back to the pass from a window that follows, through what the pass keeps.
+    pub fn gradients_follow(&self) -> bool {
+        self.rng.is_some() && matches!(self.pass, Pass::Windows { count, at, .. } if at + 1 < count)
+    }
+
     /// Whether the pass is a window that is run again when acting.
     pub fn reruns(&self) -> bool {
         matches!(self.pass, Pass::Rerun)

@@ -111,6 +111,14 @@ impl Context {
         call!(cuDeviceGetAttribute(&raw mut minor, MINOR, self.device))?;
         Ok(10 * major + minor)
     }
+
+    /// Bytes of shared memory that a block may use at most.
+    pub fn most_shared(&self) -> Result<usize> {
+        let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let mut bytes = 0;
+        call!(cuDeviceGetAttribute(&raw mut bytes, most, self.device))?;
+        Ok(bytes as usize)
+    }
 }
 
 impl Drop for Context {

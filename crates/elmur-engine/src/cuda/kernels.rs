@@ -17,12 +17,42 @@ use crate::error::{Error, Result};
 /// Source that is put before every file.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 30] = [
+const FILES: [&str; 33] = [
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
-    concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_nn.cu")),
-    concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_nt.cu")),
-    concat!(include_str!("../ops/matmul.cu"), include_str!("../ops/matmul_tn.cu")),
+    concat!(
+        include_str!("../ops/tensor_cores.cu"),
+        include_str!("../ops/matmul.cu"),
+        include_str!("../ops/matmul_nn.cu")
+    ),
+    concat!(
+        include_str!("../ops/tensor_cores.cu"),
+        include_str!("../ops/matmul.cu"),
+        include_str!("../ops/matmul_nt.cu")
+    ),
+    concat!(
+        include_str!("../ops/tensor_cores.cu"),
+        include_str!("../ops/matmul.cu"),
+        include_str!("../ops/matmul_tn.cu")
+    ),
+    concat!(
+        include_str!("../ops/tensor_cores.cu"),
+        include_str!("../ops/attention.cu"),
+        include_str!("../ops/attention_tiles.cu"),
+        include_str!("../ops/attention_tiles_16.cu")
+    ),
+    concat!(
+        include_str!("../ops/tensor_cores.cu"),
+        include_str!("../ops/attention.cu"),
+        include_str!("../ops/attention_tiles.cu"),
+        include_str!("../ops/attention_tiles_32.cu")
+    ),
+    concat!(
+        include_str!("../ops/tensor_cores.cu"),
+        include_str!("../ops/attention.cu"),
+        include_str!("../ops/attention_tiles.cu"),
+        include_str!("../ops/attention_tiles_64.cu")
+    ),
     include_str!("../ops/experts.cu"),
     include_str!("../ops/arith.cu"),
     include_str!("../ops/layout.cu"),
@@ -185,7 +215,14 @@ pub(super) struct Shape {
 }
 
 /// What comes before the name of a kernel in the sources.
-const MACROS: [&str; 4] = ["KERNEL ", "\nPRODUCT(", "\nATTENTION(", "\nATTENTION_GRAD("];
+const MACROS: [&str; 6] = [
+    "KERNEL ",
+    "\nPRODUCT(",
+    "\nATTENTION(",
+    "\nATTENTION_GRAD(",
+    "\nATTENTION_TILES(",
+    "\nATTENTION_TILES_GRAD(",
+];
 
 /// Number of the file that has the kernel `name`, found in the sources: CUDA's checkers report a look-up in a
 /// module without the kernel as an error.

@@ -8,6 +8,7 @@ use super::kernels::Shape;
 use super::{Gpu, product};
 use crate::error::Result;
 use crate::operand::Operand;
+use crate::precision::Precision;
 use crate::types::TensorType;
 
 pub(crate) use product::Product;
@@ -85,6 +86,16 @@ impl Launch<'_> {
     /// Whether the GPU has clusters, whose blocks see each other's shared memory.
     pub fn has_clusters(&self) -> bool {
         self.gpu.0.products.clusters()
+    }
+
+    /// Whether products are to be as good as f32.
+    pub fn is_exact(&self) -> bool {
+        self.gpu.0.precision == Precision::F32
+    }
+
+    /// Bytes of shared memory that a block may use at most.
+    pub fn most_shared(&self) -> usize {
+        self.gpu.0.most_shared
     }
 
     /// Queues a kernel with one thread per element.

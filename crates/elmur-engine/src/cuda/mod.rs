@@ -43,6 +43,8 @@ struct Inner {
     kernels: Arc<kernels::Kernels>,
     context: Arc<Context>,
     precision: Precision,
+    /// Bytes of shared memory that a block may use at most.
+    most_shared: usize,
 }
 
 impl std::fmt::Debug for Gpu {
@@ -62,7 +64,8 @@ impl Gpu {
     fn new(context: Arc<Context>, kernels: Arc<kernels::Kernels>, precision: Precision) -> Result<Self> {
         let stream = Stream::new(&context)?;
         let products = product::Products::new(&context, &kernels, precision)?;
-        Ok(Self(Arc::new(Inner { stream, products, kernels, context, precision })))
+        let most_shared = context.most_shared()?;
+        Ok(Self(Arc::new(Inner { stream, products, kernels, context, precision, most_shared })))
     }
 
     /// Another queue on the same GPU, whose work runs beside that of this queue.

@@ -344,16 +344,18 @@ impl Architecture for TransformerXl {
         let (m, tokens) = (self.memory_tokens, self.window_tokens(net));
         let memory = self.memory(net)?;
         let mut x = self.embed(net)?;
+        // Trailing rows apart where nothing is differentiated through them.
+        let apart = !net.gradients_follow();
         if let Some(memory) = memory {
-            x = net.g.concat(&[memory, x], 1)?;
+            let all = [memory, x, memory];
+            x = net.g.concat(if apart { &all[..2] } else { &all }, 1)?;
         }
         let mut x = net.dropout(x, self.dropout)?;
-        // Trailing rows apart: where memory is detached, nothing is differentiated through them.
-        let mut trailing = match memory {
+        let mut trailing = match memory.filter(|_| apart) {
             Some(memory) => Some(net.dropout(memory, self.dropout)?),
             None => None,
         };
-        let segment = self.segment(net, tokens)?;
+        let segment = self.segment(net, tokens, apart)?;
         for layer in 0..self.layers {
             let cache = self.cache_of(net, layer)?;
             if let Some(cache) = cache {
@@ -365,12 +367,14 @@ impl Architecture for TransformerXl {
             }
             (x, trailing) = self.layer_of_segment(net, layer, (x, trailing), cache, &segment)?;
         }
-        if let (Some(memory), Some(trailing)) = (memory, trailing) {
-            let trailing = net.dropout(trailing, self.dropout)?;
-            self.keep_memory(net, memory, trailing)?;
-            x = net.g.slice(x, 1, m..m + tokens)?;
-        }
         let x = net.dropout(x, self.dropout)?;
+        let Some(memory) = memory else { return self.hidden(net, x) };
+        let trailing = match trailing {
+            Some(trailing) => net.dropout(trailing, self.dropout)?,
+            None => net.g.slice(x, 1, m + tokens..2 * m + tokens)?,
+        };
+        self.keep_memory(net, memory, trailing)?;
+        let x = net.g.slice(x, 1, m..m + tokens)?;
         self.hidden(net, x)
     }
 

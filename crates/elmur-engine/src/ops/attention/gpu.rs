@@ -115,6 +115,81 @@ impl Shape {
     }
 }
 
+/// Kernels of `attention_tiles.cu`, by keys / 32 - 2, by width (16, 32, 64) and by accuracy (tf32, f32).
+const TILES: [[[&str; 2]; 3]; 3] = [
+    [
+        ["attention_tiles_64_16", "attention_tiles_64_16_exact"],
+        ["attention_tiles_64_32", "attention_tiles_64_32_exact"],
+        ["attention_tiles_64_64", "attention_tiles_64_64_exact"],
+    ],
+    [
+        ["attention_tiles_96_16", "attention_tiles_96_16_exact"],
+        ["attention_tiles_96_32", "attention_tiles_96_32_exact"],
+        ["attention_tiles_96_64", "attention_tiles_96_64_exact"],
+    ],
+    [
+        ["attention_tiles_128_16", "attention_tiles_128_16_exact"],
+        ["attention_tiles_128_32", "attention_tiles_128_32_exact"],
+        ["attention_tiles_128_64", "attention_tiles_128_64_exact"],
+    ],
+];
+
+/// The same for the gradient.
+const TILES_GRAD: [[[&str; 2]; 3]; 3] = [
+    [
+        ["attention_tiles_grad_64_16", "attention_tiles_grad_64_16_exact"],
+        ["attention_tiles_grad_64_32", "attention_tiles_grad_64_32_exact"],
+        ["attention_tiles_grad_64_64", "attention_tiles_grad_64_64_exact"],
+    ],
+    [
+        ["attention_tiles_grad_96_16", "attention_tiles_grad_96_16_exact"],
+        ["attention_tiles_grad_96_32", "attention_tiles_grad_96_32_exact"],
+        ["attention_tiles_grad_96_64", "attention_tiles_grad_96_64_exact"],
+    ],
+    [
+        ["attention_tiles_grad_128_16", "attention_tiles_grad_128_16_exact"],
+        ["attention_tiles_grad_128_32", "attention_tiles_grad_128_32_exact"],
+        ["attention_tiles_grad_128_64", "attention_tiles_grad_128_64_exact"],
+    ],
+];
+
+/// A kernel on tensor cores, and how it is launched.
+struct Tiled {
+    kernel: &'static str,
+    threads: u32,
+    shared: usize,
+}
+
+impl Shape {
+    /// The kernel on tensor cores for these extents, forward or `backward`, if there is one that the GPU has
+    /// memory for.
+    fn tiled(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims, backward: bool) -> Option<Tiled> {
+        let Dims { queries, keys, width, .. } = *dims;
+        let longest = queries.max(keys);
+        // Fewer queries or keys are not worth whole tiles.
+        if self.next_query || queries.min(keys) <= 16 || longest > 128 {
+            return None;
+        }
+        let by_width = [16, 32, 64].iter().position(|w| *w == width)?;
+        let by_keys = longest.div_ceil(32).max(2) - 2;
+        let (keys, tiles) = (32 * (by_keys + 2), queries.div_ceil(16));
+        let (rows, line, pairs) = (16 * tiles, width + 4, width + 8);
+        let (kernels, warps, numbers) = if backward {
+            let relative =
+                if extra.relative.is_some() { (keys + rows) * line + 2 * tiles * width } else { 0 };
+            let scores = 2 * rows * (keys + 3) + 2 * rows;
+            (TILES_GRAD, 2 * tiles, keys * (pairs + line) + 2 * rows * line + scores + relative)
+        } else {
+            let terms = tiles * 16 * (keys + 24);
+            let relative = if extra.relative.is_some() { (keys + rows) * pairs + terms } else { 0 };
+            (TILES, tiles, keys * (pairs + line) + relative)
+        };
+        let shared = 4 * numbers;
+        let kernel = kernels[by_keys][by_width][usize::from(launch.is_exact())];
+        (shared <= launch.most_shared()).then_some(Tiled { kernel, threads: 32 * warps as u32, shared })
+    }
+}
+
 impl Forward {
     /// Queues the kernel that computes the outputs.
     pub(super) fn launch(&self, launch: &mut Launch<'_>) -> Result<()> {
@@ -124,6 +199,7 @@ impl Forward {
         let own = warps * keys.next_multiple_of(4) * 4;
         let rows = (2 * keys + queries) * padded(width) * 4 + self.shape.relative_rows(&self.extra, &dims);
         let staged = own + rows <= GPU_SHARED;
+        let tiled = self.shape.tiled(launch, &self.extra, &dims, false);
         if own > GPU_SHARED {
             return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
         }
@@ -147,6 +223,9 @@ impl Forward {
             scale: cuda_scale(&dims),
             shape: self.shape.cuda(launch, &self.extra, &dims, log_parts),
         };
+        if let Some(Tiled { kernel, threads, shared }) = tiled {
+            return launch.kernel(kernel, [heads, batch, 1], threads, shared, args);
+        }
         // Few batch rows and many queries: several blocks share a head's queries.
         let tiles = queries.div_ceil(warps).min((264 / (heads * batch)).max(1));
         let shared = own + if staged { rows } else { 0 };
@@ -163,7 +242,8 @@ impl Gradient {
         let small = (keys + distances).next_multiple_of(4) * 4;
         let cells = (2 * queries * keys).next_multiple_of(4) * 4;
         let rows = 2 * (keys + queries) * padded(width) * 4 + self.shape.relative_rows(&self.extra, &dims);
-        let spills = small + cells > GPU_SHARED;
+        let tiled = self.shape.tiled(launch, &self.extra, &dims, true);
+        let spills = tiled.is_none() && small + cells > GPU_SHARED;
         let spill = if spills { launch.scratch(batch * heads * 2 * queries * keys * 4)? } else { 0 };
         let base = small + if spills { 0 } else { cells };
         let staged = !spills && base + rows <= GPU_SHARED;
@@ -197,9 +277,12 @@ impl Gradient {
             scale: cuda_scale(&dims),
             shape: self.shape.cuda(launch, &self.extra, &dims, log_parts),
         };
-        let shared = base + if staged { rows } else { 0 };
-        let kernel = if staged { "attention_grad" } else { "attention_grad_in_place" };
-        launch.kernel(kernel, [heads, batch, 1], 32 * warps as u32, shared, args)?;
+        let Tiled { kernel, threads, shared } = tiled.unwrap_or_else(|| Tiled {
+            kernel: if staged { "attention_grad" } else { "attention_grad_in_place" },
+            threads: 32 * warps as u32,
+            shared: base + if staged { rows } else { 0 },
+        });
+        launch.kernel(kernel, [heads, batch, 1], threads, shared, args)?;
         launch.handoff.push(partial);
         Ok(())
     }

@@ -17,11 +17,11 @@ const EPS: f64 = 1e-5;
 
 /// What all layers of a segment share.
 pub(super) struct Segment {
-    /// The keys that leading memory and tokens see.
+    /// The keys that leading memory and tokens see, and trailing memory unless it is apart.
     mask: AttentionMask,
     /// Position of the first of these among the keys, i32 `[rows]`: behind the cache.
     start: Option<Value>,
-    /// Position of the trailing memory among leading memory, tokens and itself.
+    /// Position of trailing memory that is apart, among leading memory, tokens and itself.
     trailing_start: Option<Value>,
     /// Position encodings, [distances, d] (or with rows in front): from the farthest key ahead on.
     encodings: Value,
@@ -69,34 +69,34 @@ impl TransformerXl {
         net.float_constant(&table, [count, d])
     }
 
-    /// Mask, positions and encodings of a segment of `tokens` tokens.
-    pub(super) fn segment(&self, net: &mut Net<'_>, tokens: usize) -> Result<Segment> {
+    /// Mask, positions and encodings of a segment of `tokens` tokens, with trailing memory `apart` or among the rows.
+    pub(super) fn segment(&self, net: &mut Net<'_>, tokens: usize, apart: bool) -> Result<Segment> {
         let (m, c, d) = (self.memory_tokens, self.cache_tokens, self.d_model);
         let rows = tokens + 2 * m;
+        let queries = if apart { m + tokens } else { rows };
         let config = Arc::new(self.clone());
-        let range = move |cached: usize, i: usize| if i < m { (c, c + m) } else { (c - cached, c + i + 1) };
+        let range = move |cached: usize, i: usize| match i {
+            i if i < m => (c, c + m),
+            i if i < m + tokens => (c - cached, c + i + 1),
+            _ => (c, c + rows),
+        };
         let mask = if m == 0 && c == 0 {
             AttentionMask::Causal
         } else if c == 0 {
             let all: Vec<i32> =
-                (0..m + tokens).flat_map(|i| [range(0, i).0 as i32, range(0, i).1 as i32]).collect();
-            AttentionMask::Range(net.g.constant(&all, [1, m + tokens, 2])?)
+                (0..queries).flat_map(|i| [range(0, i).0 as i32, range(0, i).1 as i32]).collect();
+            AttentionMask::Range(net.g.constant(&all, [1, queries, 2])?)
         } else {
             let config = Arc::clone(&config);
-            AttentionMask::Range(net.integers(
-                "ranges",
-                DType::I32,
-                &[m + tokens, 2],
-                move |progress, i| {
-                    let (from, to) = range(config.cached(progress.window, tokens), i / 2);
-                    if i % 2 == 0 { from as i64 } else { to as i64 }
-                },
-            )?)
+            AttentionMask::Range(net.integers("ranges", DType::I32, &[queries, 2], move |progress, i| {
+                let (from, to) = range(config.cached(progress.window, tokens), i / 2);
+                if i % 2 == 0 { from as i64 } else { to as i64 }
+            })?)
         };
         let batch = [net.rows()];
         let start = if c > 0 { Some(net.g.full(DType::I32, batch, c as f64)?) } else { None };
         let after = (m + tokens) as f64;
-        let trailing_start = if m > 0 { Some(net.g.full(DType::I32, batch, after)?) } else { None };
+        let trailing_start = if m > 0 && apart { Some(net.g.full(DType::I32, batch, after)?) } else { None };
         // Where distances wrap around, they depend on how much the cache and the window hold.
         let varies = self.wraps_around() && (c > 0 || net.reruns());
         let encodings = if !varies || net.only_parameters() {
@@ -174,8 +174,8 @@ impl TransformerXl {
         Ok(net.g.residual_norm(x, y, norm)?.0)
     }
 
-    /// Leading memory and tokens [rows, T, d] and trailing memory [rows, m, d] through one layer, with the layer's
-    /// cache [rows, cache tokens, d].
+    /// Leading memory and tokens [rows, T, d] and trailing memory that is apart [rows, m, d] through one layer, with
+    /// the layer's cache [rows, cache tokens, d].
     pub(super) fn layer_of_segment(
         &self,
         net: &mut Net<'_>,
@@ -195,11 +195,11 @@ impl TransformerXl {
             dropout: net.drop_with(self.attention_dropout),
             ..Attention::default()
         };
-        let own = net.g.slice(qkv, 2, inner..3 * inner)?;
         let operands = match cache {
             None => Qkv::Packed(qkv),
             Some(cache) => {
                 let before = self.keys_of(net, layer, cache)?;
+                let own = net.g.slice(qkv, 2, inner..3 * inner)?;
                 let kv = net.g.concat(&[before, own], 1)?;
                 Qkv::QueryAndPacked { q: net.g.slice(qkv, 2, 0..inner)?, kv }
             }
@@ -210,6 +210,7 @@ impl TransformerXl {
         let x = self.finish_layer(net, layer, x, y)?;
         let Some(rows) = trailing else { return Ok((x, None)) };
         let options = Attention { mask: AttentionMask::Full, start: segment.trailing_start, ..options };
+        let own = net.g.slice(qkv, 2, inner..3 * inner)?;
         Ok((x, Some(self.trailing_layer(net, layer, rows, own, options)?)))
     }
 

@@ -1,0 +1,13 @@
+// Kernels for heads of width 16: attention_tiles_KEYS_WIDTH, to f32 accuracy where they end in exact.
+ATTENTION_TILES(attention_tiles_64_16, 8, 16, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_64_16, 8, 16, false)
+ATTENTION_TILES(attention_tiles_64_16_exact, 8, 16, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_64_16_exact, 8, 16, true)
+ATTENTION_TILES(attention_tiles_96_16, 12, 16, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_96_16, 12, 16, false)
+ATTENTION_TILES(attention_tiles_96_16_exact, 12, 16, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_96_16_exact, 12, 16, true)
+ATTENTION_TILES(attention_tiles_128_16, 16, 16, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_128_16, 16, 16, false)
+ATTENTION_TILES(attention_tiles_128_16_exact, 16, 16, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_128_16_exact, 16, 16, true)

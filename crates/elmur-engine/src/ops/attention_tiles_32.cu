@@ -1,0 +1,13 @@
+// Kernels for heads of width 32: attention_tiles_KEYS_WIDTH, to f32 accuracy where they end in exact.
+ATTENTION_TILES(attention_tiles_64_32, 8, 32, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_64_32, 8, 32, false)
+ATTENTION_TILES(attention_tiles_64_32_exact, 8, 32, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_64_32_exact, 8, 32, true)
+ATTENTION_TILES(attention_tiles_96_32, 12, 32, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_96_32, 12, 32, false)
+ATTENTION_TILES(attention_tiles_96_32_exact, 12, 32, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_96_32_exact, 12, 32, true)
+ATTENTION_TILES(attention_tiles_128_32, 16, 32, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_128_32, 16, 32, false)
+ATTENTION_TILES(attention_tiles_128_32_exact, 16, 32, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_128_32_exact, 16, 32, true)

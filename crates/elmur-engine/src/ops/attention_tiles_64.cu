@@ -1,0 +1,13 @@
+// Kernels for heads of width 64: attention_tiles_KEYS_WIDTH, to f32 accuracy where they end in exact.
+ATTENTION_TILES(attention_tiles_64_64, 8, 64, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_64_64, 8, 64, false)
+ATTENTION_TILES(attention_tiles_64_64_exact, 8, 64, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_64_64_exact, 8, 64, true)
+ATTENTION_TILES(attention_tiles_96_64, 12, 64, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_96_64, 12, 64, false)
+ATTENTION_TILES(attention_tiles_96_64_exact, 12, 64, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_96_64_exact, 12, 64, true)
+ATTENTION_TILES(attention_tiles_128_64, 16, 64, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_128_64, 16, 64, false)
+ATTENTION_TILES(attention_tiles_128_64_exact, 16, 64, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_128_64_exact, 16, 64, true)
