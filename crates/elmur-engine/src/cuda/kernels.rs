@@ -37,7 +37,7 @@ const FILES: [&str; 30] = [
     include_str!("../ops/logsumexp.cu"),
     include_str!("../ops/loss.cu"),
     include_str!("../ops/lru.cu"),
-    include_str!("../ops/lstm.cu"),
+    concat!(include_str!("../ops/lstm.cu"), include_str!("../ops/lstm_held.cu")),
     include_str!("../ops/group_norm.cu"),
     include_str!("../ops/max_pool.cu"),
     include_str!("../ops/norm.cu"),
@@ -185,7 +185,8 @@ pub(super) struct Shape {
 }
 
 /// What comes before the name of a kernel in the sources.
-const MACROS: [&str; 4] = ["KERNEL ", "\nPRODUCT(", "\nATTENTION(", "\nATTENTION_GRAD("];
+const MACROS: [&str; 6] =
+    ["KERNEL ", "\nPRODUCT(", "\nATTENTION(", "\nATTENTION_GRAD(", "\nLSTM_FORWARD(", "\nLSTM_BACKWARD("];
 
 /// Number of the file that has the kernel `name`, found in the sources: CUDA's checkers report a look-up in a
 /// module without the kernel as an error.

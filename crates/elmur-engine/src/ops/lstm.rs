@@ -196,7 +196,12 @@ impl Op for Forward {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(window) = Window::of(launch.ty(0)) else { return Ok(()) };
         let Window { width, .. } = window;
-        if let Some(clusters) = Clusters::of(window).filter(|_| launch.has_clusters()) {
+        let clusters = Clusters::of(window).filter(|_| launch.has_clusters());
+        if let Some(held) = Held::of(window, clusters.is_some()) {
+            let args = Self::args(launch, window, launch.input(1), 0);
+            return held.queue(launch, held.forward, args);
+        }
+        if let Some(clusters) = clusters {
             let kernel = [
                 "lstm_forward_shared_1",
                 "lstm_forward_shared_2",
@@ -397,6 +402,9 @@ impl Op for Gradient {
             width,
             lanes: clusters.as_ref().map_or(blocks.lanes, |clusters| clusters.blocks),
         };
+        if let Some(held) = Held::of(window, clusters.is_some()) {
+            return held.queue(launch, held.backward, args);
+        }
         if let Some(clusters) = clusters {
             let kernel = [
                 "lstm_backward_shared_1",
@@ -482,6 +490,10 @@ simd_fn! {
     }
 }
 
+/// Blocks that run at once on a large GPU.
+#[cfg(feature = "cuda")]
+const FULL: usize = 132;
+
 /// How a window is divided among blocks of threads on a GPU. A block walks through all steps with one, two or
 /// four rows of its own. At every step it reads the whole weight, which takes longer than the arithmetic of
 /// four rows; so large batches have several rows to a block, and read the weight less often.
@@ -520,6 +532,83 @@ impl Blocks {
     }
 }
 
+/// Kernels for widths whose whole weight one multiprocessor holds, in registers and shared memory; so blocks
+/// need nothing of each other, and a step has one barrier.
+#[cfg(feature = "cuda")]
+struct Held {
+    width: usize,
+    /// Rows of a block.
+    rows: usize,
+    /// Units for which four threads compute the gates.
+    units: usize,
+    /// Vectors of four weights that a thread holds in registers.
+    vectors: usize,
+    forward: &'static str,
+    backward: &'static str,
+}
+
+#[cfg(feature = "cuda")]
+impl Held {
+    /// The kernels of lstm_held.cu. With one row to a block of width 128, four weights out of five fit the
+    /// registers that the rest of a step leaves.
+    const ALL: [Self; 5] = [
+        Self::new(64, 1, 1, 16, "lstm_forward_held_64_1", "lstm_backward_held_64_1"),
+        Self::new(64, 2, 1, 16, "lstm_forward_held_64_2", "lstm_backward_held_64_2"),
+        Self::new(64, 4, 1, 16, "lstm_forward_held_64_4", "lstm_backward_held_64_4"),
+        Self::new(128, 1, 2, 50, "lstm_forward_held_128_1", "lstm_backward_held_128_1"),
+        Self::new(128, 2, 2, 45, "lstm_forward_held_128_2", "lstm_backward_held_128_2"),
+    ];
+
+    const fn new(
+        width: usize,
+        rows: usize,
+        units: usize,
+        vectors: usize,
+        forward: &'static str,
+        backward: &'static str,
+    ) -> Self {
+        Self { width, rows, units, vectors, forward, backward }
+    }
+
+    /// None for other widths; and where clusters can do the same, for windows so short that most of the time
+    /// goes into reading the weight, which the blocks of a cluster divide among them.
+    fn of(window: Window, has_clusters: bool) -> Option<&'static Self> {
+        const SHORT: usize = 4;
+        if has_clusters && window.steps < SHORT {
+            return None;
+        }
+        let mut found = None;
+        for held in Self::ALL.iter().filter(|held| held.width == window.width) {
+            found = Some(held);
+            if window.batch.div_ceil(held.rows) <= FULL {
+                break;
+            }
+        }
+        found
+    }
+
+    fn threads(&self) -> usize {
+        4 * self.width / self.units
+    }
+
+    /// Bytes of shared memory of a block: weights that are not in registers, and two steps of gradients of
+    /// the gates; the forward pass needs less.
+    fn shared(&self) -> usize {
+        let weights = 4 * self.threads() * (self.units * self.width / 4 - self.vectors);
+        4 * (weights + 2 * self.rows * 4 * self.width)
+    }
+
+    fn queue(
+        &self,
+        launch: &mut Launch<'_>,
+        kernel: &'static str,
+        args: impl Into<crate::cuda::args::Args>,
+    ) -> Result<()> {
+        let blocks = launch.ty(0).shape[0].div_ceil(self.rows);
+        launch.kernel(kernel, [blocks, 1, 1], self.threads() as u32, self.shared(), args)
+    }
+}
+
 /// How a window is divided among clusters of blocks on a GPU that has them: the shared memories of a cluster's
 /// blocks together hold the weight, so that a step reads nothing from far away.
 #[cfg(feature = "cuda")]
@@ -541,8 +630,6 @@ impl Clusters {
     fn of(window: Window) -> Option<Self> {
         /// Bytes of shared memory that a block of a GPU with clusters can have.
         const ROOM: usize = 200 << 10;
-        /// Blocks that run at once on a large GPU.
-        const FULL: usize = 132;
         let Window { batch, width, .. } = window;
         let blocks = [4, 8].into_iter().find(|blocks| {
             width.is_multiple_of(4 * blocks) && 4 * width * (4 * width / blocks) <= ROOM / 2
@@ -608,6 +695,34 @@ mod tests {
         for width in [7, 12, 500, 1024] {
             assert!(Clusters::of(Window { batch: 64, steps: 1, width }).is_none(), "{width}");
         }
+    }
+
+    #[test]
+    fn held_weights_are_divided_as_the_kernels_say() {
+        let source = include_str!("lstm_held.cu");
+        for held in &Held::ALL {
+            let Held { width, rows, units, vectors, .. } = held;
+            for (pass, name) in [("FORWARD", held.forward), ("BACKWARD", held.backward)] {
+                let line = format!("\nLSTM_{pass}({name}, {width}, {rows}, {units}, {vectors})\n");
+                assert!(source.contains(&line), "{line}");
+            }
+            // Four threads share the units of all rows, and registers hold at most what there is.
+            assert!([1, 2, 4].contains(&(rows * units)) && *vectors <= units * width / 4);
+            assert!(held.threads() <= 512 && held.shared() <= 96 << 10, "{}", held.shared());
+        }
+    }
+
+    #[test]
+    fn long_windows_of_usual_widths_are_held() {
+        let rows = |batch, steps, width, has_clusters| {
+            Held::of(Window { batch, steps, width }, has_clusters).map(|held| held.rows)
+        };
+        assert_eq!(rows(64, 30, 128, true), Some(1));
+        assert_eq!(rows(133, 30, 128, true), Some(2));
+        assert_eq!(rows(1000, 30, 128, false), Some(2));
+        assert_eq!(rows(300, 4, 64, true), Some(4));
+        assert_eq!((rows(1, 1, 128, true), rows(1, 1, 128, false)), (None, Some(1)));
+        assert_eq!((rows(64, 30, 160, true), rows(64, 30, 96, false)), (None, None));
     }
 
     #[test]
