@@ -16,7 +16,9 @@
 //! Then dx = dz, and over all rows and steps dW = Σ dz h_(t-1)ᵀ and db = Σ dz.
 //!
 //! Rows of the batch are independent: each task walks through all steps with rows of its own. The weight is
-//! packed once per window, except for so few rows that one product reads it faster as it lies.
+//! packed once per window, except for so few rows that one product reads it faster as it lies. On a GPU the
+//! weight stays in registers and shared memory for all steps: of one block (lstm_held.cu), of a cluster of
+//! blocks, or, where it is too large for either, in the second-level cache (both lstm.cu).
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -199,7 +201,7 @@ impl Op for Forward {
         let clusters = Clusters::of(window).filter(|_| launch.has_clusters());
         if let Some(held) = Held::of(window, clusters.is_some()) {
             let args = Self::args(launch, window, launch.input(1), 0);
-            return held.queue(launch, held.forward, args);
+            return held.queue(launch, &held.forward, args);
         }
         if let Some(clusters) = clusters {
             let kernel = [
@@ -403,7 +405,7 @@ impl Op for Gradient {
             lanes: clusters.as_ref().map_or(blocks.lanes, |clusters| clusters.blocks),
         };
         if let Some(held) = Held::of(window, clusters.is_some()) {
-            return held.queue(launch, held.backward, args);
+            return held.queue(launch, &held.backward, args);
         }
         if let Some(clusters) = clusters {
             let kernel = [
@@ -541,34 +543,64 @@ struct Held {
     rows: usize,
     /// Units for which four threads compute the gates.
     units: usize,
-    /// Vectors of four weights that a thread holds in registers.
+    forward: HeldKernel,
+    backward: HeldKernel,
+}
+
+/// A kernel of lstm_held.cu.
+#[cfg(feature = "cuda")]
+struct HeldKernel {
+    name: &'static str,
+    /// Vectors of four weights that a thread holds in registers; the others are in shared memory.
     vectors: usize,
-    forward: &'static str,
-    backward: &'static str,
+}
+
+#[cfg(feature = "cuda")]
+const fn held_kernel(name: &'static str, vectors: usize) -> HeldKernel {
+    HeldKernel { name, vectors }
 }
 
 #[cfg(feature = "cuda")]
 impl Held {
-    /// The kernels of lstm_held.cu. With one row to a block of width 128, four weights out of five fit the
-    /// registers that the rest of a step leaves.
+    /// By width, then by rows. Threads of width 128 have 64 vectors; registers hold as many of them as the
+    /// rest of a step leaves.
     const ALL: [Self; 5] = [
-        Self::new(64, 1, 1, 16, "lstm_forward_held_64_1", "lstm_backward_held_64_1"),
-        Self::new(64, 2, 1, 16, "lstm_forward_held_64_2", "lstm_backward_held_64_2"),
-        Self::new(64, 4, 1, 16, "lstm_forward_held_64_4", "lstm_backward_held_64_4"),
-        Self::new(128, 1, 2, 50, "lstm_forward_held_128_1", "lstm_backward_held_128_1"),
-        Self::new(128, 2, 2, 45, "lstm_forward_held_128_2", "lstm_backward_held_128_2"),
+        Self {
+            width: 64,
+            rows: 1,
+            units: 1,
+            forward: held_kernel("lstm_forward_held_64_1", 16),
+            backward: held_kernel("lstm_backward_held_64_1", 16),
+        },
+        Self {
+            width: 64,
+            rows: 2,
+            units: 1,
+            forward: held_kernel("lstm_forward_held_64_2", 16),
+            backward: held_kernel("lstm_backward_held_64_2", 16),
+        },
+        Self {
+            width: 64,
+            rows: 4,
+            units: 1,
+            forward: held_kernel("lstm_forward_held_64_4", 16),
+            backward: held_kernel("lstm_backward_held_64_4", 16),
+        },
+        Self {
+            width: 128,
+            rows: 1,
+            units: 2,
+            forward: held_kernel("lstm_forward_held_128_1", 50),
+            backward: held_kernel("lstm_backward_held_128_1", 50),
+        },
+        Self {
+            width: 128,
+            rows: 2,
+            units: 2,
+            forward: held_kernel("lstm_forward_held_128_2", 45),
+            backward: held_kernel("lstm_backward_held_128_2", 45),
+        },
     ];
-
-    const fn new(
-        width: usize,
-        rows: usize,
-        units: usize,
-        vectors: usize,
-        forward: &'static str,
-        backward: &'static str,
-    ) -> Self {
-        Self { width, rows, units, vectors, forward, backward }
-    }
 
     /// None for other widths; and where clusters can do the same, for windows so short that most of the time
     /// goes into reading the weight, which the blocks of a cluster divide among them.
@@ -577,35 +609,31 @@ impl Held {
         if has_clusters && window.steps < SHORT {
             return None;
         }
-        let mut found = None;
-        for held in Self::ALL.iter().filter(|held| held.width == window.width) {
-            found = Some(held);
-            if window.batch.div_ceil(held.rows) <= FULL {
-                break;
-            }
-        }
-        found
+        let fits = |held: &&Self| held.width == window.width;
+        let fills = |held: &&Self| window.batch.div_ceil(held.rows) <= FULL;
+        let mut all = Self::ALL.iter().filter(fits);
+        all.clone().find(fills).or_else(|| all.next_back())
     }
 
     fn threads(&self) -> usize {
         4 * self.width / self.units
     }
 
-    /// Bytes of shared memory of a block: weights that are not in registers, and two steps of gradients of
-    /// the gates; the forward pass needs less.
-    fn shared(&self) -> usize {
-        let weights = 4 * self.threads() * (self.units * self.width / 4 - self.vectors);
+    /// Bytes of shared memory of a block: the weights that are not in registers, and two steps of gradients
+    /// of the gates; of hidden states, which the forward pass has there instead, there are fewer.
+    fn shared(&self, kernel: &HeldKernel) -> usize {
+        let weights = 4 * self.threads() * (self.units * self.width / 4 - kernel.vectors);
         4 * (weights + 2 * self.rows * 4 * self.width)
     }
 
     fn queue(
         &self,
         launch: &mut Launch<'_>,
-        kernel: &'static str,
+        kernel: &HeldKernel,
         args: impl Into<crate::cuda::args::Args>,
     ) -> Result<()> {
         let blocks = launch.ty(0).shape[0].div_ceil(self.rows);
-        launch.kernel(kernel, [blocks, 1, 1], self.threads() as u32, self.shared(), args)
+        launch.kernel(kernel.name, [blocks, 1, 1], self.threads() as u32, self.shared(kernel), args)
     }
 }
 
@@ -686,7 +714,7 @@ mod tests {
     #[test]
     fn clusters_hold_the_weight_of_usual_widths() {
         for (batch, width, blocks) in
-            [(1, 16, 4), (64, 128, 4), (64, 64, 4), (128, 128, 4), (1000, 128, 4), (64, 160, 8)]
+            [(1, 16, 4), (64, 128, 4), (64, 64, 4), (128, 128, 4), (1000, 128, 4), (64, 160, 4), (64, 192, 8)]
         {
             let clusters = Clusters::of(Window { batch, steps: 1, width }).unwrap();
             assert_eq!(clusters.blocks, blocks);
@@ -701,14 +729,15 @@ mod tests {
     fn held_weights_are_divided_as_the_kernels_say() {
         let source = include_str!("lstm_held.cu");
         for held in &Held::ALL {
-            let Held { width, rows, units, vectors, .. } = held;
-            for (pass, name) in [("FORWARD", held.forward), ("BACKWARD", held.backward)] {
+            let Held { width, rows, units, .. } = held;
+            // Four threads share the units of all rows.
+            assert!([1, 2, 4].contains(&(rows * units)) && held.threads() <= 512);
+            for (pass, kernel) in [("FORWARD", &held.forward), ("BACKWARD", &held.backward)] {
+                let HeldKernel { name, vectors } = kernel;
                 let line = format!("\nLSTM_{pass}({name}, {width}, {rows}, {units}, {vectors})\n");
                 assert!(source.contains(&line), "{line}");
+                assert!(*vectors <= units * width / 4 && held.shared(kernel) <= 96 << 10, "{name}");
             }
-            // Four threads share the units of all rows, and registers hold at most what there is.
-            assert!([1, 2, 4].contains(&(rows * units)) && *vectors <= units * width / 4);
-            assert!(held.threads() <= 512 && held.shared() <= 96 << 10, "{}", held.shared());
         }
     }
 

@@ -285,8 +285,8 @@ template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_ba
     if (works && sub == 0 && a.dfirst_cell) a.dfirst_cell[state] = dc;
 }
 
-// Kernels for W, R, U and the vectors in registers: as in `Held` of lstm.rs. The fewer of them, the more
-// registers the sums of several rows can have.
+// Kernels for W, R, U and the number of vectors in registers, as in `Held` of lstm.rs: the more sums a thread
+// has, the fewer registers are left for weights.
 #define LSTM_FORWARD(name, W, R, U, HELD) \
     KERNEL __launch_bounds__(4 * W / U, 1) name(LstmForward a) { begin(); lstm_forward_held<W, R, U, HELD>(a); }
 #define LSTM_BACKWARD(name, W, R, U, HELD) \
