@@ -85,7 +85,7 @@ template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_fo
     i64 first = (i64)blockIdx.x * R;
     int rows = (int)min((i64)R, a.batch - first);
     for (int i = threadIdx.x; i < R * W; i += THREADS) h[i] = i < rows * W ? a.first_hidden[first * W + i] : 0.0f;
-    // Otherwise gates GATES * sub and following of this unit of this row.
+    // Apart from products it has the GATES gates from GATES * sub on, of this unit of this row.
     int number = (int)threadIdx.x / LANES, unit = number / R, row = number % R, sub = (int)threadIdx.x % LANES;
     bool works = row < rows;
     int steps = (int)a.steps;
@@ -200,7 +200,7 @@ template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_ba
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) weights.load(4 * i + gate, mine + (gate * W + GROUP * i) * W);
     }
-    // Otherwise gates GATES * sub and following of this unit of this row.
+    // Apart from products it has the GATES gates from GATES * sub on, of this unit of this row.
     i64 first = (i64)blockIdx.x * R;
     int number = (int)threadIdx.x / LANES, unit = number / R, row = number % R, sub = (int)threadIdx.x % LANES;
     bool works = first + row < a.batch;
@@ -285,8 +285,8 @@ template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_ba
     if (works && sub == 0 && a.dfirst_cell) a.dfirst_cell[state] = dc;
 }
 
-// Kernels for W, R, U and the number of vectors in registers, as in `Held` of lstm.rs: the more sums a thread
-// has, the fewer registers are left for weights.
+// Kernels for W, R, U and the number of vectors in registers, as in `Held` of lstm/gpu.rs: the more sums a
+// thread has, the fewer registers are left for weights.
 #define LSTM_FORWARD(name, W, R, U, HELD) \
     KERNEL __launch_bounds__(4 * W / U, 1) name(LstmForward a) { begin(); lstm_forward_held<W, R, U, HELD>(a); }
 #define LSTM_BACKWARD(name, W, R, U, HELD) \
