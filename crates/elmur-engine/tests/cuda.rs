@@ -51,6 +51,41 @@ fn compare(what: &str, build: impl Fn(&mut Graph) -> Result<Value>) {
     });
 }
 
+/// LSTMs with weights in registers, in the shared memories of a cluster, and in the second-level cache; one to
+/// eight rows to a block, and last blocks with fewer; states before and after the window, and their gradients.
+#[test]
+fn lstm_windows_agree_with_the_cpu() {
+    // In registers: long windows of widths 64 and 128.
+    let held =
+        [(64, 30, 128), (1, 4, 128), (135, 5, 128), (267, 4, 128), (5, 7, 64), (133, 4, 64), (399, 5, 64)];
+    let clusters = [(1, 1, 128), (300, 2, 128), (20, 3, 160), (131, 3, 96), (7, 3, 64)];
+    // Widths beyond the threads of a block, and such as divide them unevenly.
+    let cache = [(5, 3, 130), (33, 4, 40), (3, 2, 520), (130, 2, 600)];
+    for (batch, steps, width) in held.into_iter().chain(clusters).chain(cache) {
+        compare(&format!("lstm of {batch} rows, {steps} steps, width {width}"), |g| {
+            let x = g.param("x", DType::F32, [batch, steps, 4 * width])?;
+            let weight = g.param("weight", DType::F32, [4 * width, width])?;
+            let weight = g.scale(weight, 1.0 / (width as f64).sqrt())?;
+            let bias = g.param("bias", DType::F32, [4 * width])?;
+            let [hidden, cell] = ["hidden", "cell"].map(|name| g.param(name, DType::F32, [batch, width]));
+            let lstm = g.lstm(x, weight, bias, hidden?, cell?)?;
+            let last = g.mul(lstm.last_hidden, lstm.last_cell)?;
+            let last = g.reshape(last, [batch, 1, width])?;
+            g.concat(&[lstm.hidden, last], 1)
+        });
+        // Nothing but the last states is read, and the first states need no gradient.
+        compare(&format!("last states of an lstm of {batch} rows, {steps} steps, width {width}"), |g| {
+            let x = g.param("x", DType::F32, [batch, steps, 4 * width])?;
+            let weight = g.param("weight", DType::F32, [4 * width, width])?;
+            let weight = g.scale(weight, 1.0 / (width as f64).sqrt())?;
+            let bias = g.full(DType::F32, [4 * width], 0.5)?;
+            let first = g.full(DType::F32, [batch, width], 0.25)?;
+            let lstm = g.lstm(x, weight, bias, first, first)?;
+            g.concat(&[lstm.last_hidden, lstm.last_cell], 1)
+        });
+    }
+}
+
 /// Shapes beyond those of `gradients.rs`: more than one round, tile, part or register file; rows that do not
 /// fit shared memory.
 #[test]
@@ -121,23 +156,6 @@ fn larger_shapes_agree_with_the_cpu() {
         let (q, k) = (g.constant(&q, [9, 37])?, g.constant(&k, [9, 70])?);
         g.relative_bias(table, q, k)
     });
-    // One, two and four rows to a block; widths beyond the threads of a block, and such as divide them
-    // unevenly.
-    for (batch, steps, width) in
-        [(1, 1, 128), (5, 3, 130), (33, 4, 40), (131, 3, 96), (3, 2, 520), (130, 2, 600)]
-    {
-        compare(&format!("lstm of {batch} rows, width {width}"), |g| {
-            let x = g.param("x", DType::F32, [batch, steps, 4 * width])?;
-            let weight = g.param("weight", DType::F32, [4 * width, width])?;
-            let weight = g.scale(weight, 1.0 / (width as f64).sqrt())?;
-            let bias = g.param("bias", DType::F32, [4 * width])?;
-            let [hidden, cell] = ["hidden", "cell"].map(|name| g.param(name, DType::F32, [batch, width]));
-            let lstm = g.lstm(x, weight, bias, hidden?, cell?)?;
-            let last = g.mul(lstm.last_hidden, lstm.last_cell)?;
-            let last = g.reshape(last, [batch, 1, width])?;
-            g.concat(&[lstm.hidden, last], 1)
-        });
-    }
     // One tile of 32 channels and several, uneven ones; one chunk of steps and several.
     for (batch, steps, channels, states) in
         [(1, 1, 128, 16), (2, 90, 128, 16), (33, 17, 70, 16), (3, 5, 31, 64), (5, 40, 40, 9)]

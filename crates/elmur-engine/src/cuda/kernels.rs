@@ -67,7 +67,7 @@ const FILES: [&str; 33] = [
     include_str!("../ops/logsumexp.cu"),
     include_str!("../ops/loss.cu"),
     include_str!("../ops/lru.cu"),
-    include_str!("../ops/lstm.cu"),
+    concat!(include_str!("../ops/lstm.cu"), include_str!("../ops/lstm_held.cu")),
     include_str!("../ops/group_norm.cu"),
     include_str!("../ops/max_pool.cu"),
     include_str!("../ops/norm.cu"),
@@ -215,13 +215,15 @@ pub(super) struct Shape {
 }
 
 /// What comes before the name of a kernel in the sources.
-const MACROS: [&str; 6] = [
+const MACROS: [&str; 8] = [
     "KERNEL ",
     "\nPRODUCT(",
     "\nATTENTION(",
     "\nATTENTION_GRAD(",
     "\nATTENTION_TILES(",
     "\nATTENTION_TILES_GRAD(",
+    "\nLSTM_FORWARD(",
+    "\nLSTM_BACKWARD(",
 ];
 
 /// Number of the file that has the kernel `name`, found in the sources: CUDA's checkers report a look-up in a

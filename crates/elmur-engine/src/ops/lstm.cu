@@ -2,7 +2,7 @@
 // batch: their states stay in shared memory, and the weight is read again at every step, from the
 // second-level cache.
 
-// Fields as in lstm.rs, [batch, steps, width] where nothing else is said. Outputs that nobody reads are null.
+// Fields as in lstm/gpu.rs, [batch, steps, width] where nothing else is said. Outputs that nobody reads are null.
 struct LstmForward {
     float* hidden;              // [batch, steps, width]
     float* last_hidden;         // [batch, width]

@@ -16,7 +16,12 @@
 //! Then dx = dz, and over all rows and steps dW = Σ dz h_(t-1)ᵀ and db = Σ dz.
 //!
 //! Rows of the batch are independent: each task walks through all steps with rows of its own. The weight is
-//! packed once per window, except for so few rows that one product reads it faster as it lies.
+//! packed once per window, except for so few rows that one product reads it faster as it lies. On a GPU the
+//! weight stays in registers and shared memory for all steps: of one block (lstm_held.cu), of a cluster of
+//! blocks, or, where it is too large for either, in the second-level cache (both lstm.cu).
+
+#[cfg(feature = "cuda")]
+mod gpu;
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
@@ -24,14 +29,10 @@ use crate::cpu::gemm::{DOT_ROWS, Mat, PackedRight, Product, Tiles, gemm};
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{add_assign, simd_fn};
 #[cfg(feature = "cuda")]
-use crate::cuda::args::{args, kernel_args};
-#[cfg(feature = "cuda")]
 use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
-#[cfg(feature = "cuda")]
-use crate::ops::broadcast::Steps;
 use crate::types::TensorType;
 
 /// What [`Graph::lstm`] returns.
@@ -194,53 +195,7 @@ impl Op for Forward {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let Some(window) = Window::of(launch.ty(0)) else { return Ok(()) };
-        let Window { width, .. } = window;
-        if let Some(clusters) = Clusters::of(window).filter(|_| launch.has_clusters()) {
-            let kernel = [
-                "lstm_forward_shared_1",
-                "lstm_forward_shared_2",
-                "lstm_forward_shared_4",
-                "lstm_forward_shared_8",
-            ][clusters.variant];
-            let args = Self::args(launch, window, launch.input(1), clusters.blocks);
-            return clusters.queue(launch, kernel, args);
-        }
-        let blocks = Blocks::of(window, 4 * width, 2 * width)?;
-        // Threads that compute neighbouring gates read neighbouring weights: [width, 4 width].
-        let weight = launch.scratch(launch.ty(1).bytes())?;
-        let mut transpose = Steps::new(&[width, 4 * width], &[], &[]);
-        (transpose.a[0], transpose.a[1]) = (1, width as i32);
-        let count = launch.ty(1).len();
-        launch.elements("rearrange_4", count, args![weight, launch.input(1), count, transpose])?;
-        let args = Self::args(launch, window, weight, blocks.lanes);
-        let kernel = ["lstm_forward_1", "lstm_forward_2", "lstm_forward_4"][blocks.variant];
-        launch.kernel(kernel, [blocks.count, 1, 1], Blocks::THREADS as u32, blocks.shared, args)
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Forward {
-    /// What the kernels are given, with a weight that is laid out for them.
-    fn args(launch: &Launch<'_>, window: Window, weight: u64, lanes: usize) -> LstmForward {
-        let Window { batch, steps, width } = window;
-        LstmForward {
-            hidden: launch.output(0),
-            last_hidden: launch.output(1),
-            last_cell: launch.output(2),
-            gates: launch.output(3),
-            cells: launch.output(4),
-            before: launch.output(5),
-            x: launch.input(0),
-            weight,
-            bias: launch.input(2),
-            first_hidden: launch.input(3),
-            first_cell: launch.input(4),
-            batch,
-            steps,
-            width,
-            lanes,
-        }
+        Window::of(launch.ty(0)).map_or(Ok(()), |window| gpu::forward(launch, window))
     }
 }
 
@@ -376,38 +331,8 @@ impl Op for Gradient {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let Some(window) = Window::of(launch.ty(0)) else { return Ok(()) };
-        let Window { batch, steps, width } = window;
-        let clusters = Clusters::of(window).filter(|_| launch.has_clusters());
-        let blocks = Blocks::of(window, width, 5 * width)?;
         let upper = [0, 1, 2].map(|index| launch.input_if(self.upper(index)));
-        let args = LstmBackward {
-            dz: launch.output(0),
-            dfirst_hidden: launch.output(1),
-            dfirst_cell: launch.output(2),
-            gates: launch.input(0),
-            cells: launch.input(1),
-            weight: launch.input(2),
-            first_cell: launch.input(3),
-            dhidden: upper[0],
-            dlast_hidden: upper[1],
-            dlast_cell: upper[2],
-            batch,
-            steps,
-            width,
-            lanes: clusters.as_ref().map_or(blocks.lanes, |clusters| clusters.blocks),
-        };
-        if let Some(clusters) = clusters {
-            let kernel = [
-                "lstm_backward_shared_1",
-                "lstm_backward_shared_2",
-                "lstm_backward_shared_4",
-                "lstm_backward_shared_8",
-            ][clusters.variant];
-            return clusters.queue(launch, kernel, args);
-        }
-        let kernel = ["lstm_backward_1", "lstm_backward_2", "lstm_backward_4"][blocks.variant];
-        launch.kernel(kernel, [blocks.count, 1, 1], Blocks::THREADS as u32, blocks.shared, args)
+        Window::of(launch.ty(0)).map_or(Ok(()), |window| gpu::backward(launch, window, upper))
     }
 }
 
@@ -479,150 +404,5 @@ simd_fn! {
             *g = dcell * input * (T::ONE - candidate * candidate);
             *o = *dh * shown * (*o * (T::ONE - *o));
         }
-    }
-}
-
-/// How a window is divided among blocks of threads on a GPU. A block walks through all steps with one, two or
-/// four rows of its own. At every step it reads the whole weight, which takes longer than the arithmetic of
-/// four rows; so large batches have several rows to a block, and read the weight less often.
-#[cfg(feature = "cuda")]
-struct Blocks {
-    count: usize,
-    /// Logarithm of the rows of a block.
-    variant: usize,
-    /// Threads that divide the columns of a product among them; groups of so many divide its depth.
-    lanes: usize,
-    /// Bytes of shared memory of a block.
-    shared: usize,
-}
-
-#[cfg(feature = "cuda")]
-impl Blocks {
-    const THREADS: usize = 512;
-
-    /// For products of `columns` columns, which lie in shared memory beside `kept` floats for each row.
-    fn of(window: Window, columns: usize, kept: usize) -> Result<Self> {
-        /// Bytes of shared memory that every GPU has.
-        const ROOM: usize = 96 << 10;
-        let lanes = columns.next_multiple_of(32).min(Self::THREADS);
-        let row = 4 * (Self::THREADS / lanes * columns + kept);
-        if row > ROOM {
-            return mismatch("lstm", "a width of at most 4096 on a GPU", window.width.to_string());
-        }
-        let wanted = match window.batch {
-            0..=32 => 0,
-            33..=128 => 1,
-            _ => 2,
-        };
-        let variant = (0..=wanted).rev().find(|variant| row << variant <= ROOM).unwrap_or(0);
-        let rows = 1 << variant;
-        Ok(Self { count: window.batch.div_ceil(rows), variant, lanes, shared: row * rows })
-    }
-}
-
-/// How a window is divided among clusters of blocks on a GPU that has them: the shared memories of a cluster's
-/// blocks together hold the weight, so that a step reads nothing from far away.
-#[cfg(feature = "cuda")]
-struct Clusters {
-    count: usize,
-    /// Blocks of a cluster.
-    blocks: usize,
-    /// Logarithm of the rows of a cluster.
-    variant: usize,
-    /// Bytes of shared memory of a block.
-    shared: usize,
-}
-
-#[cfg(feature = "cuda")]
-impl Clusters {
-    const THREADS: usize = 512;
-
-    /// None where a width cannot be divided so, or is too large.
-    fn of(window: Window) -> Option<Self> {
-        /// Bytes of shared memory that a block of a GPU with clusters can have.
-        const ROOM: usize = 200 << 10;
-        /// Blocks that run at once on a large GPU.
-        const FULL: usize = 132;
-        let Window { batch, width, .. } = window;
-        let blocks = [4, 8].into_iter().find(|blocks| {
-            width.is_multiple_of(4 * blocks) && 4 * width * (4 * width / blocks) <= ROOM / 2
-        })?;
-        let units = width / blocks;
-        let fills = |variant: &usize| batch.div_ceil(1 << variant) * blocks <= FULL;
-        let variant = (0..4).find(fills).unwrap_or(3);
-        let rows = 1 << variant;
-        let groups = |columns: usize| (Self::THREADS / columns).max(1);
-        let forward = 2 * rows * width + groups(4 * units) * rows * 4 * units;
-        let backward = rows * 4 * units + 2 * blocks * rows * units + groups(width) * rows * width;
-        let shared = 4 * (4 * width * units + forward.max(backward));
-        let fits = shared <= ROOM && 4 * units <= Self::THREADS && width <= Self::THREADS;
-        (fits && rows * units <= Self::THREADS).then(|| Self {
-            count: batch.div_ceil(rows),
-            blocks,
-            variant,
-            shared,
-        })
-    }
-
-    fn queue(
-        &self,
-        launch: &mut Launch<'_>,
-        kernel: &'static str,
-        args: impl Into<crate::cuda::args::Args>,
-    ) -> Result<()> {
-        let (grid, cluster) = ([self.count, 1, self.blocks], self.blocks as u32);
-        launch.clusters(kernel, grid, cluster, Self::THREADS as u32, self.shared, args)
-    }
-}
-
-#[cfg(feature = "cuda")]
-kernel_args! {
-    /// What the kernels `lstm_forward_*` take.
-    struct LstmForward in "lstm.cu" {
-        hidden: u64, last_hidden: u64, last_cell: u64, gates: u64, cells: u64, before: u64, x: u64, weight: u64, bias: u64, first_hidden: u64, first_cell: u64, batch: usize, steps: usize, width: usize, lanes: usize,
-    }
-}
-
-#[cfg(feature = "cuda")]
-kernel_args! {
-    /// What the kernels `lstm_backward_*` take.
-    struct LstmBackward in "lstm.cu" {
-        dz: u64, dfirst_hidden: u64, dfirst_cell: u64, gates: u64, cells: u64, weight: u64, first_cell: u64, dhidden: u64, dlast_hidden: u64, dlast_cell: u64, batch: usize, steps: usize, width: usize, lanes: usize,
-    }
-}
-
-#[cfg(test)]
-#[cfg(feature = "cuda")]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clusters_hold_the_weight_of_usual_widths() {
-        for (batch, width, blocks) in
-            [(1, 16, 4), (64, 128, 4), (64, 64, 4), (128, 128, 4), (1000, 128, 4), (64, 160, 8)]
-        {
-            let clusters = Clusters::of(Window { batch, steps: 1, width }).unwrap();
-            assert_eq!(clusters.blocks, blocks);
-            assert!(clusters.count << clusters.variant >= batch && clusters.shared <= 200 << 10);
-        }
-        for width in [7, 12, 500, 1024] {
-            assert!(Clusters::of(Window { batch: 64, steps: 1, width }).is_none(), "{width}");
-        }
-    }
-
-    #[test]
-    fn blocks_fit_shared_memory_and_cover_all_rows() {
-        for (batch, width) in [(1, 1), (32, 128), (33, 128), (129, 128), (500, 1000), (500, 4096)] {
-            for (columns, kept) in [(4 * width, 2 * width), (width, 5 * width)] {
-                let window = Window { batch, steps: 1, width };
-                let blocks = Blocks::of(window, columns, kept).unwrap();
-                assert!(blocks.shared <= 96 << 10 && blocks.variant <= 2);
-                assert_eq!(blocks.count, batch.div_ceil(1 << blocks.variant));
-                assert!(blocks.lanes.is_multiple_of(32) && (32..=512).contains(&blocks.lanes));
-            }
-        }
-        let window = Window { batch: 1, steps: 1, width: 5000 };
-        let error = Blocks::of(window, 20_000, 10_000).map(|_| ()).unwrap_err().to_string();
-        assert_eq!(error, "lstm: expected a width of at most 4096 on a GPU, got 5000");
     }
 }
