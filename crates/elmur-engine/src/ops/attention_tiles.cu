@@ -20,22 +20,23 @@ template <bool exact> __device__ __forceinline__ void multiply(float (&sums)[4],
 // The left operand from what one product left in its sums.
 __device__ __forceinline__ Left as_left(const float (&sums)[4]) { return {{Split(sums[0]), Split(sums[2]), Split(sums[1]), Split(sums[3])}}; }
 
-// Lines i + g and i + g + 8 of [count, W] as left operands, g = lane / 4, plus `shift` [W] unless that is null;
-// zeros beyond `count`.
-template <int W> __device__ __forceinline__ void read_lines(Left (&to)[W / 8], const float* from, int stride, int i, int count, const float* shift) {
-    int g = lane() / 4, t = lane() % 4;
+// Of lines i + g and i + g + 8 of [count, W], g = lane / 4, the numbers of this lane; zeros beyond `count`.
+template <int W> struct Lines {
+    float2 x[W / 8][2];
+    __device__ __forceinline__ Lines(const float* from, int stride, int i, int count) {
 #pragma unroll
-    for (int k = 0; k < W / 8; ++k) {
-        int c = 8 * k + 2 * t;
-        float2 x = i + g < count ? *(const float2*)(from + (i + g) * stride + c) : make_float2(0, 0);
-        float2 y = i + g + 8 < count ? *(const float2*)(from + (i + g + 8) * stride + c) : make_float2(0, 0);
-        if (shift) {
-            float2 z = *(const float2*)(shift + c);
-            x.x += z.x, x.y += z.y, y.x += z.x, y.y += z.y;
+        for (int half = 0; half < 2; ++half) {
+            int line = i + lane() / 4 + 8 * half;
+#pragma unroll
+            for (int k = 0; k < W / 8; ++k) x[k][half] = line < count ? *(const float2*)(from + line * stride + 8 * k + lane() % 4 * 2) : make_float2(0, 0);
         }
-        to[k] = {{Split(x.x), Split(y.x), Split(x.y), Split(y.y)}};
     }
-}
+    // As the left operand at depths 8 k to 8 k + 7, plus `shift` [W] unless that is null.
+    __device__ __forceinline__ Left left(int k, const float* shift) const {
+        float2 z = shift ? *(const float2*)(shift + 8 * k + lane() % 4 * 2) : make_float2(0, 0);
+        return {{Split(x[k][0].x + z.x), Split(x[k][1].x + z.x), Split(x[k][0].y + z.y), Split(x[k][1].y + z.y)}};
+    }
+};
 
 // Copies lines `first`.. of [count, W] to `lines` lines of LINE numbers; zeros where there are no such lines.
 template <int W, int LINE> __device__ __forceinline__ void stage_lines(float* to, const float* from, int stride, int first, int count, int lines) {
@@ -77,149 +78,6 @@ template <int NK, int W> struct Tiles {
     static constexpr int SCORES = KEYS + 3;
 };
 
-// Shared memory: keys [KEYS, PAIRS], values [KEYS, LINE], r [KEYS + 16 tiles, PAIRS], per warp the position terms
-// [16, TERMS]; the last two only where relative.
-template <int NK, int W, bool exact> __device__ __forceinline__ void attention_tiles(const AttentionArgs& args) {
-    using Size = Tiles<NK, W>;
-    constexpr int KEYS = Size::KEYS, PAIRS = Size::PAIRS, LINE = Size::LINE, TERMS = Size::TERMS;
-    const AttentionShape& s = args.shape;
-    extern __shared__ float shared[];
-    int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, d = s.heads * W, g = lane() / 4, t = lane() % 4;
-    int tiles = (s.queries + 15) / 16, start_position = query_position(s, args.start, b, 0);
-    float *ks = shared, *vs = ks + KEYS * PAIRS, *rs = vs + KEYS * LINE, *terms = rs + (KEYS + 16 * tiles) * PAIRS + warp * 16 * TERMS;
-    stage_lines<W, PAIRS>(ks, args.k + (i64)b * s.keys * s.k_stride + h * W, s.k_stride, 0, s.keys, KEYS);
-    stage_lines<W, LINE>(vs, args.v + (i64)b * s.keys * s.v_stride + h * W, s.v_stride, 0, s.keys, KEYS);
-    // Line x of rs is that of query x - (KEYS - 1) and key 0.
-    if (s.relative) stage_lines<W, PAIRS>(rs, args.r + (i64)b * s.r_batch + h * W, d, s.zero + start_position - (KEYS - 1), s.distances, KEYS + 16 * tiles);
-    const float* q = args.q + (i64)b * s.queries * s.q_stride + h * W;
-    const int* ranges = args.ranges ? args.ranges + (i64)b * s.range_batch : nullptr;
-    Rng rng(args.drop.state ? args.drop.state + b * s.rng_batch : nullptr);
-    copies_done();
-    __syncthreads();
-    for (int tile = warp; tile < tiles; tile += warps) {
-        int first = 16 * tile;
-        Seen span = tile_seen(s, ranges, start_position, first);
-        auto skipped = [&](int n) { return 8 * n >= span.to || 8 * n + 8 <= span.from; };
-        Left left[W / 8];
-        if (s.relative) {
-            read_lines<W>(left, q, s.q_stride, first, s.queries, args.w + h * W);
-            __syncwarp();
-            int to = span.from < span.to ? (KEYS + 14 - span.from) / 8 + 1 : 0;
-            for (int n = max(0, KEYS - span.to) / 8; n < to; ++n) {
-                float sums[4] = {};
-#pragma unroll
-                for (int k = 0; k < W / 8; ++k) {
-                    float2 x = *(const float2*)(rs + (first + 8 * n + g) * PAIRS + 8 * k + 2 * t);
-                    multiply<exact>(sums, left[k], x.x, x.y);
-                }
-                *(float2*)(terms + g * TERMS + 8 * n + 2 * t) = make_float2(sums[0], sums[1]);
-                *(float2*)(terms + (g + 8) * TERMS + 8 * n + 2 * t) = make_float2(sums[2], sums[3]);
-            }
-            __syncwarp();
-        }
-        read_lines<W>(left, q, s.q_stride, first, s.queries, s.relative ? args.u + h * W : nullptr);
-        float scores[NK][4], top[2] = {-INF, -INF};
-        Seen seen[2];
-        i64 row[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int i = first + g + 8 * half;
-            seen[half] = i < s.queries ? query_seen(s, ranges, i, start_position + i) : Seen{0, 0};
-            row[half] = (((i64)b * s.heads + h) * s.queries + i) * s.keys;
-        }
-#pragma unroll
-        for (int n = 0; n < NK; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) scores[n][e] = 0;
-            if (skipped(n)) continue;
-#pragma unroll
-            for (int k = 0; k < W / 8; ++k) {
-                float2 x = *(const float2*)(ks + (8 * n + g) * PAIRS + 8 * k + 2 * t);
-                multiply<exact>(scores[n], left[k], x.x, x.y);
-            }
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                int line = g + 8 * (e / 2), j = 8 * n + 2 * t + e % 2, i = first + line;
-                float x = -INF;
-                if (seen[e / 2].has(j)) {
-                    x = (scores[n][e] + (s.relative ? terms[line * TERMS + KEYS - 1 + line - j] : 0.0f)) * args.scale;
-                    if (args.bias) x += args.bias[(i64)b * s.bias_batch + ((i64)h * s.queries + i) * s.keys + j];
-                    if (args.mask && !args.mask[(i64)b * s.mask_batch + (i64)i * s.keys + j]) x = -INF;
-                }
-                scores[n][e] = x;
-                top[e / 2] = fmaxf(top[e / 2], x);
-            }
-        }
-        float inverse[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
-            top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
-            float total = 0;
-#pragma unroll
-            for (int n = 0; n < NK; ++n) {
-                if (skipped(n)) continue;
-#pragma unroll
-                for (int e = 2 * half; e < 2 * half + 2; ++e) {
-                    scores[n][e] = scores[n][e] == -INF ? 0.0f : expf(scores[n][e] - top[half]);
-                    total += scores[n][e];
-                }
-            }
-            total += __shfl_xor_sync(0xffffffffu, total, 1);
-            total += __shfl_xor_sync(0xffffffffu, total, 2);
-            // Nothing but zeros for a query that sees nothing.
-            inverse[half] = total == 0.0f ? 0.0f : 1.0f / total;
-        }
-        u32 kept[2][4];
-        if (args.drop.state) {
-            i64 before = s.rng_batch ? (i64)b * s.heads * s.queries * s.keys : 0;
-#pragma unroll
-            for (int c = 0; c < 8; ++c)
-                kept[c / 4][c % 4] = kept_by_dropout<(NK + 1) / 2>(rng, args.drop.stream, args.drop.below, (u64)(row[c / 4] - before + 8 * (c % 4 / 2) + 2 * t + c % 2));
-        }
-        bool pairs = s.keys % 2 == 0;
-#pragma unroll
-        for (int n = 0; n < NK; ++n) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float *p = scores[n] + 2 * half;
-                p[0] *= inverse[half], p[1] *= inverse[half];
-                int j = 8 * n + 2 * t;
-                if (args.weights && first + g + 8 * half < s.queries) {
-                    float* to = args.weights + row[half] + j;
-                    if (pairs && j < s.keys) {
-                        *(float2*)to = make_float2(p[0], p[1]);
-                    } else {
-                        if (j < s.keys) to[0] = p[0];
-                        if (j + 1 < s.keys) to[1] = p[1];
-                    }
-                }
-                if (args.drop.state) {
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) p[c] *= kept[half][n % 2 * 2 + c] >> (n / 2) & 1 ? args.drop.keep : 0.0f;
-                }
-            }
-        }
-        float sums[W / 8][4] = {};
-#pragma unroll
-        for (int n = 0; n < NK; ++n) {
-            if (skipped(n)) continue;
-            Left p = as_left(scores[n]);
-#pragma unroll
-            for (int c = 0; c < W / 8; ++c) {
-                const float* v = vs + (8 * n + 2 * t) * LINE + 8 * c + g;
-                multiply<exact>(sums[c], p, v[0], v[LINE]);
-            }
-        }
-#pragma unroll
-        for (int c = 0; c < W / 8; ++c) {
-            float* to = args.y + ((i64)b * s.queries + first + g) * d + h * W + 8 * c + 2 * t;
-            if (first + g < s.queries) *(float2*)to = make_float2(sums[c][0], sums[c][1]);
-            if (first + g + 8 < s.queries) *(float2*)(to + 8 * d) = make_float2(sums[c][2], sums[c][3]);
-        }
-    }
-}
-
 // 16 lines of W sums to global memory; those of `count` that there are. to: the first line.
 template <int W> __device__ __forceinline__ void write_lines(float* to, int stride, int count, const float (&sums)[W / 8][4]) {
     int g = lane() / 4, t = lane() % 4;
@@ -228,6 +86,159 @@ template <int W> __device__ __forceinline__ void write_lines(float* to, int stri
         if (g < count) *(float2*)(to + g * stride + 8 * c + 2 * t) = make_float2(sums[c][0], sums[c][1]);
         if (g + 8 < count) *(float2*)(to + (g + 8) * stride + 8 * c + 2 * t) = make_float2(sums[c][2], sums[c][3]);
     }
+}
+
+// Shared memory: keys [KEYS, PAIRS], values [KEYS, LINE], r [KEYS + 16 tiles, PAIRS], per warp the position terms
+// [16, TERMS]; the last two only where relative.
+template <int NK, int W, bool exact> __device__ __forceinline__ void attention_tiles(const AttentionArgs& args) {
+    using Size = Tiles<NK, W>;
+    constexpr int KEYS = Size::KEYS, PAIRS = Size::PAIRS, LINE = Size::LINE, TERMS = Size::TERMS;
+    const AttentionShape& s = args.shape;
+    extern __shared__ float shared[];
+    int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, d = s.heads * W, g = lane() / 4, t = lane() % 4;
+    int tiles = (s.queries + 15) / 16, start_position = query_position(s, args.start, b, 0);
+    float *ks = shared, *vs = ks + KEYS * PAIRS, *rs = vs + KEYS * LINE, *terms = rs + (KEYS + 16 * tiles) * PAIRS + warp * 16 * TERMS;
+    stage_lines<W, PAIRS>(ks, args.k + (i64)b * s.keys * s.k_stride + h * W, s.k_stride, 0, s.keys, KEYS);
+    stage_lines<W, LINE>(vs, args.v + (i64)b * s.keys * s.v_stride + h * W, s.v_stride, 0, s.keys, KEYS);
+    // Line x of rs is that of query x - (KEYS - 1) and key 0.
+    if (s.relative) stage_lines<W, PAIRS>(rs, args.r + (i64)b * s.r_batch + h * W, d, s.zero + start_position - (KEYS - 1), s.distances, KEYS + 16 * tiles);
+    int first = 16 * warp;
+    Lines<W> q(args.q + (i64)b * s.queries * s.q_stride + h * W, s.q_stride, first, s.queries);
+    const int* ranges = args.ranges ? args.ranges + (i64)b * s.range_batch : nullptr;
+    Rng rng(args.drop.state ? args.drop.state + b * s.rng_batch : nullptr);
+    Seen span = tile_seen(s, ranges, start_position, first);
+    // By four tiles of keys, so that several products are under way at once.
+    auto skipped = [&](int n) { return 8 * (n & ~3) >= span.to || 8 * (n & ~3) + 32 <= span.from; };
+    copies_done();
+    __syncthreads();
+    Left left[W / 8];
+    if (s.relative) {
+#pragma unroll
+        for (int k = 0; k < W / 8; ++k) left[k] = q.left(k, args.w + h * W);
+        int to = span.from < span.to ? (KEYS + 14 - span.from) / 8 + 1 : 0;
+        for (int n = max(0, KEYS - span.to) / 16 * 2; n < to; n += 2) {
+            float sums[2][2][4] = {};
+#pragma unroll
+            for (int k = 0; k < W / 8; ++k)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float2 x = *(const float2*)(rs + (first + 8 * (n + i) + g) * PAIRS + 8 * k + 2 * t);
+                    multiply<exact>(sums[i][k % 2], left[k], x.x, x.y);
+                }
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float *even = sums[i][0] + 2 * half, *odd = sums[i][1] + 2 * half;
+                    *(float2*)(terms + (g + 8 * half) * TERMS + 8 * (n + i) + 2 * t) = make_float2(even[0] + odd[0], even[1] + odd[1]);
+                }
+        }
+        __syncwarp();
+    }
+#pragma unroll
+    for (int k = 0; k < W / 8; ++k) left[k] = q.left(k, s.relative ? args.u + h * W : nullptr);
+    float scores[NK][4], top[2] = {-INF, -INF};
+    Seen seen[2];
+    i64 row[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int i = first + g + 8 * half;
+        seen[half] = i < s.queries ? query_seen(s, ranges, i, start_position + i) : Seen{0, 0};
+        row[half] = (((i64)b * s.heads + h) * s.queries + i) * s.keys;
+    }
+#pragma unroll
+    for (int four = 0; four < NK; four += 4) {
+#pragma unroll
+        for (int e = 0; e < 16; ++e) scores[four + e / 4][e % 4] = 0;
+        if (skipped(four)) continue;
+#pragma unroll
+        for (int k = 0; k < W / 8; ++k)
+#pragma unroll
+            for (int n = four; n < four + 4; ++n) {
+                float2 x = *(const float2*)(ks + (8 * n + g) * PAIRS + 8 * k + 2 * t);
+                multiply<exact>(scores[n], left[k], x.x, x.y);
+            }
+#pragma unroll
+        for (int e = 0; e < 16; ++e) {
+            int n = four + e / 4, half = e % 4 / 2, line = g + 8 * half, i = first + line, j = 8 * n + 2 * t + e % 2;
+            bool sees = seen[half].has(j);
+            float x = scores[n][e % 4];
+            if (s.relative) x += terms[line * TERMS + KEYS - 1 + line - j];
+            x *= args.scale;
+            if (args.bias && sees) x += args.bias[(i64)b * s.bias_batch + ((i64)h * s.queries + i) * s.keys + j];
+            if (args.mask && sees) sees = args.mask[(i64)b * s.mask_batch + (i64)i * s.keys + j];
+            x = sees ? x : -INF;
+            scores[n][e % 4] = x;
+            top[half] = fmaxf(top[half], x);
+        }
+    }
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
+        top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
+        float total = 0;
+#pragma unroll
+        for (int four = 0; four < NK; four += 4) {
+            if (skipped(four)) continue;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float& x = scores[four + i / 2][2 * half + i % 2];
+                float e = exact ? expf(x - top[half]) : __expf(x - top[half]);
+                x = x == -INF ? 0.0f : e;
+                total += x;
+            }
+        }
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        // Nothing but zeros for a query that sees nothing.
+        inverse[half] = total == 0.0f ? 0.0f : 1.0f / total;
+    }
+    u32 kept[2][4];
+    if (args.drop.state) {
+        i64 before = s.rng_batch ? (i64)b * s.heads * s.queries * s.keys : 0;
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
+            kept[c / 4][c % 4] = kept_by_dropout<(NK + 1) / 2>(rng, args.drop.stream, args.drop.below, (u64)(row[c / 4] - before + 8 * (c % 4 / 2) + 2 * t + c % 2));
+    }
+    bool pairs = s.keys % 2 == 0;
+#pragma unroll
+    for (int n = 0; n < NK; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float *p = scores[n] + 2 * half;
+            p[0] *= inverse[half], p[1] *= inverse[half];
+            int j = 8 * n + 2 * t;
+            if (args.weights && first + g + 8 * half < s.queries) {
+                float* to = args.weights + row[half] + j;
+                if (pairs && j < s.keys) {
+                    *(float2*)to = make_float2(p[0], p[1]);
+                } else {
+                    if (j < s.keys) to[0] = p[0];
+                    if (j + 1 < s.keys) to[1] = p[1];
+                }
+            }
+            if (args.drop.state) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) p[c] *= kept[half][n % 2 * 2 + c] >> (n / 2) & 1 ? args.drop.keep : 0.0f;
+            }
+        }
+    }
+    float sums[W / 8][4] = {};
+#pragma unroll
+    for (int four = 0; four < NK; four += 4) {
+        if (skipped(four)) continue;
+#pragma unroll
+        for (int n = four; n < four + 4; ++n) {
+            Left p = as_left(scores[n]);
+#pragma unroll
+            for (int c = 0; c < W / 8; ++c) {
+                const float* v = vs + (8 * n + 2 * t) * LINE + 8 * c + g;
+                multiply<exact>(sums[c], p, v[0], v[LINE]);
+            }
+        }
+    }
+    write_lines<W>(args.y + ((i64)b * s.queries + first) * d + h * W, d, s.queries - first, sums);
 }
 
 // The gradients, for a batch row and head: first ds and the dropped weights by two warps per 16 queries, then
@@ -258,7 +269,8 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
     // Warps 2 i and 2 i + 1 have the first and the second half of the keys.
     int first = warp / 2 * 16, part = warp % 2 * HALF;
     Seen span = tile_seen(s, ranges, start_position, first);
-    auto skipped = [&](int n) { return 8 * n >= span.to || 8 * n + 8 <= span.from; };
+    // By two tiles of keys, so that several products are under way at once.
+    auto skipped = [&](int n) { return 8 * (n & ~1) >= span.to || 8 * (n & ~1) + 16 <= span.from; };
     float p[HALF][4], dp[HALF][4];
     bool pairs = s.keys % 2 == 0;
 #pragma unroll
@@ -289,24 +301,29 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
     __syncthreads();
     {
         Left left[W / 8];
-        read_lines<W>(left, gs, LINE, first, rows, nullptr);
+        Lines<W> lines(gs, LINE, first, rows);
+#pragma unroll
+        for (int k = 0; k < W / 8; ++k) left[k] = lines.left(k, nullptr);
         float mean[2] = {};
 #pragma unroll
-        for (int n = 0; n < HALF; ++n) {
+        for (int two = 0; two < HALF; two += 2) {
+            // Even and odd depths apart.
+            float sums[2][2][4] = {};
+            if (!skipped(part + two)) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) dp[n][e] = 0;
-            if (skipped(part + n)) continue;
+                for (int k = 0; k < W / 8; ++k)
 #pragma unroll
-            for (int k = 0; k < W / 8; ++k) {
-                float2 x = *(const float2*)(vs + (8 * (part + n) + g) * PAIRS + 8 * k + 2 * t);
-                multiply<exact>(dp[n], left[k], x.x, x.y);
+                    for (int i = 0; i < 2; ++i) {
+                        float2 x = *(const float2*)(vs + (8 * (part + two + i) + g) * PAIRS + 8 * k + 2 * t);
+                        multiply<exact>(sums[i][k % 2], left[k], x.x, x.y);
+                    }
             }
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                int j = 8 * (part + n) + 2 * t + e % 2;
+            for (int i = 0; i < 8; ++i) {
+                int n = two + i / 4, e = i % 4, j = 8 * (part + n) + 2 * t + e % 2;
                 float factor = !args.drop.state ? 1.0f : kept[e / 2][n % 2 * 2 + e % 2] >> (n / 2) & 1 ? args.drop.keep : 0.0f;
                 // Weights that are zero, those of keys that a query does not see among them, count for nothing.
-                dp[n][e] = p[n][e] == 0.0f ? 0.0f : dp[n][e] * factor;
+                dp[n][e] = p[n][e] == 0.0f ? 0.0f : (sums[i / 4][0][e] + sums[i / 4][1][e]) * factor;
                 mean[e / 2] += p[n][e] * dp[n][e];
                 dropped[(first + g + 8 * (e / 2)) * SCORES + j] = p[n][e] * factor;
             }
@@ -330,7 +347,6 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
                 int j = 8 * (part + n) + 2 * t + c;
                 float x = p[n][2 * half + c] * (dp[n][2 * half + c] - mean);
                 ds[i * SCORES + j] = x * args.scale;
-                if (skipped(part + n)) dropped[i * SCORES + j] = 0;
                 if (args.ds_out && i < s.queries && j < s.keys) args.ds_out[head * cells + (i64)i * s.keys + j] = x;
             }
     }

@@ -88,7 +88,8 @@ impl TransformerXl {
             AttentionMask::Range(net.g.constant(&all, [1, queries, 2])?)
         } else {
             let config = Arc::clone(&config);
-            AttentionMask::Range(net.integers("ranges", DType::I32, &[queries, 2], move |progress, i| {
+            let name = if apart { "ranges" } else { "ranges.together" };
+            AttentionMask::Range(net.integers(name, DType::I32, &[queries, 2], move |progress, i| {
                 let (from, to) = range(config.cached(progress.window, tokens), i / 2);
                 if i % 2 == 0 { from as i64 } else { to as i64 }
             })?)
