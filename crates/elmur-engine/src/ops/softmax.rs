@@ -25,6 +25,17 @@ impl Graph {
     }
 }
 
+/// e^x for x <= 0, and 0 below e^-69 = 1e-30, those of masked elements among them: results that leave the
+/// range of normal numbers take a hundred times as long.
+#[inline(always)]
+fn exp_or_zero<T: Float>(x: T) -> T {
+    let least = T::of(-69.0);
+    // NaN is not below.
+    let below = x < least;
+    let e = if below { least } else { x }.exp();
+    if below { T::ZERO } else { e }
+}
+
 /// x = softmax(x); zeros if every element is -inf.
 #[inline(always)]
 pub(crate) fn softmax_row<T: Float>(x: &mut [T]) {
@@ -33,7 +44,7 @@ pub(crate) fn softmax_row<T: Float>(x: &mut [T]) {
     if top == T::NEG_INFINITY && !x.iter().any(|x| x.is_nan()) {
         return x.fill(T::ZERO);
     }
-    x.iter_mut().for_each(|x| *x = (*x - top).exp());
+    x.iter_mut().for_each(|x| *x = exp_or_zero(*x - top));
     let scale = T::ONE / sum(x);
     x.iter_mut().for_each(|x| *x *= scale);
 }
@@ -51,7 +62,7 @@ pub(crate) fn softmax_lanes<T: Float>(x: &mut [T]) {
     let mut sums = [T::ZERO; LANES];
     for x in x.iter_mut() {
         for l in 0..LANES {
-            x[l] = (x[l] - top).exp();
+            x[l] = exp_or_zero(x[l] - top);
             sums[l] += x[l];
         }
     }
