@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # CartPole-v1 for ELMUR and every baseline: return of 100 test episodes, mean ± SEM over seeds (the paper: 500 for all that it tried).
 #
-# POLICIES, SEEDS, BATCHES, EPISODES, DEVICE (cpu or cuda), JOBS (runs at once) and OUT change it; ELMUR names a binary that was built elsewhere.
+# POLICIES, SEEDS, BATCHES, BATCH (crops in each), EPISODES, DEVICE (cpu or cuda), JOBS (runs at once) and OUT change it; ELMUR names a binary that was built elsewhere.
 # An interrupted run is resumed, a finished one is not trained again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 POLICIES=${POLICIES:-"elmur rate rmt trxl dt dmamba bc-lstm bc-mlp cql cql-lstm cql-compat tt"}
 SEEDS=${SEEDS:-"0 1 2"}
-export BATCHES=${BATCHES:-1000} EPISODES=${EPISODES:-100} DEVICE=${DEVICE:-cpu} OUT=${OUT:-out/cartpole} THREADS=${THREADS:-0}
+export BATCHES=${BATCHES:-600} BATCH=${BATCH:-16} EPISODES=${EPISODES:-100} DEVICE=${DEVICE:-cpu} OUT=${OUT:-out/cartpole} THREADS=${THREADS:-0}
 if [ -z "${ELMUR:-}" ]; then
   cargo build --release --quiet
   ELMUR=target/release/elmur
@@ -20,10 +20,10 @@ one() {
     "$ELMUR" -q train --resume "$run" train.batches="$BATCHES"
   else
     rm -rf "$run"
-    "$ELMUR" -q train cartpole policy="$policy" train.epochs=null train.batches="$BATCHES" eval.every=$((BATCHES / 4)) eval.target=null \
+    "$ELMUR" -q train cartpole policy="$policy" train.epochs=null train.batch="$BATCH" train.batches="$BATCHES" eval.every=$((BATCHES / 4)) eval.target=null \
       train.checkpoint_every="$BATCHES" train.standardize=true train.threads="$THREADS" --seed "$seed" --device "$DEVICE" --out "$run"
   fi
-  "$ELMUR" -q eval "$run" --episodes "$EPISODES" --threads "$THREADS" --json > "$run/rows.tmp"
+  "$ELMUR" -q eval "$run" --episodes "$EPISODES" --threads "$THREADS" --device "$DEVICE" --json > "$run/rows.tmp"
   mv "$run/rows.tmp" "$run/rows.jsonl"
 }
 export -f one
