@@ -521,50 +521,6 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
     }
 }
 
-/// The recurrent baseline and the one whose window is run again learn what fits into their training windows.
-#[test]
-fn baselines_learn_to_remember() {
-    for (preset, changes) in [
-        ("tmaze-bc-lstm", &["model.hidden=32", "train.lr=1e-2"][..]),
-        (
-            "tmaze-dt",
-            &["model.layers=2", "model.heads=2", "model.d_head=16", "model.dropout=0", "train.lr=3e-3"][..],
-        ),
-    ] {
-        let mut all = vec![
-            "model.window=9",
-            "model.d_model=32",
-            "env.length=9",
-            "data.episodes=400",
-            "train.batch=32",
-            "train.epochs=0",
-            "train.batches=200",
-            "train.schedule.warmup=10",
-            "eval.length=9",
-        ];
-        all.extend(changes);
-        let config = changed(&RunConfig::preset(preset).unwrap(), &all);
-        let dataset = prepared(&config).data;
-        let mut trainer = Trainer::new(&config, &dataset, &Pool::new(2)).unwrap();
-        for _ in 0..200 {
-            trainer.step().unwrap();
-        }
-        let evaluation = Evaluation {
-            policy: &config.model,
-            params: trainer.params(),
-            env: &maze(9),
-            episodes: 60,
-            seeds: Seeds::Test(0),
-            target_return: None,
-            sample: false,
-            threads: Some(2),
-            device: trainer.device(),
-        };
-        let score = evaluate(&evaluation, &Stop::default(), &|_| {}).unwrap().score(Metric::Success);
-        assert!(score.mean > 0.95, "{preset}: {score:?}");
-    }
-}
-
 /// A policy that is told returns is asked for the best return of its data, or for another.
 #[test]
 fn the_target_return_reaches_the_policy() {
@@ -591,11 +547,11 @@ fn the_target_return_reaches_the_policy() {
     let error = evaluate(&what, &Stop::default(), &|_| {}).unwrap_err().to_string();
     assert!(error.contains("`target_return`: expected a finite number"), "{error}");
 
-    // Policies that are not told returns have no target, and say so if they are given one.
+    // Policies that do not aim at a return have no target, and say so if they are given one.
     let lstm = ["policy=lstm", "data.episodes=3", "eval.target_return=2"];
     let prepared = prepared(&changed(&base, &lstm));
     assert!(
-        prepared.notes.iter().any(|note| note.contains("bc_lstm is not told returns")),
+        prepared.notes.iter().any(|note| note.contains("bc_lstm does not aim at a given return")),
         "{:?}",
         prepared.notes
     );
