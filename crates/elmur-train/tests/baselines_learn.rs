@@ -102,13 +102,19 @@ fn dmamba_carries_the_hint() {
 /// The hint reaches the fork by two updates of the memory, which gradients through the segments teach.
 #[test]
 fn rate_hands_the_hint_on_in_its_memory() {
-    let memory = ["model.memory_tokens=3", "model.valve_heads=2", "model.cache_tokens=0", "model.unroll=3"];
+    let memory = [
+        "model.memory_tokens=3",
+        "model.valve_heads=2",
+        "model.cache_tokens=0",
+        "model.unroll=3",
+        "train.batches=400",
+    ];
     solves(&maze_policy("rate", &[&TRANSFORMER[..], &SEGMENTS, &memory].concat()), LENGTH);
 }
 
 #[test]
 fn rmt_hands_the_hint_on_in_its_memory() {
-    let memory = ["model.memory_tokens=3", "model.unroll=3"];
+    let memory = ["model.memory_tokens=3", "model.unroll=3", "train.batches=400"];
     solves(&maze_policy("rmt", &[&TRANSFORMER[..], &SEGMENTS, &memory].concat()), LENGTH);
 }
 
