@@ -244,6 +244,25 @@ fn a_snapshot_goes_on_bit_for_bit_in_another_session() {
     }
 }
 
+#[test]
+fn a_recording_session_acts_the_same_and_tells_every_step() {
+    for (name, policy) in policies() {
+        let mut silent = Stage::new(&policy, 2);
+        let session = Session::recording(&policy, &params(&policy), 2, &Pool::new(1)).unwrap();
+        let mut telling = Stage { session, action: silent.action.clone() };
+        let rows = [(0, 3), (1, 4)];
+        silent.begin(&rows);
+        telling.begin(&rows);
+        for t in 0..9 {
+            assert_eq!(silent.act(&rows), telling.act(&rows), "{name}, step {t}");
+        }
+        let records = telling.session.take_records();
+        let times: Vec<u64> = records.iter().flat_map(|record| record.times.clone()).collect();
+        assert_eq!(times, (0..9).flat_map(|t| [t, t]).collect::<Vec<_>>(), "{name}");
+        assert!(silent.session.take_records().is_empty() && telling.session.take_records().is_empty());
+    }
+}
+
 /// What a row carries is all that there is of an episode, however long it is.
 #[test]
 fn a_thousand_steps_are_the_same_when_handed_from_session_to_session() {
@@ -258,7 +277,7 @@ fn a_thousand_steps_are_the_same_when_handed_from_session_to_session() {
                 let snapshot = parts[holder].session.snapshot(&[0]).unwrap();
                 // Windows that fill up and caches that grow are full by now.
                 if t > 100 {
-                    let numbers =
+                    let numbers: usize =
                         snapshot.tensors().values().map(|x| x.shape.iter().product::<usize>()).sum();
                     assert_eq!(*size.get_or_insert(numbers), numbers, "{name}, step {t}");
                 }

@@ -132,6 +132,55 @@ fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
     }
 }
 
+/// What each policy has beside its parameters is saved too: copies that follow them, random numbers, moments.
+#[test]
+fn every_policy_resumes_to_the_byte() {
+    let maze = ["env.length=9", "model.d_model=16"];
+    let decoder = ["model.layers=1", "model.heads=2", "model.d_head=8"];
+    let planner = ["model.layers=1", "model.bins=8", "model.plan.beam=2"];
+    let unet = ["model.denoiser={\"unet\":{\"widths\":[8,8]}}", "model.step_embed=4"];
+    let pendulum = "popgym-PositionOnlyPendulumEasy";
+    for (policy, preset, more) in [
+        ("rate", "tmaze", &[&maze[..], &decoder].concat()),
+        ("rate-compat", "tmaze", &[&maze[..], &decoder].concat()),
+        ("rmt", "tmaze", &[&maze[..], &decoder].concat()),
+        ("trxl", "tmaze", &[&maze[..], &decoder].concat()),
+        ("dt", "tmaze", &[&maze[..], &decoder].concat()),
+        ("dmamba", "tmaze", &maze.to_vec()),
+        ("bc-mlp", "tmaze", &maze.to_vec()),
+        ("bc-lstm-compat", "tmaze", &maze.to_vec()),
+        ("cql", "tmaze", &maze.to_vec()),
+        ("cql-lstm", "tmaze", &maze.to_vec()),
+        ("tt", "tmaze", &[&maze[..], &planner].concat()),
+        ("cql-continuous", pendulum, &vec!["model.hidden=[8]", "model.candidates=2"]),
+        ("diffusion", pendulum, &unet.to_vec()),
+    ] {
+        let policy_key = format!("policy={policy}");
+        let shared = ["data.episodes=6", "train.batch=4", "train.epochs=null", "train.batches=6"];
+        let changes = [&[policy_key.as_str()], &shared[..], more].concat();
+        let config = changed(&RunConfig::preset(preset).unwrap(), &changes);
+        let prepared = prepared(&config);
+        let folder = Folder::new(&format!("resumed-{policy}"));
+        let trained = |name: &str, from: Option<&Path>, batches: u64| {
+            let mut trainer = Trainer::new(&prepared.config, &prepared.data, &Pool::new(1)).unwrap();
+            if let Some(from) = from {
+                trainer.load(from).unwrap();
+            }
+            while trainer.batches() < batches {
+                trainer.step().unwrap();
+            }
+            let path = folder.join(name);
+            trainer.save(&path).unwrap();
+            path
+        };
+        let whole = trained("whole", None, 6);
+        let half = trained("half", None, 3);
+        let resumed = trained("resumed", Some(&half), 6);
+        assert!(bytes(&whole) == bytes(&resumed), "{policy}");
+        assert!(bytes(&whole) != bytes(&half), "{policy}");
+    }
+}
+
 #[test]
 fn where_data_lies_makes_no_difference_to_a_byte() {
     let folder = Folder::new("sources");
