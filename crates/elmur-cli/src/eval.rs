@@ -7,7 +7,6 @@ use elmur_base::{Spaces, Statistics, Stop};
 use elmur_data::{Source, Subset};
 use elmur_engine::Device;
 use elmur_envs::{EnvSpec, Environment, Metric};
-use elmur_model::ends::Token;
 use elmur_model::{Checkpoint, checkpoint};
 use elmur_train::{
     Error, Evaluation, Measure, OfflineEvaluation, Outcome, Result, RunConfig, RunFolder, Score, Seeds,
@@ -111,9 +110,9 @@ impl Policy {
         run.eval.target_return.filter(|_| run.env.as_ref().is_some_and(|trained| trained.name == env.name()))
     }
 
-    /// Whether the policy is told which return to reach.
-    fn reads_returns(&self) -> bool {
-        self.checkpoint.config.architecture().ends().tokens.has(Token::Return)
+    /// Whether the policy aims at the return that it is asked for.
+    fn aims_at_return(&self) -> bool {
+        self.checkpoint.config.architecture().aims_at_return()
     }
 }
 
@@ -315,9 +314,11 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
     };
     // All values are checked before the first is tried.
     cases.iter().try_for_each(|case| at(first, case).map(drop))?;
-    if args.target_return.is_some() && !policies.iter().any(Policy::reads_returns) {
+    if args.target_return.is_some() && !policies.iter().any(Policy::aims_at_return) {
         let kind = policies[0].checkpoint.config.kind();
-        crate::note(&format!("a policy of kind {kind} is not told returns: --target-return has no effect"));
+        crate::note(&format!(
+            "a policy of kind {kind} does not aim at a given return: --target-return has no effect"
+        ));
     }
     let episodes = args.episodes.unwrap_or(EPISODES);
     let mut judge = Judge::new(args, policies, first);

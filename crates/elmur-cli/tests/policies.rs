@@ -201,9 +201,10 @@ fn a_checkpoint_of_one_policy_is_refused_by_another() {
 #[test]
 fn the_target_return_is_a_setting_of_evaluation() {
     let folder = Folder::new("target");
-    let (dt, lstm) = (folder.path("dt"), folder.path("lstm"));
+    let (dt, lstm, tt) = (folder.path("dt"), folder.path("lstm"), folder.path("tt"));
     train("dt", &dt);
     train("lstm", &lstm);
+    train("tt", &tt);
     let asked = |more: &[&str]| {
         let args = [&["eval", &dt, "--episodes", "2", "--json"], more].concat();
         rows(&fine(&args))[0]["target_return"].as_f64()
@@ -219,9 +220,13 @@ fn the_target_return_is_a_setting_of_evaluation() {
         assert_eq!(message.lines().count(), 1, "{message}");
     }
     refused(&["train", "tmaze-dt", "eval.target_return=NaN"], &["eval.target_return", "expected a number"]);
-    let output = elmur(&["eval", &lstm, "--episodes", "2", "--target-return", "3"]);
-    assert!(output.status.success() && text(&output).contains("is not told returns"), "{}", text(&output));
-    assert!(rows(&fine(&["eval", &lstm, "--episodes", "2", "--json"]))[0].get("target_return").is_none());
+    // One is not told returns, the other plans for the largest.
+    for run in [&lstm, &tt] {
+        let output = elmur(&["eval", run, "--episodes", "2", "--target-return", "3"]);
+        let says = text(&output).contains("does not aim at a given return");
+        assert!(output.status.success() && says, "{}", text(&output));
+        assert!(rows(&fine(&["eval", run, "--episodes", "2", "--json"]))[0].get("target_return").is_none());
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::fmt::Debug;
 
 use elmur_engine::{Device, Store, Value};
 
-use crate::ends::Ends;
+use crate::ends::{Ends, Token};
 use crate::error::Result;
 use crate::net::{Loss, Net};
 use crate::phase::{Phase, Window};
@@ -29,6 +29,12 @@ pub trait Architecture: Debug + Send + Sync {
 
     /// The stretch of an episode that is computed together.
     fn window(&self) -> Window;
+
+    /// Whether the policy aims at the return that it is told, so that a target return changes what it does. By
+    /// default: where returns are among its tokens.
+    fn aims_at_return(&self) -> bool {
+        self.ends().tokens.has(Token::Return)
+    }
 
     /// A whole window: hidden states [rows, steps, width], one per environment step, from which the head
     /// reads the action. What outlives the window goes through [`Net::carried`] and [`Net::keep`].

@@ -45,11 +45,15 @@ enum Agree {
     MemoryAtTheEnd,
 }
 
-/// Steps a session through several windows; compares outputs and carried states with whole-window programs.
 fn stepping_equals_windows(name: &str, config: &PolicyConfig, agree: Agree) {
+    stepping_equals(name, config, agree, 5);
+}
+
+/// Steps a session through this many windows; compares outputs and carried states with whole-window programs.
+fn stepping_equals(name: &str, config: &PolicyConfig, agree: Agree, windows: usize) {
     let architecture = config.architecture();
     let params = init::parameters(architecture, 3).unwrap();
-    let (length, windows) = (architecture.window().steps, 5);
+    let length = architecture.window().steps;
     let (ends, outputs) = (architecture.ends(), architecture.ends().action.outputs());
     let steps = length * windows;
     let observations = random(steps * ROWS * 3, 1);
@@ -176,47 +180,45 @@ fn stepping_equals_whole_windows_in_every_variant_of_elmur() {
     stepping_equals_windows("shared memory", &config.into(), Agree::AtTheEnd);
 }
 
-#[test]
-fn stepping_equals_whole_windows_for_recurrent_networks() {
-    for layers in [1, 2] {
-        let config = BcLstm {
-            observation: encoder(),
-            action: Action::Categorical { count: 5 },
-            d_model: 8,
-            hidden: 11,
-            layers,
-            window: 4,
-            dropout: 0.1,
-            unroll: 1,
-            compat: LstmCompat::default(),
-        };
-        stepping_equals_windows("bc-lstm", &PolicyConfig::BcLstm(config.clone()), Agree::Always);
-        let compat = LstmCompat { random_hidden: true };
-        let config = BcLstm { compat, ..config };
-        stepping_equals_windows("bc-lstm, random states", &PolicyConfig::BcLstm(config), Agree::Always);
-    }
+fn lstm(layers: usize, random_hidden: bool) -> PolicyConfig {
+    PolicyConfig::BcLstm(BcLstm {
+        observation: encoder(),
+        action: Action::Categorical { count: 5 },
+        d_model: 8,
+        hidden: 11,
+        layers,
+        window: 4,
+        dropout: 0.1,
+        unroll: 1,
+        compat: LstmCompat { random_hidden },
+    })
 }
 
 #[test]
-fn stepping_equals_whole_windows_without_memory_and_for_q_values() {
-    let action = Action::Categorical { count: 5 };
-    let config = BcMlp {
+fn stepping_equals_whole_windows_for_recurrent_networks() {
+    for layers in [1, 2] {
+        stepping_equals_windows("bc-lstm", &lstm(layers, false), Agree::Always);
+        stepping_equals_windows("bc-lstm, random states", &lstm(layers, true), Agree::Always);
+    }
+}
+
+fn mlp() -> PolicyConfig {
+    PolicyConfig::BcMlp(BcMlp {
         observation: encoder(),
-        action: action.clone(),
+        action: Action::Categorical { count: 5 },
         d_model: 8,
         hidden: vec![11, 7],
         window: 4,
         dropout: 0.1,
-    };
-    stepping_equals_windows("bc-mlp", &PolicyConfig::BcMlp(config), Agree::Always);
-    for (name, lstm, objective) in [
-        ("cql", None, CqlObjective::Td),
-        ("cql-lstm", Some(6), CqlObjective::Td),
-        ("published cql-lstm", Some(6), CqlObjective::Published),
-    ] {
-        let config = Cql {
+    })
+}
+
+/// Q-learning in every form.
+fn q_learning() -> Vec<(&'static str, PolicyConfig)> {
+    let cql = |lstm, objective| {
+        PolicyConfig::Cql(Cql {
             observation: encoder(),
-            action: action.clone(),
+            action: Action::Categorical { count: 5 },
             d_model: 8,
             lstm,
             lstm_layers: 2,
@@ -228,11 +230,36 @@ fn stepping_equals_whole_windows_without_memory_and_for_q_values() {
             gamma: 0.9,
             tau: 0.1,
             compat: LstmCompat::default(),
-        };
-        stepping_equals_windows(name, &PolicyConfig::Cql(config), Agree::Always);
+        })
+    };
+    let continuous = presets::cql_continuous(encoder(), Action::Continuous { dim: 2, tanh: false }, 4);
+    vec![
+        ("cql", cql(None, CqlObjective::Td)),
+        ("cql-lstm", cql(Some(6), CqlObjective::Td)),
+        ("published cql-lstm", cql(Some(6), CqlObjective::Published)),
+        ("continuous cql", PolicyConfig::CqlContinuous(continuous)),
+    ]
+}
+
+#[test]
+fn stepping_equals_whole_windows_without_memory_and_for_q_values() {
+    stepping_equals_windows("bc-mlp", &mlp(), Agree::Always);
+    for (name, config) in q_learning() {
+        stepping_equals_windows(name, &config, Agree::Always);
     }
-    let config = presets::cql_continuous(encoder(), Action::Continuous { dim: 2, tanh: false }, 4);
-    stepping_equals_windows("continuous cql", &PolicyConfig::CqlContinuous(config), Agree::Always);
+}
+
+/// Rounding errors of what is carried do not add up.
+#[test]
+fn a_thousand_steps_equal_whole_windows() {
+    let mut policies = vec![("elmur", elmur().into()), ("bc-mlp", mlp()), ("bc-lstm", lstm(2, false))];
+    policies.extend(q_learning());
+    policies.push(("dmamba", PolicyConfig::DMamba(dmamba())));
+    policies
+        .extend(segmented().into_iter().map(|(name, config)| (name, PolicyConfig::TransformerXl(config))));
+    for (name, config) in policies {
+        stepping_equals(name, &config, Agree::Always, 250);
+    }
 }
 
 fn dt() -> TransformerXl {
@@ -344,15 +371,16 @@ fn stepping_equals_the_whole_window_until_it_slides() {
 
 /// Once the window slides, a step equals a whole window of the newest steps.
 #[test]
-fn a_sliding_window_shows_the_newest_steps() {
+fn a_sliding_window_shows_the_newest_steps_for_a_thousand_steps() {
+    const STEPS: usize = 1000;
     let config = PolicyConfig::TransformerXl(dt());
     let params = init::parameters(config.architecture(), 3).unwrap();
     let mut session = Session::new(&config, &params, 1, &Pool::new(1)).unwrap();
     let built = evaluation_graph(config.architecture(), 1, DType::F32, Begin::Continue).unwrap();
     let mut program = WindowProgram::new(&built, config.architecture(), &Pool::new(1), &[&params]).unwrap();
-    let (observations, returns) = (random(3 * 11, 1), random(11, 2));
-    let actions: Vec<i32> = (0..11).map(|i| i * 3 % 5).collect();
-    for t in 0..11 {
+    let (observations, returns) = (random(3 * STEPS, 1), random(STEPS, 2));
+    let actions: Vec<i32> = (0..STEPS).map(|i| (i * 3 % 5) as i32).collect();
+    for t in 0..STEPS {
         let observation = Values::floats(&observations[3 * t..3 * t + 3]);
         let seen = Seen { observation, returns: Some(&returns[t..=t]) };
         let got = session.forward(&[0], seen).unwrap().to_vec();

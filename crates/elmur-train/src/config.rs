@@ -6,7 +6,6 @@ use elmur_base::Describe;
 use elmur_engine::{Device, Precision};
 use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::PolicyConfig;
-use elmur_model::ends::Token;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -263,11 +262,6 @@ impl RunConfig {
         }
         let judge = self.env.is_some() || self.eval.on != Some(Judge::Env);
         check(judge, "eval.on", "data, or an environment in env", "env".to_owned())
-    }
-
-    /// Whether the policy is told which return to reach, by return tokens.
-    pub fn reads_returns(&self) -> bool {
-        self.model.architecture().ends().tokens.has(Token::Return)
     }
 
     /// Number of steps of a crop.

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use elmur_base::{Row, Statistics, Stop};
 use elmur_engine::{Device, Pool, Store};
 use elmur_envs::{Environment, Metric, Purpose};
-use elmur_model::ends::Token;
 use elmur_model::session::{Choose, Seen, Session};
 use elmur_model::{Checkpoint, PolicyConfig};
 use elmur_pool::granted_threads;
@@ -81,7 +80,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// The return that the policy is asked for; none if it is not told returns.
+    /// The return that the policy is asked for; none if it does not aim at one.
     pub fn asked_return(&self) -> Result<Option<f64>> {
         target_return(self.policy, self.env, self.target_return)
     }
@@ -194,13 +193,13 @@ pub fn evaluate(
 }
 
 /// The return that a policy is asked for in an environment: the given one, else that of a very good episode;
-/// none for policies that are not told returns.
+/// none for policies that do not aim at one.
 pub(crate) fn target_return(
     policy: &PolicyConfig,
     env: &Environment,
     given: Option<f64>,
 ) -> Result<Option<f64>> {
-    if !policy.architecture().ends().tokens.has(Token::Return) {
+    if !policy.architecture().aims_at_return() {
         return Ok(None);
     }
     match given.or(env.facts().good_return) {

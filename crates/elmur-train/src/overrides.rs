@@ -114,6 +114,11 @@ fn plain(problem: &str) -> String {
     for (name, word) in words {
         text = text.replace(&format!("expected {name}"), &format!("expected {word}"));
     }
+    for variant in ["newtype", "struct", "tuple"] {
+        let alone = format!("invalid type: unit variant, expected {variant} variant");
+        let with_value = "expected a name with its value, as in {\"NAME\":VALUE}, got the name alone";
+        text = text.replace(&alone, with_value);
+    }
     text
 }
 
@@ -268,5 +273,7 @@ mod tests {
         let pole = change(&["env=cartpole"]).unwrap();
         assert!(pole.env.unwrap().settings.is_empty() && pole.eval.settings.is_empty());
         assert!(message("model.kind=bc-lstm").contains("did you mean `bc_lstm`"));
+        let error = message("model.memory.gradient=through");
+        assert!(error.contains("expected a name with its value, as in {\"NAME\":VALUE}"), "{error}");
     }
 }

@@ -232,11 +232,11 @@ impl Prepared {
         if let Some(validation) = &validation {
             architecture.ends().check(validation.spaces(), "environment")?;
         }
-        if !config.reads_returns() {
+        if !config.model.architecture().aims_at_return() {
             if config.eval.target_return.is_some() {
                 let kind = config.model.kind();
                 notes.push(format!(
-                    "a policy of kind {kind} is not told returns: eval.target_return has no effect"
+                    "a policy of kind {kind} does not aim at a given return: eval.target_return has no effect"
                 ));
             }
         } else if config.eval.target_return.is_none() {

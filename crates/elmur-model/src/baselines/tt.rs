@@ -330,6 +330,11 @@ impl Architecture for Tt {
         }
     }
 
+    /// Plans are for the largest return, whatever was asked for.
+    fn aims_at_return(&self) -> bool {
+        false
+    }
+
     fn config_text(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|_| format!("{self:?}"))
     }

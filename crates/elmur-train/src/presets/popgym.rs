@@ -118,7 +118,7 @@ fn paper(task: Task) -> Result<RunConfig> {
     let env = env(task, Version::V106, wrappers);
     let (observation, action) = ends_of(&env)?;
     let model = models::popgym_paper(observation, action, published_segment(task));
-    let sample = model.action.is_discrete() && !is_board(task);
+    let sample = published_sampling(task, &model.action);
     let mut run = run(env, model.into(), settings::popgym_paper());
     run.eval.sample = sample;
     Ok(run)
@@ -126,6 +126,11 @@ fn paper(task: Task) -> Result<RunConfig> {
 
 fn run(env: EnvSpec, model: PolicyConfig, train: TrainConfig) -> RunConfig {
     RunConfig { env: Some(env), data: demonstrations(EPISODES), model, train, eval: validation() }
+}
+
+/// Whether published policies draw their actions, which they do unless these are numbers or cells of a board.
+pub(super) fn published_sampling(task: Task, action: &Action) -> bool {
+    action.is_discrete() && !is_board(task)
 }
 
 fn is_board(task: Task) -> bool {

@@ -285,6 +285,9 @@ struct Wanted<'a> {
     crop: usize,
 }
 
+/// The return that published policies are asked for in POPGym, the best there is.
+const POPGYM_TARGET: f64 = 1.0;
+
 /// A policy and how it is trained.
 type Chosen = (PolicyConfig, TrainConfig);
 
@@ -294,8 +297,8 @@ impl RunConfig {
     /// run is not made longer, unless by the published number of epochs of a `-compat` policy.
     ///
     /// Beside these, POPGym's environments stop showing the previous action to policies that have it as a
-    /// token, and T-Maze policies that cannot act on what lies far back are validated on the length they
-    /// train on.
+    /// token (a `-compat` policy draws actions there and asks for a return of 1, as published), and T-Maze
+    /// policies that cannot act on what lies far back are validated on the length they train on.
     pub fn with_policy(&self, name: &str, registry: &Registry) -> Result<Self> {
         let mut name = PolicyName::find(name)?;
         let mut run = self.clone();
@@ -331,6 +334,12 @@ impl RunConfig {
         };
         if benchmark == Benchmark::TMaze && !name.remembers() {
             run.eval.settings.remove("length");
+        }
+        if let (Benchmark::Popgym(task), true) = (benchmark, name.compat) {
+            run.eval.sample = super::popgym::published_sampling(task, run.model.architecture().ends().action);
+            if run.model.architecture().aims_at_return() {
+                run.eval.target_return.get_or_insert(POPGYM_TARGET);
+            }
         }
         Ok(run)
     }

@@ -175,6 +175,25 @@ fn published_forms_have_the_published_schedules_and_contexts() {
 /// Optimizer steps of warm-up where the published number is long for a run, or longer than it.
 const WARM_UP: u64 = 100;
 
+/// Published policies draw their actions in POPGym, but for numbers and cells of boards, and ask for a return of 1.
+#[test]
+fn published_forms_act_as_published() {
+    for (preset, policy, sample, target) in [
+        ("popgym-RepeatFirstEasy", "rate-compat", true, Some(1.0)),
+        ("popgym-RepeatFirstEasy", "rate", false, None),
+        ("popgym-RepeatFirstEasy", "bc-lstm-compat", true, None),
+        ("popgym-RepeatFirstEasy-compat", "dt-compat", true, Some(1.0)),
+        ("popgym-BattleshipEasy", "dt-compat", false, Some(1.0)),
+        ("popgym-PositionOnlyPendulumEasy", "dt-compat", false, Some(1.0)),
+        ("tmaze", "dt-compat", false, None),
+    ] {
+        let eval = with(preset, policy).eval;
+        assert_eq!((eval.sample, eval.target_return), (sample, target), "{preset} with {policy}");
+    }
+    let own = changed("popgym-RepeatFirstEasy", &["policy=dt-compat", "eval.target_return=0.5"]).unwrap();
+    assert_eq!(own.eval.target_return, Some(0.5));
+}
+
 #[test]
 fn what_is_no_matter_of_the_policy_stays() {
     let changes = ["train.seed=7", "train.threads=3", "train.checkpoint_every=11", "eval.every=13"];
