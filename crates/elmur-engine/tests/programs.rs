@@ -657,6 +657,21 @@ fn an_lstm_keeps_for_its_gradient_only_what_a_gradient_reads() {
 }
 
 #[test]
+fn a_sum_that_the_graph_has_is_not_computed_again() {
+    let mut g = Graph::new();
+    let x = g.input("x", F64, [2, 3, 4]).unwrap();
+    let flat = |g: &mut Graph| g.reshape(x, [6, 4]).unwrap();
+    let [one, two] = [flat(&mut g), flat(&mut g)];
+    let columns = g.sum_to(one, [4]).unwrap();
+    assert_eq!(g.sum_to(two, [4]).unwrap(), columns);
+    // Another shape of the sum or of what is summed, or other numbers, are another sum.
+    let other = g.scale(x, 2.0).unwrap();
+    for (from, shape) in [(one, vec![6, 1]), (x, vec![4]), (x, vec![3, 4]), (other, vec![4])] {
+        assert_ne!(g.sum_to(from, shape).unwrap(), columns);
+    }
+}
+
+#[test]
 fn slots_out_of_range_are_errors_in_gradients_too() {
     let mut g = Graph::new();
     let memory = g.param("memory", F64, [2, 3, 1]).unwrap();

@@ -704,13 +704,45 @@ fn lstm_matches_its_formula() {
 
 #[test]
 fn lstm_has_the_same_bits_on_any_number_of_threads() {
-    for window in LSTM_WINDOWS.into_iter().chain([[5, 3, 128], [70, 3, 33]]) {
+    for window in LSTM_WINDOWS.into_iter().chain([[5, 3, 128], [70, 3, 33], [100, 2, 32], [64, 2, 128]]) {
         let bits = |threads| {
             let results = lstm::<f32>(window, threads, |x| x as f32);
             results.into_iter().flatten().map(f32::to_bits).collect::<Vec<_>>()
         };
         let one = bits(1);
         assert!([2, 5].into_iter().all(|threads| bits(threads) == one), "{window:?}");
+    }
+}
+
+/// Gates may take the place of an x that is computed, and not of one that is stored.
+#[test]
+fn lstm_of_a_computed_x_is_that_of_a_stored_one() {
+    for window in LSTM_WINDOWS {
+        let run = |computed: bool| {
+            let (mut g, store) = (Graph::new(), Store::new());
+            let inputs = lstm_inputs(window);
+            let [x, weight, bias, hidden, cell] =
+                [0, 1, 2, 3, 4].map(|i| g.param(inputs[i].0, F32, inputs[i].1.clone()).unwrap());
+            let half = g.scale(x, 0.5).unwrap();
+            let gates = if computed { g.add(half, half).unwrap() } else { x };
+            let lstm = g.lstm(gates, weight, bias, hidden, cell).unwrap();
+            let squares = g.mul(lstm.hidden, lstm.hidden).unwrap();
+            let loss = g.sum(squares).unwrap();
+            let grads = g.gradients(loss, &[x, weight, bias, hidden, cell]).unwrap();
+            g.output("hidden", lstm.hidden).unwrap();
+            for (i, grad) in grads.iter().enumerate() {
+                g.output(&i.to_string(), grad.unwrap()).unwrap();
+            }
+            store.declare(&g).unwrap();
+            for (name, _, data) in inputs {
+                store.set(name, &data.into_iter().map(|x| x as f32).collect::<Vec<_>>()).unwrap();
+            }
+            let mut program = Program::new(&g, &Pool::new(2), &[&store]).unwrap();
+            program.run().unwrap();
+            program.run().unwrap();
+            ["hidden", "0", "1", "2", "3", "4"].map(|name| program.get::<f32>(name).unwrap().to_vec())
+        };
+        assert_eq!(run(true), run(false), "{window:?}");
     }
 }
 

@@ -292,72 +292,6 @@ unsafe fn pack_panels<T: Float>(
     });
 }
 
-/// A right operand B [k, n] that is packed once and then multiplied by many left sides, one after the other.
-/// Every element of a product has the bits that [`gemm`] by vectors gives it, in whatever parts the rows
-/// come.
-///
-/// Matrix units are left aside: their blocks of 32 rows make too few tasks. An LSTM's window of 64 rows, 50
-/// steps and width 128 took 5.5 ms there instead of 7.2 ms on one thread, forward and backward, but could use
-/// two at most.
-#[derive(Clone, Copy)]
-pub(crate) struct PackedRight<T: 'static> {
-    tiles: &'static TileSet<T>,
-    n: usize,
-    k: usize,
-}
-
-impl<T: Tiles> PackedRight<T> {
-    pub(crate) fn new(n: usize, k: usize) -> Self {
-        Self { tiles: T::tiles(Isa::best()), n, k }
-    }
-
-    /// Elements of the packed operand, a whole number of cache lines.
-    pub(crate) fn len(&self) -> usize {
-        (self.n.div_ceil(self.tiles.nr) * self.tiles.nr * self.k).next_multiple_of(LANES)
-    }
-
-    /// Packs B into [`PackedRight::len`] elements.
-    pub(crate) fn pack(&self, pool: &Pool, b: Mat<'_, T>, target: &mut [T]) {
-        let Self { tiles, n, k } = *self;
-        b.check(k, n);
-        assert!(target.len() >= self.len(), "no room for the packed operand");
-        let pool = if n * k < 32_768 { Pool::serial() } else { pool };
-        let source = (b.data, b.cs, b.rs, n);
-        // SAFETY: as large as just asserted, and borrowed for this call.
-        unsafe {
-            pack_panels(
-                tiles,
-                &|count, task| pool.run(count, task),
-                Ptr(target.as_mut_ptr()),
-                tiles.nr,
-                k,
-                source,
-            );
-        }
-    }
-
-    /// C [m, n] = A [m, k] B, all row-major and without gaps, on the calling thread.
-    pub(crate) fn multiply(&self, packed: &[T], a: &[T], c: &mut [T]) {
-        let Self { tiles, n, k } = *self;
-        let (m, nr, panels) = (a.len() / k, tiles.nr, n.div_ceil(tiles.nr));
-        assert!(packed.len() >= self.len() && a.len() == m * k && c.len() == m * n);
-        // Tiles of about equal height; each panel of B serves them all while it is in the first-level cache.
-        let height = m.div_ceil(m.div_ceil(tiles.direct_height(k)).max(1)).max(1);
-        for k0 in (0..k).step_by(KC) {
-            let kb = KC.min(k - k0);
-            for panel in 0..panels {
-                let b = packed[(k0 * panels + panel * kb) * nr..][..kb * nr].as_ptr();
-                for row in (0..m).step_by(height) {
-                    let size = (height.min(m - row), nr.min(n - panel * nr));
-                    let left = Left::Rows(a[row * k + k0..].as_ptr(), k);
-                    let c = c[row * n + panel * nr..].as_mut_ptr();
-                    tiles.run(kb, left, (b, nr), c, n, size, k0 > 0);
-                }
-            }
-        }
-    }
-}
-
 /// Rows, columns and depth of a block of the matrix unit.
 const BLOCK: usize = 32;
 
@@ -386,6 +320,8 @@ struct MatrixUnit<T> {
     pack: fn(target: &mut [T], left: bool, panels: usize, source: Depths<'_, T>),
     /// C[32, 32] (+)= A B over `steps` blocks.
     multiply: unsafe fn(steps: usize, a: *const T, b: *const T, c: *mut T, ldc: usize, accumulate: bool),
+    /// C[16, 64] = A B over `steps` blocks, of which A fills the upper half and B is two panels.
+    multiply_half: unsafe fn(steps: usize, a: *const T, b: (*const T, *const T), c: *mut T, ldc: usize),
 }
 
 /// A product in blocks of a matrix unit: tasks own panels of the longer side of C and pack their operand on
@@ -1010,10 +946,12 @@ macro_rules! portable_tiles {
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod packed;
 mod panels;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub(crate) use packed::PackedRight;
 pub(crate) use panels::Panels;
 
 macro_rules! impl_tiles {
@@ -1041,14 +979,14 @@ mod tests {
     use super::*;
     use crate::rng::Stream;
 
-    fn random(n: usize, stream: u32) -> Vec<f64> {
+    pub(super) fn random(n: usize, stream: u32) -> Vec<f64> {
         let mut x = vec![0.0; n];
         Stream::new(9, 0, stream).fill_uniform(&mut x, -1.0, 1.0);
         x
     }
 
     /// A, B stored plain or transposed; returns C.
-    fn product<T: Tiles>(
+    pub(super) fn product<T: Tiles>(
         pool: &Pool,
         (m, n, k): (usize, usize, usize),
         a: (&[T], bool),
@@ -1069,7 +1007,7 @@ mod tests {
         c
     }
 
-    const SIZES: [(usize, usize, usize); 12] = [
+    pub(super) const SIZES: [(usize, usize, usize); 12] = [
         (1, 1, 1),
         (1, 70, 33),
         (3, 5, 7),
@@ -1154,29 +1092,6 @@ mod tests {
             if m > DOT_ROWS {
                 let b_transposed = transpose(&b, k, n);
                 assert_eq!(one, product(&Pool::new(2), (m, n, k), (&a, false), (&b_transposed, true), None));
-            }
-        }
-    }
-
-    #[test]
-    fn a_packed_operand_multiplies_like_gemm_in_whatever_parts() {
-        let pool = Pool::new(2);
-        for (m, n, k) in SIZES {
-            // In f64, which no matrix unit computes.
-            let (a, b) = (random(m * k, 0), random(k * n, 1));
-            let right = PackedRight::<f64>::new(n, k);
-            let mut packed = vec![f64::NAN; right.len()];
-            right.pack(&pool, Mat::rows(&b, n), &mut packed);
-            let want = product(&pool, (m, n, k), (&a, false), (&b, false), None);
-            let mut whole: Option<Vec<f64>> = None;
-            for part in [m, 1, 3, 20, 32] {
-                let mut got = vec![f64::NAN; m * n];
-                for (a, c) in a.chunks(part * k).zip(got.chunks_mut(part * n)) {
-                    right.multiply(&packed, a, c);
-                }
-                // `product` adds one to what `gemm` computes.
-                assert!(got.iter().zip(&want).all(|(got, want)| got + 1.0 == *want), "{m}x{n}x{k}");
-                assert_eq!(&got, whole.get_or_insert_with(|| got.clone()), "{m}x{n}x{k} in parts of {part}");
             }
         }
     }

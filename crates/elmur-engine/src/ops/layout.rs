@@ -23,6 +23,14 @@ impl Graph {
         if *self.shape(x)? == *shape { Ok(x) } else { self.push1(Reshape(shape), &[x]) }
     }
 
+    /// The value that `x` is, apart from its shape.
+    pub(crate) fn before_reshapes(&self, mut x: Value) -> Value {
+        while let Some(node) = self.producer(x).filter(|node| node.op.name() == Reshape::NAME) {
+            x = node.inputs[0];
+        }
+        x
+    }
+
     /// `x` itself, as a constant to differentiation. Costs nothing.
     pub fn stop_gradient(&mut self, x: Value) -> Result<Value> {
         self.push1(StopGradient, &[x])
@@ -64,9 +72,13 @@ impl Graph {
 #[derive(Debug)]
 struct Reshape(Vec<usize>);
 
+impl Reshape {
+    const NAME: &str = "reshape";
+}
+
 impl Op for Reshape {
     fn name(&self) -> &'static str {
-        "reshape"
+        Self::NAME
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         let ty = inputs[0].with(self.0.clone());

@@ -10,7 +10,7 @@ struct LstmForward {
     float* gates;               // [batch, steps, 4 width]
     float* cells;               // [batch, steps, width]
     float* before;              // [batch, steps, width]
-    const float* x;             // [batch, steps, 4 width]
+    const float* x;             // [batch, steps, 4 width], possibly where the gates are
     const float* weight;        // [width, 4 width], transposed
     const float* bias;          // [4 width]
     const float* first_hidden;  // [batch, width], possibly where last_hidden is

@@ -26,8 +26,8 @@ mod gpu;
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::gemm::{DOT_ROWS, Mat, PackedRight, Product, Tiles, gemm};
-use crate::cpu::pool::RowsMut;
-use crate::cpu::simd::{add_assign, simd_fn};
+use crate::cpu::pool::{Rows, RowsMut};
+use crate::cpu::simd::{add_assign, prefetch, simd_fn};
 #[cfg(feature = "cuda")]
 use crate::cuda::launch::Launch;
 use crate::error::Result;
@@ -79,17 +79,27 @@ impl Window {
         }
     }
 
-    /// Rows of one task.
-    fn rows_per_task(&self, io: &Io<'_>) -> usize {
-        // Sixteen multiply-adds cost about as much as one element touched; a gate as much as a few.
-        let work = self.steps * self.width * (self.width / 4 + 32);
-        // A register tile of fewer rows leaves the multiply-add units waiting.
-        io.pool.rows_per_task(self.batch, work).max(4)
+    /// Rows of one task that multiplies by the packed weight.
+    fn rows_per_task<T: Tiles>(&self, right: &PackedRight<T>, io: &Io<'_>) -> usize {
+        right.unit_rows(self.batch, io.pool.threads()).unwrap_or_else(|| {
+            // Sixteen multiply-adds cost about as much as one element touched; a gate as much as a few.
+            let work = self.steps * self.width * (self.width / 4 + 32);
+            // A register tile of fewer rows leaves the multiply-add units waiting.
+            io.pool.rows_per_task(self.batch, work).max(4)
+        })
     }
 
-    /// Elements of scratch: the packed weight, if it is packed, and for each row a product and two states.
-    fn scratch<T: Tiles>(&self, right: Option<PackedRight<T>>) -> usize {
-        right.map_or(0, |right| right.len()) + 6 * self.batch * self.width
+    /// Elements of scratch: the packed weight, if it is packed, with the left sides of all tasks, and for
+    /// each row a product and two states.
+    fn scratch<T: Tiles>(&self, right: Option<PackedRight<T>>, threads: usize) -> usize {
+        let packed = right.map_or(0, |right| right.len() + self.left_sides(&right, threads));
+        packed + 6 * self.batch * self.width
+    }
+
+    /// Elements of scratch for the left sides of all tasks.
+    fn left_sides<T: Tiles>(&self, right: &PackedRight<T>, threads: usize) -> usize {
+        let per_task = right.unit_rows(self.batch, threads);
+        per_task.map_or(0, |rows| self.batch.div_ceil(rows) * right.left_len(rows))
     }
 }
 
@@ -124,15 +134,15 @@ fn state<'a, T: Float>(
 }
 
 /// Inputs x, weight, bias, hidden, cell. Outputs the hidden states, the last hidden state, the last cell
-/// state; and for the backward pass the activated gates [batch, steps, 4 width], the cell states after each
-/// step and the hidden states before it, both [batch, steps, width].
+/// state; and for the backward pass the activated gates [batch, steps, 4 width], written over x where they may,
+/// the cell states after each step and the hidden states before it, both [batch, steps, width].
 #[derive(Debug)]
 struct Forward;
 
 impl Forward {
     /// How the weight is packed; not at all for a few rows.
     fn right<T: Tiles>(window: Window) -> Option<PackedRight<T>> {
-        (window.batch > DOT_ROWS).then(|| PackedRight::new(4 * window.width, window.width))
+        (window.batch > DOT_ROWS).then(|| PackedRight::new(window.batch, 4 * window.width, window.width))
     }
 }
 
@@ -155,7 +165,7 @@ impl Op for Forward {
         Ok(vec![states.clone(), last.clone(), last, x.clone(), states.clone(), states])
     }
     fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
-        vec![(3, 1), (4, 2)]
+        vec![(0, 3), (3, 1), (4, 2)]
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         let (gates, cells, before) = (b.outputs[3], b.outputs[4], b.outputs[5]);
@@ -182,10 +192,10 @@ impl Op for Forward {
         }
         Ok(())
     }
-    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
         let Some(window) = Window::of(&inputs[0]) else { return 0 };
         dispatch_float!(inputs[0].dtype, T => {
-            window.scratch(Self::right::<T>(window)) * size_of::<T>()
+            window.scratch(Self::right::<T>(window), threads) * size_of::<T>()
         })
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
@@ -201,14 +211,23 @@ impl Op for Forward {
 
 fn forward<T: Tiles>(io: &Io<'_>, window: Window) {
     let Window { batch, steps, width } = window;
-    let (x, weight, bias) = (io.input::<T>(0), io.input::<T>(1), io.input::<T>(2));
+    let columns = 4 * width;
+    let (weight, bias) = (io.input::<T>(1), io.input::<T>(2));
+    // Where the gates take the place of x, they are where it is read.
+    let shared = io.inputs[0].ptr == io.outputs[3].ptr;
+    let x = if shared { &[] } else { io.input::<T>(0) };
     let right = Forward::right::<T>(window);
-    let mut scratch = Parts(io.scratch::<T>(window.scratch(right)));
+    let threads = io.pool.threads();
+    let mut scratch = Parts(io.scratch::<T>(window.scratch(right, threads)));
     let packed = scratch.take(right.map_or(0, |right| right.len()));
     if let Some(right) = right {
         right.pack(io.pool, Mat::transposed(weight, width), packed);
     }
     let packed = &*packed;
+    // A few rows: their products are divided among the threads instead.
+    let per_task = right.map_or(batch, |right| window.rows_per_task(&right, io));
+    let left = scratch.take(right.map_or(0, |right| window.left_sides(&right, threads)));
+    let left = RowsMut::new(left, right.map_or(0, |right| right.left_len(per_task)));
     let z = scratch.take(4 * batch * width);
     let h = state(io, Some(3), 1, batch * width, &mut scratch);
     let c = state(io, Some(4), 2, batch * width, &mut scratch);
@@ -219,14 +238,14 @@ fn forward<T: Tiles>(io: &Io<'_>, window: Window) {
         (RowsMut::new(h, width), RowsMut::new(c, width), RowsMut::new(z, 4 * width)),
         (kept(0, width), kept(3, 4 * width), kept(4, width), kept(5, width)),
     );
-    // A few rows: their products are divided among the threads instead.
-    let per_task = if right.is_some() { window.rows_per_task(io) } else { batch };
-    io.pool.blocks(batch, per_task, outputs, |first, ((h, c, z), kept), _| {
+    io.pool.blocks(batch, per_task, outputs, |first, ((h, c, z), kept), task| {
+        // SAFETY: there is a part for every task, and each takes its own.
+        let left = unsafe { left.part(task, 1) };
         let (mut hidden, mut gates, mut cells, mut before) = kept;
         let rows = h.len() / width;
         for t in 0..steps {
             match &right {
-                Some(right) => right.multiply(packed, h, z),
+                Some(right) => right.multiply(packed, left, h, z),
                 None => {
                     let (a, b) = (Mat::rows(h, width), Mat::transposed(weight, width));
                     let product = Product { m: rows, n: 4 * width, k: width, a, b, accumulate: false };
@@ -235,11 +254,22 @@ fn forward<T: Tiles>(io: &Io<'_>, window: Window) {
             }
             let states = h.chunks_exact_mut(width).zip(c.chunks_exact_mut(width));
             for (row, ((h, c), z)) in states.zip(z.chunks_exact_mut(4 * width)).enumerate() {
-                let x = &x[((first + row) * steps + t) * 4 * width..][..4 * width];
                 let at = row * steps + t;
                 keep(&mut before, at, h);
-                step_forward(z, x, bias, c, h);
-                keep(&mut gates, at, z);
+                let x = if shared { x } else { &x[((first + row) * steps + t) * columns..][..columns] };
+                match &mut gates {
+                    Some(gates) => {
+                        let (gates, later) = gates[at * columns..].split_at_mut(columns);
+                        if !shared {
+                            gates.copy_from_slice(x);
+                        }
+                        if t + 1 < steps {
+                            prefetch(&later[..columns]);
+                        }
+                        step_forward(gates, z, bias, c, h);
+                    }
+                    None => step_forward(z, x, bias, c, h),
+                }
                 keep(&mut cells, at, c);
                 keep(&mut hidden, at, h);
             }
@@ -255,7 +285,8 @@ fn keep<T: Float>(output: &mut Option<&mut [T]>, at: usize, row: &[T]) {
 }
 
 simd_fn! {
-    /// One step of one row, from z = W h: z becomes the activated gates, c and h the new states.
+    /// One step of one row, from x and W h, in either order: `z` becomes the activated gates, c and h the new
+    /// states.
     fn step_forward<T>(z: &mut [T], x: &[T], bias: &[T], c: &mut [T], h: &mut [T]) {
         let width = h.len();
         let [i, f, g, o] = quarters(z);
@@ -301,7 +332,7 @@ impl Gradient {
     }
 
     fn right<T: Tiles>(window: Window) -> PackedRight<T> {
-        PackedRight::new(window.width, 4 * window.width)
+        PackedRight::new(window.batch, window.width, 4 * window.width)
     }
 }
 
@@ -318,10 +349,10 @@ impl Op for Gradient {
     fn always_writes(&self, output: usize) -> bool {
         output == 0
     }
-    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
         let Some(window) = Window::of(&inputs[0]) else { return 0 };
         dispatch_float!(inputs[0].dtype, T => {
-            window.scratch(Some(Self::right::<T>(window))) * size_of::<T>()
+            window.scratch(Some(Self::right::<T>(window)), threads) * size_of::<T>()
         })
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
@@ -343,10 +374,13 @@ impl Gradient {
         let dhidden = self.upper(0).map(|input| io.input::<T>(input));
         let right = Self::right::<T>(window);
         let wants_first = !io.outputs[1].ptr.is_null();
-        let mut scratch = Parts(io.scratch::<T>(window.scratch(Some(right))));
+        let threads = io.pool.threads();
+        let mut scratch = Parts(io.scratch::<T>(window.scratch(Some(right), threads)));
         let packed = scratch.take(right.len());
         right.pack(io.pool, Mat::rows(weight, width), packed);
         let packed = &*packed;
+        let per_task = window.rows_per_task(&right, io);
+        let left = RowsMut::new(scratch.take(window.left_sides(&right, threads)), right.left_len(per_task));
         let dz = scratch.take(4 * batch * width);
         let dh = state(io, self.upper(1), 1, batch * width, &mut scratch);
         let dc = state(io, self.upper(2), 2, batch * width, &mut scratch);
@@ -354,23 +388,30 @@ impl Gradient {
         // The gates, which dz takes the place of.
         let gates = RowsMut::new(io.in_place::<T>(0, 0), steps * 4 * width);
         let outputs = (gates, RowsMut::new(dh, width), RowsMut::new(dc, width), RowsMut::new(dz, 4 * width));
-        let per_task = window.rows_per_task(io);
-        io.pool.blocks(batch, per_task, outputs, |first, (gates, dh, dc, dz), _| {
+        io.pool.blocks(batch, per_task, outputs, |first, (gates, dh, dc, dz), task| {
+            // SAFETY: there is a part for every task, and each takes its own.
+            let left = unsafe { left.part(task, 1) };
             for t in (0..steps).rev() {
                 let grads = dh.chunks_exact_mut(width).zip(dc.chunks_exact_mut(width));
                 for (row, ((dh, dc), dz)) in grads.zip(dz.chunks_exact_mut(4 * width)).enumerate() {
-                    let gates = &mut gates[(row * steps + t) * 4 * width..][..4 * width];
                     let at = ((first + row) * steps + t) * width;
                     let before = match t {
                         0 => &first_cell[(first + row) * width..][..width],
                         _ => &cells[at - width..at],
                     };
+                    // What the step before this one reads, which comes from far away.
+                    if t > 0 {
+                        prefetch(&gates[(row * steps + t - 1) * 4 * width..][..4 * width]);
+                        prefetch(&cells[at - width * t.min(2)..][..width]);
+                        prefetch(dhidden.map_or(&[], |dhidden| &dhidden[at - width..at]));
+                    }
+                    let gates = &mut gates[(row * steps + t) * 4 * width..][..4 * width];
                     let dhidden = dhidden.map(|dhidden| &dhidden[at..][..width]);
                     step_backward(gates, &cells[at..][..width], before, dhidden, dh, dc);
                     dz.copy_from_slice(gates);
                 }
                 if t > 0 || wants_first {
-                    right.multiply(packed, dz, dh);
+                    right.multiply(packed, left, dz, dh);
                 }
             }
         });

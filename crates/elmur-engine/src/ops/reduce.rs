@@ -10,7 +10,7 @@ use crate::cuda::args::{args, kernel_args};
 #[cfg(feature = "cuda")]
 use crate::cuda::launch::Launch;
 use crate::error::Result;
-use crate::graph::{Graph, Value};
+use crate::graph::{Graph, Node, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
 use crate::ops::broadcast::{broadcast_steps, row_offset};
 use crate::types::TensorType;
@@ -29,13 +29,27 @@ impl Graph {
     }
 
     /// Sum over the axes along which `shape` has extent 1 or is missing on the left: the reverse of
-    /// broadcasting.
+    /// broadcasting. A sum that the graph has already is not computed again.
     pub fn sum_to(&mut self, x: Value, shape: impl Into<Vec<usize>>) -> Result<Value> {
         let shape = shape.into();
         if *self.shape(x)? == *shape {
             return Ok(x);
         }
+        if let Some(sum) = self.existing_sum(x, &shape) {
+            return Ok(sum);
+        }
         self.push1(SumTo(shape), &[x])
+    }
+
+    /// The sum of `x` to `shape`, if the graph has it: both biases of an LSTM have one and the same gradient.
+    fn existing_sum(&self, x: Value, shape: &[usize]) -> Option<Value> {
+        let (ty, source) = (self.ty_of(x), self.before_reshapes(x));
+        let is_same = |node: &&Node| {
+            let [input, sum] = [node.inputs[0], node.outputs[0]];
+            self.ty_of(sum).shape == shape && self.ty_of(input) == ty && self.before_reshapes(input) == source
+        };
+        let sums = self.nodes.iter().filter(|node| node.op.name() == SumTo::NAME);
+        sums.rev().find(is_same).map(|node| node.outputs[0])
     }
 
     /// Mean over the axes along which `shape` has extent 1 or is missing on the left.
@@ -164,9 +178,13 @@ pub(crate) fn cuda_sum_columns(
 #[derive(Debug)]
 struct SumTo(Vec<usize>);
 
+impl SumTo {
+    const NAME: &str = "sum_to";
+}
+
 impl Op for SumTo {
     fn name(&self) -> &'static str {
-        "sum_to"
+        Self::NAME
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         want_float("sum_to", "x", &inputs[0])?;

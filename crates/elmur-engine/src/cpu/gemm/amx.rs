@@ -6,7 +6,8 @@
 //! the time of the same sum by vectors.
 //!
 //! An operand is packed into blocks of 32 rows (or columns) by 32 steps of depth: three planes, each of two
-//! tiles of 1 KB. Infinite operands give NaN where the exact product would be infinite.
+//! tiles of 1 KB. The unit takes depths in pairs; pair j of a block holds depths j and j + 16, which two
+//! vectors give without a permutation. Infinite operands give NaN where the exact product would be infinite.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -28,6 +29,7 @@ pub(super) static UNIT: MatrixUnit<f32> = MatrixUnit {
     // SAFETY: as above.
     pack: |target, left, panels, source| unsafe { pack(target, left, panels, source) },
     multiply,
+    multiply_half,
 };
 
 /// Eight tiles of 16 rows of 64 bytes.
@@ -149,8 +151,97 @@ unsafe fn multiply(steps: usize, a: *const f32, b: *const f32, c: *mut f32, ldc:
     }
 }
 
-/// Packs `panels` panels of 32 into blocks, zeros where the source ends. A left operand has the depth along
-/// its tile's rows, a right operand in pairs down its tile's columns.
+/// C (16 x 64, rows `ldc` apart) = A B over `steps` packed blocks of depth: the upper halves of A's blocks,
+/// and two panels of B, the second at `b_next`. Every sum runs in the order of [`multiply`].
+///
+/// # Safety
+/// The tiles must be configured on this thread, A and both panels of B hold `steps` blocks, C 16 rows of 64
+/// columns.
+unsafe fn multiply_half(
+    steps: usize,
+    a: *const f32,
+    (b, b_next): (*const f32, *const f32),
+    c: *mut f32,
+    ldc: usize,
+) {
+    // A's planes stay in tmm4 to tmm6 (high, middle, low) while tiles of B pass through tmm7.
+    //
+    // SAFETY: as promised by the caller; every access is inside the blocks and the 16 x 64 part of C.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "3:",
+            // high x low
+            "tileloadd tmm4, [{a} + {row}*1]",
+            "tileloadd tmm7, [{b} + {row}*1 + 4096]",
+            "tdpbf16ps tmm0, tmm4, tmm7",
+            "tileloadd tmm7, [{b} + {row}*1 + 5120]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm7, [{b_next} + {row}*1 + 4096]",
+            "tdpbf16ps tmm2, tmm4, tmm7",
+            "tileloadd tmm7, [{b_next} + {row}*1 + 5120]",
+            "tdpbf16ps tmm3, tmm4, tmm7",
+            // high x middle, middle x middle
+            "tileloadd tmm5, [{a} + {row}*1 + 2048]",
+            "tileloadd tmm7, [{b} + {row}*1 + 2048]",
+            "tdpbf16ps tmm0, tmm4, tmm7",
+            "tdpbf16ps tmm0, tmm5, tmm7",
+            "tileloadd tmm7, [{b} + {row}*1 + 3072]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm1, tmm5, tmm7",
+            "tileloadd tmm7, [{b_next} + {row}*1 + 2048]",
+            "tdpbf16ps tmm2, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm7",
+            "tileloadd tmm7, [{b_next} + {row}*1 + 3072]",
+            "tdpbf16ps tmm3, tmm4, tmm7",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // middle x high, low x high, high x high
+            "tileloadd tmm6, [{a} + {row}*1 + 4096]",
+            "tileloadd tmm7, [{b} + {row}*1]",
+            "tdpbf16ps tmm0, tmm5, tmm7",
+            "tdpbf16ps tmm0, tmm6, tmm7",
+            "tdpbf16ps tmm0, tmm4, tmm7",
+            "tileloadd tmm7, [{b} + {row}*1 + 1024]",
+            "tdpbf16ps tmm1, tmm5, tmm7",
+            "tdpbf16ps tmm1, tmm6, tmm7",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm7, [{b_next} + {row}*1]",
+            "tdpbf16ps tmm2, tmm5, tmm7",
+            "tdpbf16ps tmm2, tmm6, tmm7",
+            "tdpbf16ps tmm2, tmm4, tmm7",
+            "tileloadd tmm7, [{b_next} + {row}*1 + 1024]",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "tdpbf16ps tmm3, tmm6, tmm7",
+            "tdpbf16ps tmm3, tmm4, tmm7",
+            "add {a}, 6144",
+            "add {b}, 6144",
+            "add {b_next}, 6144",
+            "dec {steps}",
+            "jnz 3b",
+            "tilestored [{c} + {ldc}*1], tmm0",
+            "tilestored [{c} + {ldc}*1 + 64], tmm1",
+            "tilestored [{c} + {ldc}*1 + 128], tmm2",
+            "tilestored [{c} + {ldc}*1 + 192], tmm3",
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            b_next = inout(reg) b_next => _,
+            steps = inout(reg) steps => _,
+            c = in(reg) c,
+            ldc = in(reg) ldc * size_of::<f32>(),
+            row = in(reg) 64_usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// Packs `panels` panels of 32 into blocks, zeros beyond the depth. What lies beyond the width is left as it
+/// was: it enters rows or columns of C that nobody keeps. A left operand has the depth along its tile's rows,
+/// a right operand down its tile's columns.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pack(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) {
     let Depths { data, step, depth_step, width, depth } = source;
@@ -159,9 +250,10 @@ fn pack(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) 
     assert!(target.len() == panels * steps * BLOCK_LEN && (step == 1 || depth_step == 1));
     // The first tile of a block's half; its planes are two tiles apart.
     let tile = |s: usize, half: usize| ((half / 2) * steps + s) * BLOCK_LEN + half % 2 * TILE;
-    let mut put = |s: usize, half: usize, row: usize, planes: [__m512i; 3]| {
+    let mut put = |s: usize, half: usize, row: usize, x: [__m512i; 3], y: [__m512i; 3]| {
         let at = &mut target[tile(s, half)..][..5 * TILE];
-        for (plane, words) in planes.into_iter().enumerate() {
+        for plane in 0..3 {
+            let words = in_pairs(x[plane], y[plane]);
             // SAFETY: sixteen floats of row `row` < 16 of tile `2 * plane`, all inside the slice above.
             unsafe { _mm512_storeu_si512(at.as_mut_ptr().add(2 * plane * TILE + row * 16).cast(), words) };
         }
@@ -169,35 +261,32 @@ fn pack(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) 
     // Sources are read in long runs: tens of short ones far apart would miss the cache each time.
     if depth_step == 1 {
         // A row of the source is a row of each tile.
-        for half in 0..2 * panels {
-            for row in 0..16 {
-                let i = half * 16 + row;
-                let at = data.as_ptr().wrapping_add(i * step);
-                for s in 0..steps {
-                    let deep = if i < width { depth - s * BLOCK } else { 0 };
-                    let at = at.wrapping_add(s * BLOCK);
-                    prefetch(at.wrapping_add(AHEAD * step));
-                    prefetch(at.wrapping_add(AHEAD * step + 16));
-                    let x = split(load(at, deep));
-                    let y = split(load(at.wrapping_add(16), deep.saturating_sub(16)));
-                    put(s, half, row, [in_order(x[0], y[0]), in_order(x[1], y[1]), in_order(x[2], y[2])]);
-                }
+        for i in 0..width {
+            let at = data.as_ptr().wrapping_add(i * step);
+            for s in 0..steps {
+                let deep = depth - s * BLOCK;
+                let at = at.wrapping_add(s * BLOCK);
+                prefetch(at.wrapping_add(AHEAD * step));
+                prefetch(at.wrapping_add(AHEAD * step + 16));
+                let x = split(load(at, deep));
+                let y = split(load(at.wrapping_add(16), deep.saturating_sub(16)));
+                put(s, i / 16, i % 16, x, y);
             }
         }
     } else {
         // Two depths of sixteen columns of the source are a row of a tile.
         for s in 0..steps {
             for row in 0..16 {
-                let k = s * BLOCK + 2 * row;
+                let k = s * BLOCK + row;
                 let at = data.as_ptr().wrapping_add(k * depth_step);
-                for half in 0..2 * panels {
-                    let count = |k: usize| if k < depth { width.saturating_sub(half * 16) } else { 0 };
-                    let at = at.wrapping_add(half * 16);
-                    prefetch(at.wrapping_add(2 * AHEAD * depth_step));
-                    prefetch(at.wrapping_add((2 * AHEAD + 1) * depth_step));
-                    let x = split(load(at, count(k)));
-                    let y = split(load(at.wrapping_add(depth_step), count(k + 1)));
-                    put(s, half, row, [in_pairs(x[0], y[0]), in_pairs(x[1], y[1]), in_pairs(x[2], y[2])]);
+                // The last rows of a block fetch the first of the next.
+                let ahead = depth_step * if row + AHEAD < 16 { AHEAD } else { AHEAD + 16 };
+                for half in 0..width.div_ceil(16) {
+                    let count = |k: usize| if k < depth { width - half * 16 } else { 0 };
+                    let (x, y) = (at.wrapping_add(half * 16), at.wrapping_add(half * 16 + 16 * depth_step));
+                    prefetch(x.wrapping_add(ahead));
+                    prefetch(y.wrapping_add(ahead));
+                    put(s, half, row, split(load(x, count(k))), split(load(y, count(k + 16))));
                 }
             }
         }
@@ -235,7 +324,7 @@ fn prefetch(at: *const f32) {
 #[target_feature(enable = "avx512f")]
 fn load(at: *const f32, count: usize) -> __m512 {
     // SAFETY: `pack` asks only for elements inside its source; others are masked.
-    unsafe { _mm512_maskz_loadu_ps(lanes(count), at) }
+    unsafe { if count >= 16 { _mm512_loadu_ps(at) } else { _mm512_maskz_loadu_ps(lanes(count), at) } }
 }
 
 /// x as a sum of three numbers whose upper halves are bf16: the nearest, the nearest to the rest, and what
@@ -252,20 +341,6 @@ fn split(x: __m512) -> [__m512i; 3] {
     let middle = nearest(rest);
     let low = _mm512_sub_ps(rest, _mm512_castsi512_ps(middle));
     [high, middle, _mm512_castps_si512(low)]
-}
-
-/// The upper halves of 32 words, in order.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn in_order(a: __m512i, b: __m512i) -> __m512i {
-    #[rustfmt::skip]
-    static ODD: [u16; 32] = [
-        1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-        33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63,
-    ];
-    // SAFETY: 64 bytes.
-    let odd = unsafe { _mm512_loadu_si512(ODD.as_ptr().cast()) };
-    _mm512_permutex2var_epi16(a, odd, b)
 }
 
 /// The upper halves of 32 words, a and b in turn.
