@@ -233,7 +233,8 @@ fn inspect_policy(name: &str, config: &PolicyConfig, as_json: bool) -> Result<()
     let carried: usize = built.carried.iter().map(|c| c.shape.iter().product::<usize>()).sum();
     if as_json {
         let mut row = json!({
-            "model": name, "kind": config.kind(), "parameters": total, "parts": parts, "window_steps": window.steps,
+            "model": name, "kind": config.kind(), "parameters": total,
+            "trained_parameters": Checkpoint::trained_parameter_count(config)?, "parts": parts, "window_steps": window.steps,
             "carried_numbers": carried, "config": config,
         });
         if let PolicyConfig::Elmur(elmur) = config {
@@ -245,7 +246,9 @@ fn inspect_policy(name: &str, config: &PolicyConfig, as_json: bool) -> Result<()
         say(&row.to_string());
         return Ok(());
     }
-    say(&format!("{name}: {}, {total} parameters", config.kind()));
+    let trained = Checkpoint::trained_parameter_count(config)?;
+    let copies = if trained < total { format!(", {trained} without copies") } else { String::new() };
+    say(&format!("{name}: {}, {total} parameters{copies}", config.kind()));
     for (part, count) in &parts {
         say(&format!("  {part:<24} {count:>10}"));
     }

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::fingerprint::Fingerprint;
 use crate::policy::PolicyConfig;
 use crate::tensors::{self, HostTensor, Notes, TensorData, Tensors};
-use crate::window::parameter_graph;
+use crate::window::{Built, parameter_graph};
 
 /// Largest config file that is read, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
@@ -193,12 +193,24 @@ impl Checkpoint {
         Ok(Self { config: config.clone(), params })
     }
 
-    /// Number of parameters.
+    /// Number of parameters, copies that follow others among them.
     pub fn parameter_count(config: &PolicyConfig) -> Result<usize> {
-        let graph = parameter_graph(config.architecture(), DType::F32)?.graph;
+        Self::count(config, |_, _| true)
+    }
+
+    /// Number of parameters that training changes by their gradients: without the copies that follow them (target
+    /// networks, averages) and without statistics of the data.
+    pub fn trained_parameter_count(config: &PolicyConfig) -> Result<usize> {
+        Self::count(config, |built, name| {
+            !built.averages.contains_key(name) && !built.statistics.contains_key(name)
+        })
+    }
+
+    fn count(config: &PolicyConfig, counts: impl Fn(&Built, &str) -> bool) -> Result<usize> {
+        let built = parameter_graph(config.architecture(), DType::F32)?;
         let mut count = 0;
-        for (_, value) in graph.params() {
-            count += graph.ty(value)?.len();
+        for (_, value) in built.graph.params().filter(|(name, _)| counts(&built, name)) {
+            count += built.graph.ty(value)?.len();
         }
         Ok(count)
     }

@@ -57,7 +57,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         print(
             args.json,
             &json!({
-                "policy": name.name(), "preset": args.model.preset, "parameters": Checkpoint::parameter_count(&run.model)?,
+                "policy": name.name(), "preset": args.model.preset, "parameters": Checkpoint::trained_parameter_count(&run.model)?,
                 "batch": run.train.batch, "train_ms": round(batches.ms(0.5)), "step_ms": round(steps.mean),
                 "device": args.device.name(),
             }),
