@@ -238,6 +238,12 @@ impl PolicyName {
 }
 
 impl Policy {
+    /// Whether the form of the policy depends on what it sees and does: conservative Q-learning has one for
+    /// continuous actions, Diffusion Policy one for images.
+    fn depends_on_spaces(self) -> bool {
+        matches!(self, Policy::Cql | Policy::Diffusion)
+    }
+
     /// Whether the policy's own past actions are among its tokens.
     fn has_action_tokens(self) -> bool {
         match self {
@@ -307,8 +313,15 @@ impl RunConfig {
             }
         }
         let mut fitted = run.model.clone();
-        if let Some(environment) = run.environment(registry)? {
-            fitted.fit_to(environment.spaces()).map_err(below_model)?;
+        match (run.environment(registry)?, &run.data.file) {
+            (Some(environment), _) => fitted.fit_to(environment.spaces()).map_err(below_model)?,
+            // What is wrong with a file is said when its episodes are read.
+            (None, Some(file)) if name.policy.depends_on_spaces() => {
+                if let Ok(spaces) = elmur_data::spaces_of(file) {
+                    fitted.fit_to(&spaces).map_err(below_model)?;
+                }
+            }
+            _ => {}
         }
         let ends = fitted.architecture().ends();
         let mut action = ends.action.clone();
@@ -335,6 +348,9 @@ impl RunConfig {
         Ok(run)
     }
 }
+
+/// A gradient norm that is never reached, for policies that are trained without clipping.
+const UNCLIPPED: f64 = 1e9;
 
 /// Models that are the same on every benchmark.
 impl Wanted<'_> {
@@ -389,7 +405,8 @@ impl Wanted<'_> {
         let (observation, action, steps) = self.ends();
         let mut model = models::cql_continuous(observation, action, steps);
         model.imitation_steps = 1000;
-        let row = Row { lr: 3e-4, weight_decay: 0.0, ..row };
+        // Adam as it is: without decay, and a large norm stands for no clipping.
+        let row = Row { lr: 3e-4, weight_decay: 0.0, clip: UNCLIPPED, ..row };
         (PolicyConfig::CqlContinuous(model), self.train(row, 1))
     }
 
@@ -416,7 +433,7 @@ impl Wanted<'_> {
             batch: 128,
             lr,
             weight_decay: 1e-6,
-            clip: 1e9,
+            clip: UNCLIPPED,
             warmup: if published { 500 } else { 100 },
             end: 0.0,
             cosine: true,
@@ -424,6 +441,7 @@ impl Wanted<'_> {
         };
         let mut train = TrainConfig { betas: (0.95, 0.999), ..self.train(row, 1) };
         (train.schedule.unit, train.schedule.total) = (Unit::Steps, None);
+        train.schedule.from_zero = true;
         if published {
             (train.epochs, train.batches) = (None, Some(10_000));
         }
