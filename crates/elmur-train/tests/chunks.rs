@@ -52,18 +52,20 @@ fn a_pendulum_is_swung_up_and_held() {
         "env.velocity=true",
         "data.noise=0.2",
         "data.episodes=1000",
-        "model.denoiser={\"mlp\":{\"hidden\":[128,128]}}",
+        "model.denoiser={\"mlp\":{\"hidden\":[128,128,128]}}",
+        "model.obs_horizon=1",
         "model.pred_horizon=4",
-        "model.diffusion_steps=50",
-        "train.batch=512",
-        "train.batches=1000",
+        "train.batch=256",
+        "train.batches=2000",
         "train.lr=2e-3",
     ];
     let preset = RunConfig::preset("popgym-PositionOnlyPendulumEasy").unwrap();
     let run = overrides::apply(&preset, &changes, &registry).unwrap();
     let Prepared { config, data, validation, .. } = run.prepare(&registry, false).unwrap();
     let mut trainer = Trainer::new(&config, &data, &Pool::new(2)).unwrap();
-    (0..1000).for_each(|_| drop(trainer.step().unwrap()));
+    for _ in 0..2000 {
+        trainer.step().unwrap();
+    }
     let (policy, env) = (trainer.checkpoint(), validation.unwrap());
     let what = Evaluation { episodes: 40, threads: Some(2), ..Evaluation::of(&policy, &env) };
     let score = evaluate(&what, &Stop::default(), &|_| {}).unwrap().score(Metric::Return);

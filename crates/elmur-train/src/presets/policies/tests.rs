@@ -72,7 +72,8 @@ fn every_policy_makes_a_whole_run_of_every_preset() {
             }
             let run = run.unwrap_or_else(|e| panic!("{preset} {change}: {e}"));
             run.validate().unwrap_or_else(|e| panic!("{preset} {change}: {e}"));
-            assert!(run.crop() >= 10, "{preset} {change}: {}", run.crop());
+            // The shortest are chunks of a diffusion policy.
+            assert!(run.crop() >= 8, "{preset} {change}: {}", run.crop());
             // Written and read again, as a run's folder does.
             let json = serde_json::to_string(&run).unwrap();
             assert_eq!(serde_json::from_str::<RunConfig>(&json).unwrap(), run);
