@@ -42,7 +42,8 @@ pub struct RunConfig {
 pub struct DataConfig {
     /// A dataset (native file, folder of .npz files); null: the environment's player demonstrates.
     pub file: Option<PathBuf>,
-    /// Number of episodes that the player demonstrates.
+    /// Number of episodes that the player demonstrates; with `data.stream` those from which statistics of the data
+    /// are taken.
     pub episodes: usize,
     /// Seed of the player's episodes and of the split into training and held-out episodes, below 2^30. Larger
     /// seeds are reserved for validation and test.
@@ -51,6 +52,10 @@ pub struct DataConfig {
     /// not to be imitated; the player's next actions show how to recover.
     #[serde(default)]
     pub noise: f64,
+    /// Whether the player goes on to demonstrate: every batch is made of episodes that were not shown before, played
+    /// on threads beside training. An epoch then counts as many crops as one of `data.episodes` would have.
+    #[serde(default)]
+    pub stream: bool,
     /// Share of the episodes of `data.file` that are held out for validation where policies are judged on data
     /// (`eval.on`), between 0 and 1.
     #[serde(default = "held_out")]
@@ -250,6 +255,9 @@ impl RunConfig {
         let data = &self.data;
         check(data.seed < 1 << 30, "data.seed", "below 2^30", data.seed.to_string())?;
         check((0.0..1.0).contains(&data.noise), "data.noise", "in 0..1", data.noise.to_string())?;
+        let plays = data.file.is_none() && self.env.is_some();
+        let played = "false, or an environment whose player demonstrates (no data.file)";
+        check(!data.stream || plays, "data.stream", played, "true".to_owned())?;
         let share = data.held_out;
         check(share > 0.0 && share < 1.0, "data.held_out", "between 0 and 1", share.to_string())?;
         if data.file.is_none() && self.env.is_some() {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use elmur_base::Stop;
 use elmur_base::files::write_atomic;
-use elmur_data::{Batch, Buffer, Loader, Request, Sampler, Source, Window};
+use elmur_data::{Batch, Buffer, Loader, Request, Sampler, Source, Stream, Window};
 use elmur_engine::{AdamW, DType, Device, Readback, Store};
 use elmur_model::checkpoint::FINGERPRINT;
 use elmur_model::tensors::{self, HostTensor, Notes, TensorData, Tensors};
@@ -18,6 +18,7 @@ use elmur_model::{Architecture, Checkpoint, Fingerprint, init};
 use crate::config::{RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::feed::{fill_inputs, request};
+use crate::prepare::Prepared;
 use crate::resident::Resident;
 use crate::schedule::Unit;
 use crate::standardize::standardize;
@@ -109,14 +110,36 @@ impl TrainConfig {
 }
 
 impl Trainer {
-    /// A policy with fresh weights that learns from `source`.
+    /// A policy with fresh weights that learns from `source`. For `data.stream` see [`Trainer::of`].
     pub fn new(config: &RunConfig, source: &Arc<dyn Source>, device: impl Into<Device>) -> Result<Self> {
-        let device = device.into();
+        Self::build(config, source, None, device.into())
+    }
+
+    /// A policy with fresh weights that learns from what a run has prepared: recorded or fresh episodes.
+    pub fn of(prepared: &Prepared, device: impl Into<Device>) -> Result<Self> {
+        Self::build(&prepared.config, &prepared.data, prepared.stream.as_ref(), device.into())
+    }
+
+    fn build(
+        config: &RunConfig,
+        source: &Arc<dyn Source>,
+        stream: Option<&Stream>,
+        device: Device,
+    ) -> Result<Self> {
         config.validate()?;
+        if config.data.stream != stream.is_some() {
+            let expected = "what the run was prepared with";
+            return Err(Error::config("data.stream", expected, config.data.stream));
+        }
         let architecture: Arc<dyn Architecture> = (&config.model).into();
         architecture.ends().check(source.spaces(), "dataset")?;
         let t = &config.train;
-        let settings = t.program_settings(Resident::rows(&*architecture, &**source, &device));
+        // Fresh episodes come with their batch.
+        let table = match stream {
+            Some(_) => None,
+            None => Resident::rows(&*architecture, &**source, &device),
+        };
+        let settings = t.program_settings(table);
         let graph = |begin: Begin| training_graph(&*architecture, &settings, begin);
         let mut graphs = vec![graph(Begin::Fresh)?];
         if t.segments > architecture.window().unroll {
@@ -149,7 +172,10 @@ impl Trainer {
         let sampler = sampler.with_lead(window.lead).with_starts(window.anywhere);
         let epoch_len = sampler.epoch_len() as u64;
         let request = request(&programs, t.batch, t.segments, architecture.window().steps)?;
-        let loader = Loader::new(source, sampler, request.clone());
+        let loader = match stream {
+            Some(stream) => Loader::fresh(stream.clone(), request.clone()),
+            None => Loader::new(source, sampler, request.clone()),
+        };
         let sums = carried.readback(REPORT)?;
         Ok(Self {
             config: config.clone(),
@@ -272,6 +298,20 @@ impl Trainer {
         report.epoch = self.loader.position() as f64 / self.epoch_len as f64;
         self.waiting.push_back(report);
         Ok(true)
+    }
+
+    /// Reads `count` batches and puts them aside, to measure what data cost without training: the number of their
+    /// imitated actions. Training goes on behind them.
+    pub fn read_batches(&mut self, count: usize) -> Result<u64> {
+        let mut imitated = 0;
+        for _ in 0..count {
+            let batch = self.loader.next_batch()?;
+            if let Some(Buffer::Bool(marks)) = batch.fields.first() {
+                imitated += marks.iter().filter(|mark| **mark).count() as u64;
+            }
+            self.loader.recycle(batch);
+        }
+        Ok(imitated)
     }
 
     /// Whether a batch was interrupted ([`Trainer::queue_until`]).

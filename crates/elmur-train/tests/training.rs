@@ -14,8 +14,8 @@ use elmur_model::elmur::config::MemoryGradient;
 use elmur_model::ends::{Action, CategoricalEncoding, Encoder, TokenFormat};
 use elmur_model::{Checkpoint, Elmur, PolicyConfig};
 use elmur_train::{
-    Ended, Error, Evaluation, Event, Prepared, RunConfig, RunFolder, Seeds, Trainer, evaluate, overrides,
-    timeline, train,
+    DataConfig, Ended, Error, Evaluation, Event, Prepared, RunConfig, RunFolder, Seeds, Trainer, evaluate,
+    overrides, timeline, train,
 };
 
 /// A folder that is removed when the test ends well.
@@ -93,8 +93,25 @@ fn bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
+fn a_stream_of_episodes_needs_a_player() {
+    let config = tiny(&["data.stream=true"]);
+    let data = DataConfig { file: Some("x".into()), ..config.data.clone() };
+    let error = RunConfig { data, ..config.clone() }.validate().unwrap_err().to_string();
+    assert!(error.contains("data.stream") && error.contains("data.file"), "{error}");
+    let prepared = prepared(&config);
+    // The trainer of a run that was prepared with a stream wants it.
+    let error = Trainer::new(&prepared.config, &prepared.data, &Pool::new(1)).unwrap_err().to_string();
+    assert!(error.contains("data.stream"), "{error}");
+    let mut trainer = Trainer::of(&prepared, &Pool::new(1)).unwrap();
+    let first = trainer.step().unwrap();
+    assert!(first.loss.is_finite() && first.tokens > 0);
+    assert!(trainer.step().unwrap().epoch > first.epoch);
+}
+
+#[test]
 fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
-    for changes in [&[][..], &["model.memory.gradient={\"through\":3}", "train.schedule.decay=linear"]] {
+    let through = ["model.memory.gradient={\"through\":3}", "train.schedule.decay=linear"];
+    for changes in [&[][..], &through, &["data.stream=true"]] {
         let folder = Folder::new(&format!("resume-{}", changes.len()));
         let config = tiny(changes);
         let (whole, parts) = (folder.join("whole"), folder.join("parts"));

@@ -106,7 +106,7 @@ fn small() -> RunConfig {
 
 /// Demonstrations by the environment's player.
 fn demonstrations(episodes: usize) -> DataConfig {
-    DataConfig { file: None, episodes, seed: 0, noise: 0.0, held_out: held_out() }
+    DataConfig { file: None, episodes, seed: 0, noise: 0.0, stream: false, held_out: held_out() }
 }
 
 /// Validation on 100 episodes, every 50 batches, without a target.

@@ -1,0 +1,181 @@
+//! Demonstrations without end: every batch is made of episodes that were not played before.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use elmur_base::Stop;
+use elmur_envs::{Env, Environment, Player, Purpose};
+use elmur_rng::Stream as Draws;
+
+use crate::collect::play;
+use crate::error::Result;
+use crate::{Crop, Dataset, Error, Sampler, Source, wrap};
+
+/// Episodes that an environment's player plays while they are needed. What a batch holds is a function of the
+/// stream and of the batch's position alone, whatever thread plays it and whatever came before, so that the
+/// position is all that needs to be saved to go on.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    /// The environment, played without its wrappers and shown with them.
+    pub environment: Environment,
+    /// Seed of the collection: episode i has the seed `seed * 2^32 + i`.
+    pub seed: u32,
+    /// Number of the first episode.
+    pub first: u64,
+    /// Probability of a random action in place of the player's: see [`play`].
+    pub noise: f64,
+    /// Steps of a crop.
+    pub length: usize,
+    /// Steps that a crop begins before a random step of its episode: see [`Sampler::with_lead`].
+    pub lead: usize,
+    /// Whether crops begin at any step of their episode: see [`Sampler::with_starts`].
+    pub anywhere: bool,
+    /// Threads that play at once; 0: as many as are granted.
+    pub threads: usize,
+}
+
+/// An environment and its player, made once per thread.
+pub(crate) struct Playing {
+    env: Box<dyn Env>,
+    player: Box<dyn Player>,
+}
+
+impl Stream {
+    /// An environment and a player for one thread.
+    pub(crate) fn playing(&self) -> Result<Playing> {
+        let plain = self.environment.plain();
+        Ok(Playing { env: plain.make(Purpose::Collect)?, player: plain.player()? })
+    }
+
+    /// The episodes and the `rows` crops of the batch at `position`, which counts the crops of the batches
+    /// before. A batch takes the episodes from number `first + position` on, each with as many crops as its
+    /// length gives, and at most `rows` of them: so no two batches share one.
+    pub(crate) fn batch(
+        &self,
+        playing: &mut Playing,
+        position: u64,
+        rows: usize,
+        stop: &Stop,
+    ) -> Result<(Arc<dyn Source>, Vec<Crop>)> {
+        let (mut episodes, mut crops) = (Vec::new(), 0);
+        while crops < rows {
+            let number = (self.first + position).saturating_add(episodes.len() as u64);
+            if number > u64::from(u32::MAX) {
+                let expected = "a stream of at most 2^32 episodes; begin another run with another data.seed";
+                let (what, expected) = ("episodes", expected.to_owned());
+                return Err(Error::Choice { what, expected, got: format!("episode {number}") });
+            }
+            let seed = (u64::from(self.seed) << 32) + number;
+            let episode = play(&mut *playing.env, &mut *playing.player, seed, self.noise, stop)?;
+            crops += episode.rewards.len().div_ceil(self.length.max(1)).max(1);
+            episodes.push(episode);
+        }
+        let spaces = self.environment.plain().spaces().clone();
+        let plain: Arc<dyn Source> = Arc::new(Dataset::from_episodes(spaces, BTreeMap::new(), episodes)?);
+        let wrappers = self.environment.spec().wrappers;
+        let source = if wrappers.is_none() { plain } else { wrap(&plain, wrappers)? };
+        let seed = Draws::new(u64::from(self.seed), position, CROPS).block(0);
+        let seed = u64::from(seed[0]) << 32 | u64::from(seed[1]);
+        let sampler = Sampler::new(&*source, self.length, seed);
+        let crops = sampler.with_lead(self.lead).with_starts(self.anywhere).next_crops(rows);
+        Ok((source, crops))
+    }
+}
+
+/// Random stream of the crops of batches.
+const CROPS: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use elmur_base::{Field, FieldMut};
+    use elmur_envs::{EnvSpec, Registry};
+
+    use super::*;
+    use crate::{Buffer, Loader, Request, Window};
+
+    fn stream(name: &str, length: usize, threads: usize) -> Stream {
+        let environment = Registry::builtin().find(&EnvSpec::new(name)).unwrap();
+        Stream { environment, seed: 5, first: 100, noise: 0.0, length, lead: 0, anywhere: false, threads }
+    }
+
+    fn request(rows: usize, steps: usize) -> Request {
+        let fields = vec![
+            (Field::Observation(0), Buffer::I32(Vec::new()), 1),
+            (Field::Imitate, Buffer::Bool(Vec::new()), 1),
+        ];
+        Request { rows, windows: 1, steps, fields }
+    }
+
+    #[test]
+    fn batches_do_not_depend_on_threads_and_can_be_sought() {
+        let batches = |threads| {
+            let mut loader = Loader::fresh(stream("popgym-RepeatPreviousEasy", 20, threads), request(6, 20));
+            (0..8).map(|_| loader.next_batch().unwrap()).map(|b| (b.fields, b.position)).collect::<Vec<_>>()
+        };
+        let one = batches(1);
+        assert_eq!(one, batches(3));
+        assert_eq!(
+            one.iter().map(|(_, position)| *position).collect::<Vec<_>>(),
+            [6, 12, 18, 24, 30, 36, 42, 48]
+        );
+        let mut loader = Loader::fresh(stream("popgym-RepeatPreviousEasy", 20, 2), request(6, 20));
+        loader.next_batch().unwrap();
+        loader.seek(30);
+        let batch = loader.next_batch().unwrap();
+        assert_eq!((&batch.fields, batch.position), (&one[5].0, 36));
+        assert_eq!(loader.position(), 36);
+    }
+
+    #[test]
+    fn no_episode_is_shown_in_two_batches() {
+        let stream = stream("popgym-RepeatFirstEasy", 60, 1);
+        let mut playing = stream.playing().unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        for position in (0..40).step_by(4) {
+            let (source, crops) = stream.batch(&mut playing, position, 4, &Stop::default()).unwrap();
+            assert_eq!((source.episodes(), crops.len()), (4, 4));
+            assert!((0..4).all(|episode| seen.insert(source.checksum(episode))), "batch at {position}");
+        }
+        // The episodes are those that a collection with the same seed has at these numbers.
+        let demonstrations = crate::collect::Demonstrations {
+            environment: &stream.environment,
+            episodes: 100..104,
+            seed: 5,
+            noise: 0.0,
+            threads: 1,
+            stop: Stop::default(),
+        };
+        let mut collected = Vec::new();
+        let keep = |episode| {
+            collected.push(episode);
+            Ok(())
+        };
+        demonstrations.collect(keep).unwrap();
+        let spaces = stream.environment.plain().spaces().clone();
+        let collected = Dataset::from_episodes(spaces, BTreeMap::new(), collected).unwrap();
+        assert!((0..4).all(|episode| seen.contains(&collected.checksum(episode))));
+    }
+
+    /// An episode of many crops gives all of them to one batch, and crops lie inside the episode.
+    #[test]
+    fn long_episodes_give_several_crops() {
+        let stream = stream("cartpole", 100, 1);
+        let mut playing = stream.playing().unwrap();
+        let (source, crops) = stream.batch(&mut playing, 0, 8, &Stop::default()).unwrap();
+        assert_eq!(source.episodes(), 2);
+        assert!(crops.iter().all(|crop| crop.start + 100 <= source.steps(crop.episode)));
+        let window = Window { source: &*source, crops: &crops, offset: 0, length: 100 };
+        let mut shown = vec![0.0; 8 * 100 * 4];
+        window.fill(Field::Observation(0), FieldMut::F32(&mut shown)).unwrap();
+        assert!(shown.iter().any(|x| *x != 0.0));
+    }
+
+    #[test]
+    fn a_stream_ends_where_its_numbers_do() {
+        let stream = Stream { first: u64::from(u32::MAX) - 1, ..stream("popgym-RepeatFirstEasy", 60, 1) };
+        let mut loader = Loader::fresh(stream, request(2, 60));
+        loader.next_batch().unwrap();
+        let error = loader.next_batch().unwrap_err().to_string();
+        assert!(error.contains("data.seed"), "{error}");
+    }
+}
