@@ -49,6 +49,7 @@ fn write(path: &str, bytes: usize) -> Result<()> {
             terminated: true,
             truncated: false,
             imitate: None,
+            labels: None,
         })?;
     }
     writer.finish()

@@ -34,6 +34,7 @@ pub fn play(
         terminated: false,
         truncated: false,
         imitate: None,
+        labels: None,
     };
     let mut imitate = Vec::new();
     let mut rng = Rng::new(seed, NOISE);

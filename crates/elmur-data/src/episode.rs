@@ -128,6 +128,9 @@ pub struct Episode {
     pub truncated: bool,
     /// Whether each step's action is worth imitating, `[T]`; none means all are.
     pub imitate: Option<Vec<bool>>,
+    /// The actions to imitate where others were taken: one column per leaf of the action space, [T, leaf length];
+    /// none: those that were taken.
+    pub labels: Option<Vec<Column>>,
 }
 
 /// A borrowed [`Episode`]: what datasets hand out.
@@ -145,6 +148,8 @@ pub struct EpisodeRef<'a> {
     pub truncated: bool,
     /// Whether each step's action is worth imitating, `[T]`; none means all are.
     pub imitate: Option<&'a [bool]>,
+    /// The actions to imitate where others were taken; see [`Episode::labels`].
+    pub labels: Option<Vec<ColumnRef<'a>>>,
 }
 
 impl Episode {
@@ -157,6 +162,7 @@ impl Episode {
             terminated: self.terminated,
             truncated: self.truncated,
             imitate: self.imitate.as_deref(),
+            labels: self.labels.as_ref().map(|labels| labels.iter().map(Column::view).collect()),
         }
     }
 
@@ -180,6 +186,7 @@ impl Episode {
             terminated: self.terminated,
             truncated: self.truncated,
             marked: self.imitate.is_some(),
+            labelled: self.labels.is_some(),
         }
     }
 }
@@ -222,6 +229,7 @@ impl EpisodeRef<'_> {
             terminated: self.terminated,
             truncated: self.truncated,
             imitate: self.imitate.map(<[bool]>::to_vec),
+            labels: self.labels.as_ref().map(|labels| labels.iter().map(ColumnRef::to_column).collect()),
         }
     }
 
@@ -242,6 +250,9 @@ impl EpisodeRef<'_> {
         let seen = steps + usize::from(self.has_final_observation(spaces));
         check_columns("observation", &self.observations, &spaces.observation, seen, true)?;
         check_columns("action", &self.actions, &spaces.action, steps, false)?;
+        if let Some(labels) = &self.labels {
+            check_columns("label", labels, &spaces.action, steps, false)?;
+        }
         check_rewards(self.rewards, 0)?;
         match self.imitate {
             Some(imitate) if imitate.len() != steps => {
@@ -427,6 +438,7 @@ mod tests {
             terminated: true,
             truncated: false,
             imitate: Some(vec![true, false]),
+            labels: None,
         }
     }
 
@@ -488,6 +500,7 @@ mod tests {
             terminated: true,
             truncated: false,
             imitate: None,
+            labels: None,
         };
         episode.view().validate(&spaces).unwrap();
         for wrong in [Column::F32(vec![0.0, 1.0]), Column::I32(vec![0, 1])] {
@@ -507,6 +520,7 @@ mod tests {
             terminated: false,
             truncated: false,
             imitate: None,
+            labels: None,
         };
         episode.view().validate(&dark).unwrap();
         episode.observations[0] = Column::U8(vec![0, 128]);

@@ -282,7 +282,7 @@ fn check(part: Part, spaces: &Spaces, layout: &Layout, first: usize, bytes: &[u8
     };
     match part {
         Part::Observation(i) => leaf(spaces.observation.leaves(), i, layout.observations[i].element, true),
-        Part::Action(i) => leaf(spaces.action.leaves(), i, layout.actions[i].element, false),
+        Part::Action(i) | Part::Label(i) => leaf(spaces.action.leaves(), i, layout.actions[i].element, false),
         Part::Reward => check_rewards(bytemuck::cast_slice(bytes), first),
         Part::Imitate => Ok(()),
     }

@@ -41,6 +41,9 @@ pub enum Part {
     Observation(usize),
     /// Leaf `i` of the action, [T, leaf length].
     Action(usize),
+    /// Leaf `i` of the action to imitate, [T, leaf length]; recorded only where [`Outline::labelled`], otherwise it
+    /// is the action that was taken.
+    Label(usize),
     /// Rewards, `[T]`, as f32.
     Reward,
     /// Whether each step's action is worth imitating, `[T]`, as bool; recorded only where
@@ -53,6 +56,7 @@ impl fmt::Display for Part {
         match self {
             Part::Observation(leaf) => write!(f, "observation leaf {leaf}"),
             Part::Action(leaf) => write!(f, "action leaf {leaf}"),
+            Part::Label(leaf) => write!(f, "label leaf {leaf}"),
             Part::Reward => write!(f, "reward"),
             Part::Imitate => write!(f, "imitate"),
         }
@@ -100,7 +104,7 @@ impl Layout {
             |columns: &[ColumnType], leaf: usize| columns.get(leaf).map(|c| (c.element.name(), c.width));
         match part {
             Part::Observation(i) => leaf(&self.observations, i),
-            Part::Action(i) => leaf(&self.actions, i),
+            Part::Action(i) | Part::Label(i) => leaf(&self.actions, i),
             Part::Reward => Some(("f32", 1)),
             Part::Imitate => Some(("bool", 1)),
         }
@@ -120,6 +124,8 @@ pub struct Outline {
     pub truncated: bool,
     /// Whether steps are marked as worth imitating or not; otherwise all are.
     pub marked: bool,
+    /// Whether the actions to imitate were recorded beside those that were taken.
+    pub labelled: bool,
 }
 
 impl Outline {
@@ -128,13 +134,9 @@ impl Outline {
         match part {
             Part::Observation(_) => self.steps + usize::from(self.final_observation),
             Part::Action(_) | Part::Reward => self.steps,
-            Part::Imitate => {
-                if self.marked {
-                    self.steps
-                } else {
-                    0
-                }
-            }
+            Part::Imitate if self.marked => self.steps,
+            Part::Label(_) if self.labelled => self.steps,
+            Part::Imitate | Part::Label(_) => 0,
         }
     }
 }

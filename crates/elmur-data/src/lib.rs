@@ -31,6 +31,7 @@
 //!     terminated: true,
 //!     truncated: false,
 //!     imitate: None,
+//!     labels: None,
 //! })?;
 //! writer.finish()?;
 //!

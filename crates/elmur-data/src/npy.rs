@@ -97,6 +97,7 @@ impl Recording {
             terminated: self.terminated,
             truncated: !self.terminated,
             imitate: self.imitate,
+            labels: None,
         })
     }
 }

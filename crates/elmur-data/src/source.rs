@@ -98,6 +98,10 @@ pub trait Source: fmt::Debug + Send + Sync {
         if let Some(imitate) = &mut imitate {
             self.read(Part::Imitate, episode, 0..outline.steps, FieldMut::Bool(imitate))?;
         }
+        let labels = match outline.labelled {
+            true => Some(columns(Part::Label, &self.layout().actions)?),
+            false => None,
+        };
         Ok(Episode {
             observations: columns(Part::Observation, &self.layout().observations)?,
             actions: columns(Part::Action, &self.layout().actions)?,
@@ -105,6 +109,7 @@ pub trait Source: fmt::Debug + Send + Sync {
             terminated: outline.terminated,
             truncated: outline.truncated,
             imitate,
+            labels,
         })
     }
 

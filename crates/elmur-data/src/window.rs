@@ -65,12 +65,12 @@ impl Window<'_> {
                 self.check_room(field, discrete, out.len())?;
                 let choices = self.choices();
                 out.chunks_exact_mut(discrete).for_each(|step| step.copy_from_slice(&choices));
-                self.choices_taken(discrete, out, |choice| choice)
+                self.choices_taken(discrete, out, Part::Action, |choice| choice)
             }
             (Field::Target, FieldMut::I64(out)) if discrete > 0 => {
                 self.check_room(field, discrete, out.len())?;
                 out.fill(Field::IGNORED);
-                self.choices_taken(discrete, out, i64::from)?;
+                self.choices_taken(discrete, out, Part::Label, i64::from)?;
                 let mut marks = vec![true; self.length];
                 self.each(discrete, out, |row, out| {
                     self.marks(row, &mut marks[..row.length])?;
@@ -82,7 +82,8 @@ impl Window<'_> {
             (Field::Action | Field::Target, FieldMut::F32(out)) if continuous > 0 => {
                 self.check_room(field, continuous, out.len())?;
                 out.fill(0.0);
-                self.numbers_taken(continuous, out)
+                let part = if field == Field::Target { Part::Label } else { Part::Action };
+                self.numbers_taken(continuous, out, part)
             }
             (Field::Imitate, FieldMut::Bool(out)) => {
                 self.check_room(field, 1, out.len())?;
@@ -262,18 +263,23 @@ impl Window<'_> {
         })
     }
 
-    /// Writes the discrete components of the actions that there are.
-    fn choices_taken<T: Clone>(&self, width: usize, out: &mut [T], convert: impl Fn(i32) -> T) -> Result<()> {
-        self.taken(
-            width,
-            out,
-            |column, i| if let Column::I32(x) = column { Some(convert(x[i])) } else { None },
-        )
+    /// Writes the discrete components of the actions that there are, taken or (`Part::Label`) to imitate.
+    fn choices_taken<T: Clone>(
+        &self,
+        width: usize,
+        out: &mut [T],
+        part: fn(usize) -> Part,
+        convert: impl Fn(i32) -> T,
+    ) -> Result<()> {
+        self.taken(width, out, part, |column, i| match column {
+            Column::I32(x) => Some(convert(x[i])),
+            _ => None,
+        })
     }
 
-    /// Writes the continuous components of the actions that there are.
-    fn numbers_taken(&self, width: usize, out: &mut [f32]) -> Result<()> {
-        self.taken(width, out, |column, i| match column {
+    /// Writes the continuous components of the actions that there are, taken or (`Part::Label`) to imitate.
+    fn numbers_taken(&self, width: usize, out: &mut [f32], part: fn(usize) -> Part) -> Result<()> {
+        self.taken(width, out, part, |column, i| match column {
             Column::F32(x) => Some(x[i]),
             Column::U8(x) => Some(pixel(x[i])),
             Column::I32(_) => None,
@@ -285,6 +291,7 @@ impl Window<'_> {
         &self,
         width: usize,
         out: &mut [T],
+        part: fn(usize) -> Part,
         component: impl Fn(&Column, usize) -> Option<T>,
     ) -> Result<()> {
         let columns = &self.source.layout().actions;
@@ -293,7 +300,9 @@ impl Window<'_> {
         self.each(width, out, |row, out| {
             let mut place = 0;
             for (leaf, (column, recorded)) in columns.iter().zip(&mut recorded).enumerate() {
-                let (part, each) = (Part::Action(leaf), column.width);
+                let each = column.width;
+                // Without labels the actions that were taken are imitated.
+                let part = if row.outline.labelled { part(leaf) } else { Part::Action(leaf) };
                 let there = row.there(part);
                 if there == 0 || each == 0 || component(recorded, 0).is_none() {
                     continue;
@@ -413,9 +422,31 @@ pub(crate) mod tests {
             terminated: true,
             truncated: false,
             imitate: Some((0..*steps).map(|t| t % 2 == 0).collect()),
+            labels: None,
         };
         let episodes = steps.iter().enumerate().map(episode).collect();
         Dataset::from_episodes(spaces, BTreeMap::new(), episodes).unwrap()
+    }
+
+    #[test]
+    fn labels_are_targets_and_actions_stay_what_was_taken() {
+        let mut episode = dataset(&[3]).episode(0).to_episode();
+        episode.labels = Some(vec![Column::I32(vec![2, 0, 0])]);
+        let spaces = dataset(&[3]).spaces().clone();
+        let data = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![episode.clone()]).unwrap();
+        assert_ne!(data.checksum(0), dataset(&[3]).checksum(0));
+        let window = Window { source: &data, crops: &[Crop::new(0, 0)], offset: 0, length: 4 };
+        let (mut actions, mut targets) = ([9; 4], [9; 4]);
+        window.fill(Field::Action, FieldMut::I32(&mut actions)).unwrap();
+        window.fill(Field::Target, FieldMut::I64(&mut targets)).unwrap();
+        assert_eq!(actions, [0, 1, 2, 3]);
+        assert_eq!(targets, [2, Field::IGNORED, 0, Field::IGNORED]);
+        // A label is an action of the space, one for every step.
+        for labels in [vec![2, 0], vec![2, 0, 3]] {
+            let wrong = Episode { labels: Some(vec![Column::I32(labels)]), ..episode.clone() };
+            let error = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![wrong]).unwrap_err();
+            assert!(error.to_string().contains("label leaf 0"), "{error}");
+        }
     }
 
     #[test]
@@ -491,6 +522,7 @@ pub(crate) mod tests {
             terminated: true,
             truncated: false,
             imitate: Some(vec![true, false]),
+            labels: None,
         };
         let spaces = Spaces { observation, action: Space::Tuple { parts } };
         Dataset::from_episodes(spaces, BTreeMap::new(), vec![episode]).unwrap()

@@ -64,7 +64,8 @@ impl Source for WrappedSource {
         match part {
             Part::Reward | Part::Imitate => self.source.read(part, episode, rows, out),
             Part::Observation(leaf) => self.observations(leaf, episode, rows, out),
-            Part::Action(leaf) => self.actions(leaf, episode, rows, out),
+            Part::Action(leaf) => self.actions((Part::Action, leaf), episode, rows, out),
+            Part::Label(leaf) => self.actions((Part::Label, leaf), episode, rows, out),
         }
     }
 
@@ -111,16 +112,23 @@ impl WrappedSource {
         Ok(())
     }
 
-    fn actions(&self, leaf: usize, episode: usize, rows: Range<usize>, mut out: FieldMut<'_>) -> Result<()> {
+    /// Leaf `leaf` of the actions that were taken or should have been.
+    fn actions(
+        &self,
+        (part, leaf): (fn(usize) -> Part, usize),
+        episode: usize,
+        rows: Range<usize>,
+        mut out: FieldMut<'_>,
+    ) -> Result<()> {
         let (own, own_layout) = (self.source.spaces(), self.source.layout());
         let space = &self.wrapping.spaces().action;
         let (mut action, mut taken) = (Row::of(&own.action), Row::of(space));
         let width = own_layout.actions.iter().map(|c| c.width).sum();
         let mut place = 0;
-        for part in chunks(rows.len(), width) {
-            let part = rows.start + part.start..rows.start + part.end;
-            let columns = self.columns(Part::Action, &own_layout.actions, episode, part.clone())?;
-            for t in 0..part.len() {
+        for chunk in chunks(rows.len(), width) {
+            let chunk = rows.start + chunk.start..rows.start + chunk.end;
+            let columns = self.columns(part, &own_layout.actions, episode, chunk.clone())?;
+            for t in 0..chunk.len() {
                 row(&columns, &own.action, t, &mut action);
                 self.wrapping.wrap_action(action.values(), taken.as_mut());
                 place = put(&taken, space, leaf, &mut out, place);
@@ -204,6 +212,7 @@ mod tests {
             terminated: false,
             truncated: false,
             imitate: None,
+            labels: None,
         };
         env.reset(seed, shown.as_mut()).unwrap();
         append(&shown, &wrapped.observation, &mut episode.observations);

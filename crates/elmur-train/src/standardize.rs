@@ -98,6 +98,7 @@ mod tests {
             terminated: true,
             truncated: false,
             imitate: None,
+            labels: None,
         };
         let maze = Registry::builtin().find(&EnvSpec::new("tmaze")).unwrap();
         let spaces = maze.spaces().clone();

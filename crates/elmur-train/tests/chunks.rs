@@ -36,6 +36,7 @@ fn rests() -> Dataset {
             terminated: false,
             truncated: true,
             imitate: None,
+            labels: None,
         }
     };
     let episodes = (0..200).map(|_| episode()).collect();

@@ -756,6 +756,7 @@ fn episodes(spaces: &Spaces) -> Vec<Episode> {
                 terminated: true,
                 truncated: false,
                 imitate: Some((0..steps).map(|t| t % 4 != 3).collect()),
+                labels: None,
             }
         })
         .collect()

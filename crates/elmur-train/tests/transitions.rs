@@ -52,6 +52,7 @@ fn guesses() -> Dataset {
             terminated: false,
             truncated: true,
             imitate: None,
+            labels: None,
         }
     };
     let episodes = (0..200).map(|_| episode()).collect();
@@ -115,6 +116,7 @@ fn distances() -> Dataset {
             terminated: true,
             truncated: false,
             imitate: None,
+            labels: None,
         }
     };
     let episodes = (0..100).map(|_| episode()).collect();

@@ -283,6 +283,7 @@ fn recording(name: &str, spaces: elmur_base::Spaces) -> std::path::PathBuf {
         terminated: false,
         truncated: true,
         imitate: None,
+        labels: None,
     };
     let path = std::env::temp_dir().join(format!("elmur-policies-{name}-{}.elmur", std::process::id()));
     let _ = std::fs::remove_file(&path);
