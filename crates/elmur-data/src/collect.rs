@@ -10,8 +10,7 @@ use elmur_envs::{Env, Environment, Player, Purpose};
 use elmur_pool::{MAX_THREADS, granted_threads};
 use elmur_rng::Rng;
 
-use crate::episode::{append, columns};
-use crate::{Episode, Error, Result};
+use crate::{Column, Episode, Error, Result};
 
 /// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
 /// player's, so that the player's next actions show how to recover. Random actions, and actions that the
@@ -28,8 +27,8 @@ pub fn play(
     let mut observation = Row::of(&spaces.observation);
     let mut action = Row::of(&spaces.action);
     let mut episode = Episode {
-        observations: columns(&spaces.observation),
-        actions: columns(&spaces.action),
+        observations: Column::of(&spaces.observation),
+        actions: Column::of(&spaces.action),
         rewards: Vec::new(),
         terminated: false,
         truncated: false,
@@ -41,7 +40,7 @@ pub fn play(
     env.reset(seed, observation.as_mut())?;
     player.reset();
     loop {
-        append(&observation, &spaces.observation, &mut episode.observations);
+        Column::append(&mut episode.observations, &observation, &spaces.observation);
         if episode.terminated || episode.truncated {
             episode.imitate = imitate.contains(&false).then_some(imitate);
             return Ok(episode);
@@ -59,7 +58,7 @@ pub fn play(
                 return Err(elmur_envs::Error::config("noise", expected, noise).into());
             }
         }
-        append(&action, &spaces.action, &mut episode.actions);
+        Column::append(&mut episode.actions, &action, &spaces.action);
         imitate.push(env.uses_action() && !slip);
         let step = env.step(action.values(), observation.as_mut())?;
         episode.rewards.push(step.reward as f32);

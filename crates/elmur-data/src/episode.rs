@@ -263,21 +263,25 @@ impl EpisodeRef<'_> {
     }
 }
 
-/// Appends one value of a space to its [`columns`].
-pub(crate) fn append(value: &Row, space: &Space, columns: &mut [Column]) {
-    let Values { mut floats, mut ints, mut bytes } = value.values();
-    for (leaf, column) in space.leaves().iter().zip(columns) {
-        match column {
-            Column::F32(data) => data.extend_from_slice(floats.split_off(..leaf.len()).unwrap_or_default()),
-            Column::I32(data) => data.extend_from_slice(ints.split_off(..leaf.len()).unwrap_or_default()),
-            Column::U8(data) => data.extend_from_slice(bytes.split_off(..leaf.len()).unwrap_or_default()),
+impl Column {
+    /// Empty columns for the leaves of a space, to record values in.
+    pub fn of(space: &Space) -> Vec<Column> {
+        space.leaves().iter().map(|leaf| Column::zeros(own_type(leaf), 0)).collect()
+    }
+
+    /// Appends one value of a space to its columns.
+    pub fn append(columns: &mut [Column], value: &Row, space: &Space) {
+        let Values { mut floats, mut ints, mut bytes } = value.values();
+        for (leaf, column) in space.leaves().iter().zip(columns) {
+            match column {
+                Column::F32(data) => {
+                    data.extend_from_slice(floats.split_off(..leaf.len()).unwrap_or_default());
+                }
+                Column::I32(data) => data.extend_from_slice(ints.split_off(..leaf.len()).unwrap_or_default()),
+                Column::U8(data) => data.extend_from_slice(bytes.split_off(..leaf.len()).unwrap_or_default()),
+            }
         }
     }
-}
-
-/// Empty columns for the leaves of a space.
-pub(crate) fn columns(space: &Space) -> Vec<Column> {
-    space.leaves().iter().map(|leaf| Column::zeros(own_type(leaf), 0)).collect()
 }
 
 /// The element type that a leaf is recorded in by those who have its numbers as [`Values`].

@@ -75,7 +75,7 @@ pub use npz_write::{NpzWriter, write_npz};
 pub use open::{is_data, open, open_with, spaces_of};
 pub use sampler::{Crop, Sampler};
 pub use source::{Source, Summary, check_read, chunks, earlier_fingerprint, episode_checksum};
-pub use stream::Stream;
+pub use stream::{OwnEpisodes, Stream};
 pub use subset::{Subset, split};
 pub use window::Window;
 pub use wrap::{WrappedSource, wrap};

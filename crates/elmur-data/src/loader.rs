@@ -247,6 +247,9 @@ impl Shared {
 }
 
 impl Loader {
+    /// Batches that are read or played ahead at most.
+    pub const MOST_AHEAD: u64 = 32;
+
     /// A loader of the batches that `sampler` chooses. Nothing is read before the first is asked for.
     pub fn new(source: &Arc<dyn Source>, sampler: Sampler, request: Request) -> Self {
         let (position, threads) = (sampler.position(), source.reading_threads().min(granted_threads()));
@@ -257,6 +260,7 @@ impl Loader {
     /// A loader of batches of fresh episodes, from the first on. Nothing is played before the first is asked for.
     pub fn fresh(stream: Stream, request: Request) -> Self {
         let threads = if stream.threads == 0 { granted_threads() } else { stream.threads };
+        let threads = threads.min(Self::MOST_AHEAD as usize - 1);
         Self::of(Supply::Fresh(Box::new(stream)), (Order::Counted(0), 0), request, threads)
     }
 
@@ -265,7 +269,7 @@ impl Loader {
         let bytes = (request.rows * request.windows * request.steps).saturating_mul(per_step);
         let affordable = (AHEAD_BYTES / bytes.max(1)).max(1);
         let count = threads.min(affordable).max(1);
-        let ahead = (count + 1).min(affordable) as u64;
+        let ahead = ((count + 1).min(affordable) as u64).min(Self::MOST_AHEAD);
         let state = State {
             order,
             generation: 0,

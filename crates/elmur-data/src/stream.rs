@@ -1,6 +1,8 @@
 //! Demonstrations without end: every batch is made of episodes that were not played before.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 use elmur_base::Stop;
@@ -9,7 +11,7 @@ use elmur_rng::Stream as Draws;
 
 use crate::collect::play;
 use crate::error::Result;
-use crate::{Crop, Dataset, Error, Sampler, Source, wrap};
+use crate::{Crop, Dataset, Episode, Error, Sampler, Source, wrap};
 
 /// Episodes that an environment's player plays while they are needed. What a batch holds is a function of the
 /// stream and of the batch's position alone, whatever thread plays it and whatever came before, so that the
@@ -30,8 +32,20 @@ pub struct Stream {
     pub lead: usize,
     /// Whether crops begin at any step of their episode: see [`Sampler::with_starts`].
     pub anywhere: bool,
+    /// Crops that an episode is expected to give: how many episodes are played at a time.
+    pub crops_per_episode: usize,
+    /// The policy that plays some of the episodes itself, and their share, 0 to 1.
+    pub own: Option<(Arc<dyn OwnEpisodes>, f64)>,
     /// Threads that play at once; 0: as many as are granted.
     pub threads: usize,
+}
+
+/// A policy that plays episodes itself, while the player says what it would have done: it learns in states that it
+/// comes to by its own mistakes.
+pub trait OwnEpisodes: Debug + Send + Sync {
+    /// Plays one episode per seed for the batch at `position`, with the player's actions as
+    /// [labels](Episode::labels); none as long as the policy does not play.
+    fn play(&self, position: u64, seeds: &[u64], stop: &Stop) -> Result<Option<Vec<Episode>>>;
 }
 
 /// An environment and its player, made once per thread.
@@ -59,16 +73,17 @@ impl Stream {
     ) -> Result<(Arc<dyn Source>, Vec<Crop>)> {
         let (mut episodes, mut crops) = (Vec::new(), 0);
         while crops < rows {
-            let number = (self.first + position).saturating_add(episodes.len() as u64);
-            if number > u64::from(u32::MAX) {
+            let next = (self.first + position).saturating_add(episodes.len() as u64);
+            let count = (rows - crops).div_ceil(self.crops_per_episode.max(1)) as u64;
+            if next.saturating_add(count) > 1 << 32 {
                 let expected = "a stream of at most 2^32 episodes; begin another run with another data.seed";
                 let (what, expected) = ("episodes", expected.to_owned());
-                return Err(Error::Choice { what, expected, got: format!("episode {number}") });
+                return Err(Error::Choice { what, expected, got: format!("episode {next}") });
             }
-            let seed = (u64::from(self.seed) << 32) + number;
-            let episode = play(&mut *playing.env, &mut *playing.player, seed, self.noise, stop)?;
-            crops += episode.rewards.len().div_ceil(self.length.max(1)).max(1);
-            episodes.push(episode);
+            for episode in self.play(playing, position, next..next + count, stop)? {
+                crops += episode.rewards.len().div_ceil(self.length.max(1)).max(1);
+                episodes.push(episode);
+            }
         }
         let spaces = self.environment.plain().spaces().clone();
         let plain: Arc<dyn Source> = Arc::new(Dataset::from_episodes(spaces, BTreeMap::new(), episodes)?);
@@ -82,8 +97,45 @@ impl Stream {
     }
 }
 
-/// Random stream of the crops of batches.
+impl Stream {
+    /// The episodes of these numbers, some of them played by the policy.
+    fn play(
+        &self,
+        playing: &mut Playing,
+        position: u64,
+        numbers: Range<u64>,
+        stop: &Stop,
+    ) -> Result<Vec<Episode>> {
+        let seed = |number: u64| (u64::from(self.seed) << 32) + number;
+        let mut own = Vec::new().into_iter();
+        let mut is_own = vec![false; numbers.clone().count()];
+        if let Some((policy, share)) = &self.own {
+            let draw = |number| f64::from(Draws::new(u64::from(self.seed), number, OWN).draw(0));
+            for (number, is_own) in numbers.clone().zip(&mut is_own) {
+                *is_own = draw(number) < share * f64::from(u32::MAX);
+            }
+            let chosen = numbers.clone().zip(&is_own).filter(|(_, own)| **own);
+            let seeds: Vec<u64> = chosen.map(|(number, _)| seed(number)).collect();
+            if !seeds.is_empty()
+                && let Some(episodes) = policy.play(position, &seeds, stop)?
+            {
+                own = episodes.into_iter();
+            }
+        }
+        let mut episodes = Vec::with_capacity(is_own.len());
+        for (number, is_own) in numbers.zip(is_own) {
+            episodes.push(match is_own.then(|| own.next()).flatten() {
+                Some(episode) => episode,
+                None => play(&mut *playing.env, &mut *playing.player, seed(number), self.noise, stop)?,
+            });
+        }
+        Ok(episodes)
+    }
+}
+
+/// Random streams: the crops of batches, and who plays an episode.
 const CROPS: u32 = 2;
+const OWN: u32 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -95,7 +147,18 @@ mod tests {
 
     fn stream(name: &str, length: usize, threads: usize) -> Stream {
         let environment = Registry::builtin().find(&EnvSpec::new(name)).unwrap();
-        Stream { environment, seed: 5, first: 100, noise: 0.0, length, lead: 0, anywhere: false, threads }
+        Stream {
+            environment,
+            seed: 5,
+            first: 100,
+            noise: 0.0,
+            length,
+            lead: 0,
+            anywhere: false,
+            crops_per_episode: 1,
+            own: None,
+            threads,
+        }
     }
 
     fn request(rows: usize, steps: usize) -> Request {
@@ -159,7 +222,7 @@ mod tests {
     /// An episode of many crops gives all of them to one batch, and crops lie inside the episode.
     #[test]
     fn long_episodes_give_several_crops() {
-        let stream = stream("cartpole", 100, 1);
+        let stream = Stream { crops_per_episode: 5, ..stream("cartpole", 100, 1) };
         let mut playing = stream.playing().unwrap();
         let (source, crops) = stream.batch(&mut playing, 0, 8, &Stop::default()).unwrap();
         assert_eq!(source.episodes(), 2);

@@ -200,13 +200,13 @@ mod tests {
     use super::*;
     use crate::Dataset;
     use crate::collect::Demonstrations;
-    use crate::episode::{Episode, append, columns};
+    use crate::episode::Episode;
 
     /// Plays the recorded actions again in an environment behind wrappers.
     fn replayed(env: &mut dyn Env, wrapped: &Spaces, actions: &[Column], seed: u64, steps: usize) -> Episode {
         let mut shown = Row::of(&wrapped.observation);
         let mut episode = Episode {
-            observations: columns(&wrapped.observation),
+            observations: Column::of(&wrapped.observation),
             actions: actions.to_vec(),
             rewards: Vec::new(),
             terminated: false,
@@ -215,12 +215,12 @@ mod tests {
             labels: None,
         };
         env.reset(seed, shown.as_mut()).unwrap();
-        append(&shown, &wrapped.observation, &mut episode.observations);
+        Column::append(&mut episode.observations, &shown, &wrapped.observation);
         for t in 0..steps {
             let mut action = Row::of(&wrapped.action);
             row(actions, &wrapped.action, t, &mut action);
             let step = env.step(action.values(), shown.as_mut()).unwrap();
-            append(&shown, &wrapped.observation, &mut episode.observations);
+            Column::append(&mut episode.observations, &shown, &wrapped.observation);
             episode.rewards.push(step.reward as f32);
             (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
         }

@@ -203,6 +203,16 @@ impl Wrapping {
     }
 
     /// Writes the environment's own action that a flat action stands for.
+    /// The environment's own action that an action behind the wrappers stands for; `own` has room for one.
+    pub fn unwrap_action(&self, action: Values<'_>, own: &mut Row) -> Result<()> {
+        if self.wrappers.flat_action {
+            return self.unwrap_flat(action, own);
+        }
+        own.clear();
+        own.extend(action);
+        Ok(())
+    }
+
     fn unwrap_flat(&self, action: Values<'_>, own: &mut Row) -> Result<()> {
         let count = self.choices.iter().product::<usize>();
         let mut rest = match action {

@@ -101,7 +101,7 @@ impl RunConfig {
             };
             let data = self.play(&environment, stop, progress)?;
             let mut prepared = Prepared::new(self.clone(), data, registry, keep_ends)?;
-            prepared.stream = prepared.config.stream(registry)?;
+            prepared.stream = prepared.config.stream(registry, &*prepared.data)?;
             return Ok(prepared);
         };
         // Arrays do not tell their spaces; who wants to be judged in the environment says that they are its.
@@ -116,11 +116,13 @@ impl RunConfig {
     }
 
     /// Demonstrations without end, where they are asked for. They begin behind those of `data.episodes`.
-    fn stream(&self, registry: &Registry) -> Result<Option<Stream>> {
+    fn stream(&self, registry: &Registry, data: &dyn Source) -> Result<Option<Stream>> {
         let Some(environment) = self.environment(registry)?.filter(|_| self.data.stream) else {
             return Ok(None);
         };
         let window = self.model.architecture().window();
+        let crops = |episode: usize| data.steps(episode).div_ceil(self.crop().max(1));
+        let crops: usize = (0..data.episodes()).map(crops).sum();
         // Where the CPU trains, its cores are busy.
         let threads = if self.train.device == "cpu" { 1 } else { self.train.threads.unwrap_or(0) };
         Ok(Some(Stream {
@@ -131,6 +133,8 @@ impl RunConfig {
             length: self.crop(),
             lead: window.lead,
             anywhere: window.anywhere,
+            crops_per_episode: crops / data.episodes().max(1),
+            own: None,
             threads,
         }))
     }

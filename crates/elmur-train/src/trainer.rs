@@ -2,7 +2,7 @@
 //! counters (batches, optimizer steps, imitated actions, sampler position), so saving and resuming are exact.
 //! Within a batch, what the windows so far carry to the next belongs to it too.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use elmur_model::{Architecture, Checkpoint, Fingerprint, init};
 use crate::config::{RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::feed::{fill_inputs, request};
+use crate::own::OwnStates;
 use crate::prepare::Prepared;
 use crate::resident::Resident;
 use crate::schedule::Unit;
@@ -64,7 +65,9 @@ pub struct Trainer {
     programs: Vec<WindowProgram>,
     /// A batch of which some windows are done.
     within: Option<Within>,
-    /// Reads the batches that come next.
+    /// The policy as it was, for episodes that it plays itself.
+    own: Option<Arc<OwnStates>>,
+    /// Reads or plays the batches that come next.
     loader: Loader,
     request: Request,
     /// Crops in one epoch.
@@ -92,6 +95,8 @@ const COUNTERS: &str = "trainer.counters";
 const WITHIN: &str = "trainer.within";
 /// Beginning of the names of carried states in the state's file.
 const CARRIED: &str = "carried/";
+/// Beginning of the names of parameters of the policy as it was, followed by a number of batches.
+const OWN: &str = "own/";
 
 impl TrainConfig {
     /// The settings of training programs; `table`: rows of the data where they lie on the device.
@@ -172,8 +177,20 @@ impl Trainer {
         let sampler = sampler.with_lead(window.lead).with_starts(window.anywhere);
         let epoch_len = sampler.epoch_len() as u64;
         let request = request(&programs, t.batch, t.segments, architecture.window().steps)?;
+        let mut own = None;
         let loader = match stream {
-            Some(stream) => Loader::fresh(stream.clone(), request.clone()),
+            Some(stream) => {
+                let mut stream = stream.clone();
+                if config.data.own_share > 0.0 {
+                    let states = Arc::new(OwnStates::new(config, &stream.environment)?);
+                    if states.is_due(0) {
+                        states.keep(0, &params)?;
+                    }
+                    stream.own = Some((Arc::<OwnStates>::clone(&states), config.data.own_share));
+                    own = Some(states);
+                }
+                Loader::fresh(stream, request.clone())
+            }
             None => Loader::new(source, sampler, request.clone()),
         };
         let sums = carried.readback(REPORT)?;
@@ -187,6 +204,7 @@ impl Trainer {
             carried,
             programs,
             within: None,
+            own,
             loader,
             request,
             epoch_len,
@@ -294,6 +312,9 @@ impl Trainer {
         self.sums.ask()?;
         self.tokens += report.tokens;
         self.batches += 1;
+        if let Some(own) = self.own.as_ref().filter(|own| own.is_due(self.batches)) {
+            own.keep(self.batches, &self.params)?;
+        }
         report.batch = self.batches;
         report.epoch = self.loader.position() as f64 / self.epoch_len as f64;
         self.waiting.push_back(report);
@@ -400,6 +421,12 @@ impl Trainer {
                 tensors.insert(format!("{prefix}{name}"), HostTensor { shape: ty.shape, data });
             }
         }
+        for (number, store) in self.own.iter().flat_map(|own| own.needed(self.batches)) {
+            for name in store.names() {
+                let (shape, data) = (store.ty(&name)?.shape, TensorData::F32(store.get(&name)?));
+                tensors.insert(format!("{OWN}{number}/{name}"), HostTensor { shape, data });
+            }
+        }
         let path = folder.join(STATE_FILE);
         let bytes = tensors::serialise_with(&tensors, &notes).map_err(|e| Error::file(&path, e))?;
         Ok(write_atomic(&path, &bytes)?)
@@ -470,6 +497,9 @@ impl Trainer {
             }
             _ => return Err(missing(COUNTERS)),
         };
+        if let Some(own) = &self.own {
+            own.restore(self.snapshots(&tensors).ok_or_else(|| missing(OWN))?);
+        }
         // The batch is read before anything is changed: reading may fail.
         self.loader.seek(counters[3] as u64);
         let within = match within {
@@ -492,6 +522,28 @@ impl Trainer {
         [self.batches, self.steps, self.tokens] = [0, 1, 2].map(|i| counters[i] as u64);
         self.within = within;
         Ok(())
+    }
+}
+
+impl Trainer {
+    /// The policy as it was, by numbers of batches, from the tensors of a state's file; none if some are missing
+    /// or of another shape.
+    fn snapshots(&self, tensors: &Tensors) -> Option<BTreeMap<u64, Store>> {
+        let numbers = tensors.keys().filter_map(|name| name.strip_prefix(OWN)?.split('/').next());
+        let numbers: BTreeSet<&str> = numbers.collect();
+        let mut snapshots = BTreeMap::new();
+        for number in numbers {
+            let store = Store::new();
+            for name in self.params.names() {
+                let tensor = tensors.get(&format!("{OWN}{number}/{name}"))?;
+                let ty = self.params.ty(&name).ok().filter(|ty| ty.shape == tensor.shape)?;
+                let TensorData::F32(data) = &tensor.data else { return None };
+                store.insert(&name, ty).ok()?;
+                store.set(&name, data).ok()?;
+            }
+            snapshots.insert(number.parse().ok()?, store);
+        }
+        Some(snapshots)
     }
 }
 

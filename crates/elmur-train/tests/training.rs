@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use elmur_base::{Space, Spaces, Stop};
-use elmur_data::{Column, Dataset, Episode, Limits, Source, open_with};
+use elmur_data::{Column, Dataset, Episode, Limits, Loader, Source, open_with};
 use elmur_engine::Pool;
 use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::elmur::config::MemoryGradient;
@@ -90,6 +90,32 @@ fn run(path: &Path, config: &RunConfig, resume: bool, stop_at: Option<u64>) -> R
 fn bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap());
     files.map(|f| (f.file_name().into_string().unwrap(), std::fs::read(f.path()).unwrap())).collect()
+}
+
+#[test]
+fn own_states_resume_to_the_byte_and_change_what_is_learnt() {
+    let own = ["data.stream=true", "data.own_share=0.5", "data.own_from=2", "data.own_every=3"];
+    let prepared = prepared(&tiny(&own));
+    let trainer = |prepared: &Prepared| Trainer::of(prepared, &Pool::new(1)).unwrap();
+    let folder = Folder::new("own-states");
+    let losses = |trainer: &mut Trainer, count: usize| -> Vec<f64> {
+        (0..count).map(|_| trainer.step().unwrap().loss).collect()
+    };
+    let (mut whole, mut first) = (trainer(&prepared), trainer(&prepared));
+    let expected = losses(&mut whole, 48);
+    assert_eq!(losses(&mut first, 40), expected[..40]);
+    first.save(&folder.join("saved")).unwrap();
+    let mut second = trainer(&prepared);
+    second.load(&folder.join("saved")).unwrap();
+    assert_eq!(losses(&mut second, 8), expected[40..]);
+    whole.save(&folder.join("whole")).unwrap();
+    second.save(&folder.join("second")).unwrap();
+    assert_eq!(bytes(&folder.join("whole")), bytes(&folder.join("second")));
+    // Until the policy plays, batches are those of the stream alone.
+    let alone = self::prepared(&tiny(&["data.stream=true"]));
+    let alone = losses(&mut trainer(&alone), 48);
+    let same = alone.iter().zip(&expected).take_while(|(a, b)| a == b).count();
+    assert_eq!(same as u64, Loader::MOST_AHEAD + 2);
 }
 
 #[test]
