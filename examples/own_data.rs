@@ -49,6 +49,7 @@ fn dataset(days: Range<u64>) -> Result<Dataset, elmur::data::Error> {
             truncated: true,
             imitate: None,
             labels: None,
+            accepted: None,
         }
     };
     Dataset::from_episodes(spaces, BTreeMap::new(), days.map(episode).collect())

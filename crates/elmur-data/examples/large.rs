@@ -50,6 +50,7 @@ fn write(path: &str, bytes: usize) -> Result<()> {
             truncated: false,
             imitate: None,
             labels: None,
+            accepted: None,
         })?;
     }
     writer.finish()

@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use elmur_base::{Row, Stop};
+use elmur_base::{Leaf, Row, Space, Stop, Values};
 use elmur_envs::{Env, Environment, Player, Purpose};
 use elmur_pool::{MAX_THREADS, granted_threads};
 use elmur_rng::Rng;
 
+use crate::episode::joint_choices;
 use crate::{Column, Episode, Error, Result};
 
 /// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
@@ -23,6 +24,55 @@ pub fn play(
     noise: f64,
     stop: &Stop,
 ) -> Result<Episode> {
+    play_with(env, player, seed, (noise, false), stop)
+}
+
+/// Choices that the player names as equally good, step by step.
+#[derive(Debug, Default)]
+pub struct Ties {
+    sizes: Vec<usize>,
+    choices: usize,
+    accepted: Vec<bool>,
+    any: bool,
+}
+
+impl Ties {
+    /// For actions of this space; nothing is recorded where they are not discrete.
+    pub fn of(action: &Space) -> Self {
+        let leaves = action.leaves();
+        let ints = leaves.iter().map(|leaf| if let Leaf::Ints(sizes) = leaf { *sizes } else { &[] });
+        Self { sizes: ints.flatten().copied().collect(), choices: joint_choices(action), ..Self::default() }
+    }
+
+    /// Asks the player about the action that it wrote last.
+    pub fn ask(&mut self, player: &mut dyn Player, action: Values<'_>) {
+        if self.choices == 0 {
+            return;
+        }
+        let first = self.accepted.len();
+        self.accepted.resize(first + self.choices, false);
+        let here = &mut self.accepted[first..];
+        let chosen = action.ints.iter().zip(&self.sizes).fold(0, |all, (i, n)| all * n + *i as usize);
+        here[chosen] = true;
+        player.accept(here);
+        here[chosen] = true;
+        self.any |= here.iter().filter(|accepted| **accepted).count() > 1;
+    }
+
+    /// What was recorded, [steps, choices]; none if the player has never named another choice.
+    pub fn into_accepted(self) -> Option<Vec<bool>> {
+        self.any.then_some(self.accepted)
+    }
+}
+
+/// [`play`] that also asks the player for choices that are equally good, if `ties`.
+pub(crate) fn play_with(
+    env: &mut dyn Env,
+    player: &mut dyn Player,
+    seed: u64,
+    (noise, ties): (f64, bool),
+    stop: &Stop,
+) -> Result<Episode> {
     let spaces = env.spaces().clone();
     let mut observation = Row::of(&spaces.observation);
     let mut action = Row::of(&spaces.action);
@@ -34,8 +84,10 @@ pub fn play(
         truncated: false,
         imitate: None,
         labels: None,
+        accepted: None,
     };
     let mut imitate = Vec::new();
+    let mut named = ties.then(|| Ties::of(&spaces.action));
     let mut rng = Rng::new(seed, NOISE);
     env.reset(seed, observation.as_mut())?;
     player.reset();
@@ -43,12 +95,16 @@ pub fn play(
         Column::append(&mut episode.observations, &observation, &spaces.observation);
         if episode.terminated || episode.truncated {
             episode.imitate = imitate.contains(&false).then_some(imitate);
+            episode.accepted = named.and_then(Ties::into_accepted);
             return Ok(episode);
         }
         if episode.rewards.len().is_multiple_of(STEPS_PER_LOOK) && stop.requested() {
             return Err(Error::Stopped);
         }
         player.act(observation.values(), action.as_mut());
+        if let Some(named) = &mut named {
+            named.ask(player, action.values());
+        }
         let slip = noise > 0.0 && rng.uniform(0.0, 1.0) < noise;
         if slip {
             action = Row::default();
@@ -167,7 +223,6 @@ impl Demonstrations<'_> {
 
 #[cfg(test)]
 mod tests {
-    use elmur_base::{Space, Values};
     use elmur_envs::{EnvSpec, Registry, Wrappers};
 
     use super::*;

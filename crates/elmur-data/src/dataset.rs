@@ -151,7 +151,13 @@ pub(crate) fn read_episode(
                 None => out.fill(true),
             };
         }
-        (Part::Imitate, _) => return,
+        (Part::Accepted, FieldMut::Bool(out)) => {
+            return match &episode.accepted {
+                Some(accepted) => out.copy_from_slice(&accepted[range]),
+                None => out.fill(false),
+            };
+        }
+        (Part::Imitate | Part::Accepted, _) => return,
     };
     match column {
         (ColumnRef::F32(x), FieldMut::F32(out)) => out.copy_from_slice(&x[range]),

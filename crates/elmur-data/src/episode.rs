@@ -131,6 +131,9 @@ pub struct Episode {
     /// The actions to imitate where others were taken: one column per leaf of the action space, [T, leaf length];
     /// none: those that were taken.
     pub labels: Option<Vec<Column>>,
+    /// Which choices of a discrete action are as good as the one to imitate, [T, choices] (of several integers: all
+    /// combinations, the last integer running fastest); none: no other.
+    pub accepted: Option<Vec<bool>>,
 }
 
 /// A borrowed [`Episode`]: what datasets hand out.
@@ -150,6 +153,8 @@ pub struct EpisodeRef<'a> {
     pub imitate: Option<&'a [bool]>,
     /// The actions to imitate where others were taken; see [`Episode::labels`].
     pub labels: Option<Vec<ColumnRef<'a>>>,
+    /// Which choices are as good as the one to imitate; see [`Episode::accepted`].
+    pub accepted: Option<&'a [bool]>,
 }
 
 impl Episode {
@@ -163,6 +168,7 @@ impl Episode {
             truncated: self.truncated,
             imitate: self.imitate.as_deref(),
             labels: self.labels.as_ref().map(|labels| labels.iter().map(Column::view).collect()),
+            accepted: self.accepted.as_deref(),
         }
     }
 
@@ -187,6 +193,7 @@ impl Episode {
             truncated: self.truncated,
             marked: self.imitate.is_some(),
             labelled: self.labels.is_some(),
+            tied: self.accepted.is_some(),
         }
     }
 }
@@ -230,6 +237,7 @@ impl EpisodeRef<'_> {
             truncated: self.truncated,
             imitate: self.imitate.map(<[bool]>::to_vec),
             labels: self.labels.as_ref().map(|labels| labels.iter().map(ColumnRef::to_column).collect()),
+            accepted: self.accepted.map(<[bool]>::to_vec),
         }
     }
 
@@ -253,6 +261,14 @@ impl EpisodeRef<'_> {
         if let Some(labels) = &self.labels {
             check_columns("label", labels, &spaces.action, steps, false)?;
         }
+        let choices = joint_choices(&spaces.action);
+        if let Some(accepted) = self
+            .accepted
+            .filter(|accepted| choices == 0 || Some(accepted.len()) != steps.checked_mul(choices))
+        {
+            let expected = format!("{steps} rows of {choices} choices, of a discrete action");
+            return Fault::new("accepted", expected, accepted.len(), CORRECT);
+        }
         check_rewards(self.rewards, 0)?;
         match self.imitate {
             Some(imitate) if imitate.len() != steps => {
@@ -261,6 +277,18 @@ impl EpisodeRef<'_> {
             _ => Ok(()),
         }
     }
+}
+
+/// Number of choices of an action, counting all combinations of its integers; 0 if the action is not discrete or
+/// there are too many to list.
+pub(crate) fn joint_choices(action: &Space) -> usize {
+    const MOST: usize = 1 << 16;
+    let leaves = action.leaves();
+    let sizes = leaves.iter().map(|leaf| if let Leaf::Ints(sizes) = leaf { Some(*sizes) } else { None });
+    let product = sizes.into_iter().try_fold(1usize, |all, sizes| {
+        sizes?.iter().try_fold(all, |all, n| all.checked_mul(*n).filter(|all| *all <= MOST))
+    });
+    product.filter(|_| !leaves.is_empty()).unwrap_or(0)
 }
 
 impl Column {
@@ -443,6 +471,7 @@ mod tests {
             truncated: false,
             imitate: Some(vec![true, false]),
             labels: None,
+            accepted: None,
         }
     }
 
@@ -505,6 +534,7 @@ mod tests {
             truncated: false,
             imitate: None,
             labels: None,
+            accepted: None,
         };
         episode.view().validate(&spaces).unwrap();
         for wrong in [Column::F32(vec![0.0, 1.0]), Column::I32(vec![0, 1])] {
@@ -525,6 +555,7 @@ mod tests {
             truncated: false,
             imitate: None,
             labels: None,
+            accepted: None,
         };
         episode.view().validate(&dark).unwrap();
         episode.observations[0] = Column::U8(vec![0, 128]);

@@ -37,6 +37,7 @@ const TRUNCATED: u32 = 2;
 const FINAL_OBSERVATION: u32 = 4;
 const COUNTS: u32 = 8;
 const LABELS: u32 = 16;
+const ACCEPTED: u32 = 32;
 
 /// Bytes that begin at a multiple of eight in memory.
 #[derive(Debug, Default)]
@@ -248,7 +249,7 @@ impl Shape {
             return Err(format!("a payload of {len} bytes, too short for any episode"));
         }
         let (steps, flags) = (u64_at(start, 0), u32_at(start, 8));
-        if flags >= 2 * LABELS || u32_at(start, 12) != 0 {
+        if flags >= 2 * ACCEPTED || u32_at(start, 12) != 0 {
             return Err("flags that version 1 does not know".to_owned());
         }
         let needed = payload_len(u128::from(steps), flags, layout);
@@ -269,6 +270,7 @@ impl Shape {
             truncated: has(TRUNCATED),
             marked: has(COUNTS),
             labelled: has(LABELS),
+            tied: has(ACCEPTED),
         }
     }
 }
@@ -284,7 +286,8 @@ fn payload_len(steps: u128, flags: u32, layout: &Layout) -> u128 {
     let actions = layout.actions.iter().map(|c| column(steps, c.element, c.width)).sum::<u128>();
     len += if flags & LABELS != 0 { 2 * actions } else { actions };
     len += column(steps, ElementType::F32, 1);
-    len + if flags & COUNTS != 0 { column(steps, ElementType::U8, 1) } else { 0 }
+    len += if flags & COUNTS != 0 { column(steps, ElementType::U8, 1) } else { 0 };
+    len + if flags & ACCEPTED != 0 { column(steps, ElementType::U8, layout.choices) } else { 0 }
 }
 
 /// The columns of a payload in their order: the column, its rows, bytes per row, and where it begins.
@@ -295,7 +298,8 @@ pub(crate) fn places(layout: &Layout, outline: Outline) -> impl Iterator<Item = 
     let marks = outline.marked.then_some((Part::Imitate, 1));
     let labels = if outline.labelled { &layout.actions[..] } else { &[] };
     let labels = labels.iter().enumerate().map(|(i, c)| (Part::Label(i), c.width * c.element.size()));
-    leaves.chain([(Part::Reward, 4)]).chain(marks).chain(labels).scan(
+    let accepted = outline.tied.then_some((Part::Accepted, layout.choices));
+    leaves.chain([(Part::Reward, 4)]).chain(marks).chain(labels).chain(accepted).scan(
         SHAPE as u64,
         move |end, (part, row_bytes)| {
             let rows = outline.rows(part);
@@ -330,6 +334,7 @@ pub(crate) fn decode(payload: &[u8], head: Head, layout: &Layout) -> Result<Epis
         truncated: outline.truncated,
         imitate: None,
         labels: outline.labelled.then(Vec::new),
+        accepted: None,
     };
     let column = |element: ElementType, bytes: &[u8]| match element {
         ElementType::F32 => Column::F32(bytemuck::cast_slice(bytes).to_vec()),
@@ -353,6 +358,12 @@ pub(crate) fn decode(payload: &[u8], head: Head, layout: &Layout) -> Result<Epis
                 }
                 episode.imitate = Some(bytes.iter().map(|mark| *mark == 1).collect());
             }
+            Part::Accepted => {
+                if bytes.iter().any(|mark| *mark > 1) {
+                    return Err(BAD_MARKS.to_owned());
+                }
+                episode.accepted = Some(bytes.iter().map(|mark| *mark == 1).collect());
+            }
         }
     }
     Ok(episode)
@@ -368,7 +379,8 @@ fn payload(episode: &EpisodeRef<'_>, spaces: &Spaces, mut put: impl FnMut(&[u8])
         | flag(episode.truncated, TRUNCATED)
         | flag(episode.has_final_observation(spaces), FINAL_OBSERVATION)
         | flag(episode.imitate.is_some(), COUNTS)
-        | flag(episode.labels.is_some(), LABELS);
+        | flag(episode.labels.is_some(), LABELS)
+        | flag(episode.accepted.is_some(), ACCEPTED);
     put(&(episode.steps() as u64).to_le_bytes());
     put(&u64::from(flags).to_le_bytes());
     let mut padded = |column: &[u8]| {
@@ -384,6 +396,9 @@ fn payload(episode: &EpisodeRef<'_>, spaces: &Spaces, mut put: impl FnMut(&[u8])
     }
     for column in episode.labels.iter().flatten() {
         padded(column_bytes(column));
+    }
+    if let Some(accepted) = episode.accepted {
+        padded(bytemuck::cast_slice(accepted));
     }
 }
 

@@ -32,6 +32,7 @@
 //!     truncated: false,
 //!     imitate: None,
 //!     labels: None,
+//!     accepted: None,
 //! })?;
 //! writer.finish()?;
 //!

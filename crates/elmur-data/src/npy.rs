@@ -98,6 +98,7 @@ impl Recording {
             truncated: !self.terminated,
             imitate: self.imitate,
             labels: None,
+            accepted: None,
         })
     }
 }

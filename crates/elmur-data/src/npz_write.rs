@@ -223,10 +223,9 @@ pub fn write_npz(folder: impl Into<PathBuf>, source: &dyn Source) -> Result<()> 
 
 /// The archive of an episode that fits the spaces.
 fn archive(episode: &EpisodeRef<'_>, spaces: &Spaces) -> Result<Vec<u8>, String> {
-    if episode.labels.is_some() {
+    if episode.labels.is_some() || episode.accepted.is_some() {
         return Err(
-            "actions to imitate beside those taken, for which .npz has no place: use the native format"
-                .to_owned(),
+            "labels or accepted choices, for which .npz has no place: use the native format".to_owned()
         );
     }
     let steps = episode.steps();

@@ -9,7 +9,7 @@ use elmur_base::Stop;
 use elmur_envs::{Env, Environment, Player, Purpose};
 use elmur_rng::Stream as Draws;
 
-use crate::collect::play;
+use crate::collect::play_with;
 use crate::error::Result;
 use crate::{Crop, Dataset, Episode, Error, Sampler, Source, wrap};
 
@@ -24,8 +24,10 @@ pub struct Stream {
     pub seed: u32,
     /// Number of the first episode.
     pub first: u64,
-    /// Probability of a random action in place of the player's: see [`play`].
+    /// Probability of a random action in place of the player's: see [`play`](crate::collect::play).
     pub noise: f64,
+    /// Whether players are asked for choices that are equally good: see [`Episode::accepted`].
+    pub ties: bool,
     /// Steps of a crop.
     pub length: usize,
     /// Steps that a crop begins before a random step of its episode: see [`Sampler::with_lead`].
@@ -126,7 +128,10 @@ impl Stream {
         for (number, is_own) in numbers.zip(is_own) {
             episodes.push(match is_own.then(|| own.next()).flatten() {
                 Some(episode) => episode,
-                None => play(&mut *playing.env, &mut *playing.player, seed(number), self.noise, stop)?,
+                None => {
+                    let (env, player) = (&mut *playing.env, &mut *playing.player);
+                    play_with(env, player, seed(number), (self.noise, self.ties), stop)?
+                }
             });
         }
         Ok(episodes)
@@ -152,6 +157,7 @@ mod tests {
             seed: 5,
             first: 100,
             noise: 0.0,
+            ties: false,
             length,
             lead: 0,
             anywhere: false,

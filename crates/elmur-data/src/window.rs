@@ -85,6 +85,9 @@ impl Window<'_> {
                 let part = if field == Field::Target { Part::Label } else { Part::Action };
                 self.numbers_taken(continuous, out, part)
             }
+            (Field::Accepted, FieldMut::Bool(out)) if self.source.layout().choices > 0 => {
+                self.accepted(field, out)
+            }
             (Field::Imitate, FieldMut::Bool(out)) => {
                 self.check_room(field, 1, out.len())?;
                 self.each(1, out, |row, out| self.marks(row, out))
@@ -146,9 +149,14 @@ impl Window<'_> {
                 let expected = match field {
                     Field::Action => of_actions("i32"),
                     Field::Target => of_actions("i64"),
-                    Field::Imitate | Field::Exists | Field::KnownNext | Field::Terminated => {
-                        "bool".to_owned()
+                    Field::Accepted if self.source.layout().choices == 0 => {
+                        "discrete actions of at most 65536 choices".to_owned()
                     }
+                    Field::Imitate
+                    | Field::Exists
+                    | Field::KnownNext
+                    | Field::Terminated
+                    | Field::Accepted => "bool".to_owned(),
                     Field::Observation(_)
                     | Field::NextObservation(_)
                     | Field::ReturnToGo
@@ -322,6 +330,30 @@ impl Window<'_> {
         })
     }
 
+    /// Which choices are as good as the targets, [rows, length, choices].
+    fn accepted(&self, field: Field, out: &mut [bool]) -> Result<()> {
+        let count = self.source.layout().choices;
+        self.check_room(field, count, out.len())?;
+        let sizes = self.choices();
+        let mut targets = vec![0i64; self.crops.len() * self.length * sizes.len()];
+        self.fill(Field::Target, FieldMut::I64(&mut targets))?;
+        out.fill(false);
+        self.each(count, out, |row, out| {
+            let there = row.there(Part::Accepted);
+            let rows = row.first..row.first + there;
+            self.source.read(Part::Accepted, row.episode, rows, FieldMut::Bool(&mut out[..there * count]))
+        })?;
+        for (accepted, target) in out.chunks_exact_mut(count).zip(targets.chunks_exact(sizes.len())) {
+            if target.contains(&Field::IGNORED) {
+                accepted.fill(false);
+                continue;
+            }
+            let joint = target.iter().zip(&sizes).fold(0, |all, (i, n)| all * *n as usize + *i as usize);
+            accepted[joint] = true;
+        }
+        Ok(())
+    }
+
     /// Number of choices of each discrete component of an action.
     fn choices(&self) -> Vec<i32> {
         let leaves = self.source.spaces().action.leaves();
@@ -423,6 +455,7 @@ pub(crate) mod tests {
             truncated: false,
             imitate: Some((0..*steps).map(|t| t % 2 == 0).collect()),
             labels: None,
+            accepted: None,
         };
         let episodes = steps.iter().enumerate().map(episode).collect();
         Dataset::from_episodes(spaces, BTreeMap::new(), episodes).unwrap()
@@ -447,6 +480,40 @@ pub(crate) mod tests {
             let error = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![wrong]).unwrap_err();
             assert!(error.to_string().contains("label leaf 0"), "{error}");
         }
+    }
+
+    #[test]
+    fn accepted_choices_are_the_target_and_those_recorded_beside_it() {
+        let spaces =
+            Spaces { observation: Space::unbounded([1]), action: Space::MultiDiscrete { sizes: vec![2, 3] } };
+        let mut episode = Episode {
+            observations: vec![Column::F32(vec![0.0; 3])],
+            actions: vec![Column::I32(vec![0, 1, 1, 0, 1, 2])],
+            rewards: vec![0.0; 3],
+            terminated: true,
+            truncated: false,
+            imitate: Some(vec![true, false, true]),
+            labels: None,
+            accepted: None,
+        };
+        let shown = |episode: &Episode| {
+            let data =
+                Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![episode.clone()]).unwrap();
+            let window = Window { source: &data, crops: &[Crop::new(0, 0)], offset: 0, length: 4 };
+            let mut accepted = [true; 4 * 6];
+            window.fill(Field::Accepted, FieldMut::Bool(&mut accepted)).unwrap();
+            let marked = |t: usize| (0..6).filter(|i| accepted[6 * t + i]).collect::<Vec<_>>();
+            (0..4).map(marked).collect::<Vec<_>>()
+        };
+        // Alone: joint choice 3 i + j; nothing where a step is not imitated or not there.
+        assert_eq!(shown(&episode), [vec![1], vec![], vec![5], vec![]]);
+        let mut ties = vec![false; 3 * 6];
+        [0, 6, 7, 12, 13].map(|i| ties[i] = true);
+        episode.accepted = Some(ties);
+        assert_eq!(shown(&episode), [vec![0, 1], vec![], vec![0, 1, 5], vec![]]);
+        episode.accepted = Some(vec![true; 5]);
+        let error = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![episode]).unwrap_err();
+        assert!(error.to_string().contains("3 rows of 6 choices"), "{error}");
     }
 
     #[test]
@@ -523,6 +590,7 @@ pub(crate) mod tests {
             truncated: false,
             imitate: Some(vec![true, false]),
             labels: None,
+            accepted: None,
         };
         let spaces = Spaces { observation, action: Space::Tuple { parts } };
         Dataset::from_episodes(spaces, BTreeMap::new(), vec![episode]).unwrap()

@@ -62,7 +62,7 @@ impl Source for WrappedSource {
     fn read(&self, part: Part, episode: usize, rows: Range<usize>, out: FieldMut<'_>) -> Result<()> {
         check_read(self, part, episode, &rows, &out)?;
         match part {
-            Part::Reward | Part::Imitate => self.source.read(part, episode, rows, out),
+            Part::Reward | Part::Imitate | Part::Accepted => self.source.read(part, episode, rows, out),
             Part::Observation(leaf) => self.observations(leaf, episode, rows, out),
             Part::Action(leaf) => self.actions((Part::Action, leaf), episode, rows, out),
             Part::Label(leaf) => self.actions((Part::Label, leaf), episode, rows, out),
@@ -213,6 +213,7 @@ mod tests {
             truncated: false,
             imitate: None,
             labels: None,
+            accepted: None,
         };
         env.reset(seed, shown.as_mut()).unwrap();
         Column::append(&mut episode.observations, &shown, &wrapped.observation);

@@ -44,6 +44,7 @@ fn large_files_and_archive_bombs_need_little_memory() {
                 truncated: false,
                 imitate: None,
                 labels: None,
+                accepted: None,
             })
             .unwrap();
     }

@@ -451,6 +451,7 @@ fn plain(observation: Space, action: Space, columns: impl Fn(usize) -> (Column, 
             truncated: false,
             imitate: (steps == 2).then(|| vec![false, true]),
             labels: None,
+            accepted: None,
         }
     };
     Dataset::from_episodes(Spaces { observation, action }, BTreeMap::new(), (1..=11).map(episode).collect())

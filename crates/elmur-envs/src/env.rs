@@ -75,6 +75,13 @@ pub trait Player: Send {
     fn overruled(&mut self, _action: Values<'_>) -> bool {
         false
     }
+
+    /// Marks the choices that are as good as the one written last: by the player's own reckoning, no other choice
+    /// promises a better return, and which of them is taken makes no difference to it. `choices` has an entry for
+    /// every choice of a discrete action (of several integers: for every combination of them, the last integer
+    /// running fastest), and the entry of the written action is marked already. Called between [`Player::act`] and
+    /// what follows it, if at all. Players without ties mark nothing.
+    fn accept(&mut self, _choices: &mut [bool]) {}
 }
 
 impl<P: Player + ?Sized> Player for Box<P> {
@@ -86,5 +93,8 @@ impl<P: Player + ?Sized> Player for Box<P> {
     }
     fn overruled(&mut self, action: Values<'_>) -> bool {
         (**self).overruled(action)
+    }
+    fn accept(&mut self, choices: &mut [bool]) {
+        (**self).accept(choices);
     }
 }

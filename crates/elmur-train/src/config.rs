@@ -66,6 +66,10 @@ pub struct DataConfig {
     /// Number of batches after which the policy that plays is replaced by the one trained by then: at least 1.
     #[serde(default = "own_every")]
     pub own_every: u64,
+    /// Whether every choice is right that the player names as equally good, where the policy chooses one of a list of
+    /// actions; needs `data.stream`, whose players are asked.
+    #[serde(default)]
+    pub ties: bool,
     /// Share of the episodes of `data.file` that are held out for validation where policies are judged on data
     /// (`eval.on`), between 0 and 1.
     #[serde(default = "held_out")]
@@ -280,6 +284,8 @@ impl RunConfig {
         check((0.0..=1.0).contains(&own), "data.own_share", "in 0..=1", own.to_string())?;
         let plays = "0, or data.stream=true, whose episodes it is a share of";
         check(own == 0.0 || data.stream, "data.own_share", plays, own.to_string())?;
+        let asked = "false, or data.stream=true, whose players are asked";
+        check(!data.ties || data.stream, "data.ties", asked, "true".to_owned())?;
         check(data.own_every > 0, "data.own_every", "at least 1", "0".to_owned())?;
         let share = data.held_out;
         check(share > 0.0 && share < 1.0, "data.held_out", "between 0 and 1", share.to_string())?;

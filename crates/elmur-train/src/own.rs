@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use elmur_base::{Row, Stop, Values};
+use elmur_data::collect::Ties;
 use elmur_data::{Column, Episode, Loader, OwnEpisodes};
 use elmur_engine::{Pool, Store};
 use elmur_envs::{Env, Environment, Player, Purpose, Wrapping};
@@ -29,6 +30,8 @@ pub(crate) struct OwnStates {
     environment: Environment,
     /// The return that the policy is asked for, if it aims at one.
     target: f32,
+    /// Whether players are asked for choices that are equally good.
+    ties: bool,
     from: u64,
     every: u64,
     /// Crops of a batch.
@@ -55,6 +58,7 @@ impl OwnStates {
             policy: config.model.clone(),
             environment: environment.clone(),
             target: target.unwrap_or(0.0) as f32,
+            ties: config.data.ties,
             from: config.data.own_from,
             every: config.data.own_every,
             batch: config.train.batch as u64,
@@ -117,7 +121,7 @@ impl OwnStates {
     fn act_out(&self, session: &mut Session, seeds: &[u64], stop: &Stop) -> Result<Vec<Episode>> {
         let mut rows = Vec::with_capacity(seeds.len());
         for seed in seeds {
-            rows.push(Played::new(&self.environment, *seed, self.target)?);
+            rows.push(Played::new(&self.environment, *seed, self.target, self.ties)?);
         }
         session.reset(&seeds.iter().map(|seed| memory_seed(*seed)).enumerate().collect::<Vec<_>>())?;
         let widths = self.environment.spaces().action.widths();
@@ -180,10 +184,11 @@ struct Played {
     to_go: f32,
     episode: Episode,
     marks: Vec<bool>,
+    ties: Option<Ties>,
 }
 
 impl Played {
-    fn new(environment: &Environment, seed: u64, target: f32) -> Result<Self> {
+    fn new(environment: &Environment, seed: u64, target: f32, ties: bool) -> Result<Self> {
         let plain = environment.plain();
         let spaces = plain.spaces();
         let wrapping = Wrapping::new(spaces, environment.spec().wrappers)?;
@@ -205,8 +210,10 @@ impl Played {
                 truncated: false,
                 imitate: None,
                 labels: Some(Column::of(&spaces.action)),
+                accepted: None,
             },
             marks: Vec::new(),
+            ties: ties.then(|| Ties::of(&spaces.action)),
         };
         played.env.reset(seed, played.own.as_mut())?;
         played.player.reset();
@@ -222,6 +229,9 @@ impl Played {
     /// Takes the policy's action, behind the wrappers, and records it beside the player's.
     fn step(&mut self, action: Values<'_>) -> Result<()> {
         self.player.act(self.own.values(), self.label.as_mut());
+        if let Some(ties) = &mut self.ties {
+            ties.ask(&mut *self.player, self.label.values());
+        }
         self.wrapping.unwrap_action(action, &mut self.action)?;
         if self.action != self.label && !self.player.overruled(self.action.values()) {
             let expected = "0: this environment's player cannot go on from another's action";
@@ -238,8 +248,10 @@ impl Played {
         episode.rewards.push(step.reward as f32);
         self.to_go -= step.reward as f32;
         (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
-        if !self.is_running() && self.marks.contains(&false) {
-            self.episode.imitate = Some(std::mem::take(&mut self.marks));
+        if !self.is_running() {
+            let marks = std::mem::take(&mut self.marks);
+            self.episode.imitate = marks.contains(&false).then_some(marks);
+            self.episode.accepted = self.ties.take().and_then(Ties::into_accepted);
         }
         Ok(())
     }

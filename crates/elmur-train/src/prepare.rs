@@ -130,6 +130,7 @@ impl RunConfig {
             seed: self.data.seed,
             first: self.data.episodes as u64,
             noise: self.data.noise,
+            ties: self.data.ties,
             length: self.crop(),
             lead: window.lead,
             anywhere: window.anywhere,

@@ -99,6 +99,7 @@ mod tests {
             truncated: false,
             imitate: None,
             labels: None,
+            accepted: None,
         };
         let maze = Registry::builtin().find(&EnvSpec::new("tmaze")).unwrap();
         let spaces = maze.spaces().clone();

@@ -164,6 +164,7 @@ mod tests {
             truncated: steps != 3,
             imitate: None,
             labels: None,
+            accepted: None,
         };
         Dataset::from_episodes(spaces, BTreeMap::new(), vec![episode(3), episode(5)]).unwrap()
     }

@@ -109,6 +109,7 @@ impl TrainConfig {
             dtype: DType::F32,
             export_gradients: false,
             dropout: true,
+            ties: false,
             table,
         }
     }
@@ -144,7 +145,7 @@ impl Trainer {
             Some(_) => None,
             None => Resident::rows(&*architecture, &**source, &device),
         };
-        let settings = t.program_settings(table);
+        let settings = TrainSettings { ties: config.data.ties, ..t.program_settings(table) };
         let graph = |begin: Begin| training_graph(&*architecture, &settings, begin);
         let mut graphs = vec![graph(Begin::Fresh)?];
         if t.segments > architecture.window().unroll {

@@ -37,6 +37,7 @@ fn rests() -> Dataset {
             truncated: true,
             imitate: None,
             labels: None,
+            accepted: None,
         }
     };
     let episodes = (0..200).map(|_| episode()).collect();

@@ -783,6 +783,7 @@ fn episodes(spaces: &Spaces) -> Vec<Episode> {
                 truncated: false,
                 imitate: Some((0..steps).map(|t| t % 4 != 3).collect()),
                 labels: None,
+                accepted: None,
             }
         })
         .collect()

@@ -53,6 +53,7 @@ fn guesses() -> Dataset {
             truncated: true,
             imitate: None,
             labels: None,
+            accepted: None,
         }
     };
     let episodes = (0..200).map(|_| episode()).collect();
@@ -117,6 +118,7 @@ fn distances() -> Dataset {
             truncated: false,
             imitate: None,
             labels: None,
+            accepted: None,
         }
     };
     let episodes = (0..100).map(|_| episode()).collect();

@@ -66,6 +66,7 @@ pub fn episodes(n: usize) -> Vec<Episode> {
             imitate: i.is_multiple_of(3).then(|| (0..steps).map(|_| rng.below(2) == 1).collect()),
             labels: (i % 4 == 1)
                 .then(|| vec![Column::I32((0..steps).map(|_| rng.below(4) as i32).collect())]),
+            accepted: (i % 5 == 2).then(|| (0..4 * steps).map(|_| rng.below(2) == 1).collect()),
         }
     };
     (0..n).map(&mut episode).collect()

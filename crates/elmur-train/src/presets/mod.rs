@@ -115,6 +115,7 @@ fn demonstrations(episodes: usize) -> DataConfig {
         own_share: 0.0,
         own_from: own_from(),
         own_every: own_every(),
+        ties: false,
         held_out: held_out(),
     }
 }

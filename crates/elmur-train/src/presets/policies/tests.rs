@@ -284,6 +284,7 @@ fn recording(name: &str, spaces: elmur_base::Spaces) -> std::path::PathBuf {
         truncated: true,
         imitate: None,
         labels: None,
+        accepted: None,
     };
     let path = std::env::temp_dir().join(format!("elmur-policies-{name}-{}.elmur", std::process::id()));
     let _ = std::fs::remove_file(&path);
