@@ -4,6 +4,7 @@
 //! leaf length].
 
 use elmur_base::{FieldMut, Leaf, Row, Space, Spaces, Values, bound_at};
+use elmur_envs::Choices;
 
 use crate::error::{Fault, Result};
 use crate::layout::{ElementType, Layout, Outline};
@@ -279,16 +280,10 @@ impl EpisodeRef<'_> {
     }
 }
 
-/// Number of choices of an action, counting all combinations of its integers; 0 if the action is not discrete or
-/// there are too many to list.
+/// Number of choices of a discrete action, counting all combinations of its integers; 0 if the action is not
+/// discrete or there are too many to list.
 pub(crate) fn joint_choices(action: &Space) -> usize {
-    const MOST: usize = 1 << 16;
-    let leaves = action.leaves();
-    let sizes = leaves.iter().map(|leaf| if let Leaf::Ints(sizes) = leaf { Some(*sizes) } else { None });
-    let product = sizes.into_iter().try_fold(1usize, |all, sizes| {
-        sizes?.iter().try_fold(all, |all, n| all.checked_mul(*n).filter(|all| *all <= MOST))
-    });
-    product.filter(|_| !leaves.is_empty()).unwrap_or(0)
+    Choices::of(action).map(|choices| choices.count()).filter(|count| *count <= 1 << 16).unwrap_or(0)
 }
 
 impl Column {

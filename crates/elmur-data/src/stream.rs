@@ -148,7 +148,7 @@ mod tests {
     use elmur_envs::{EnvSpec, Registry};
 
     use super::*;
-    use crate::{Buffer, Loader, Request, Window};
+    use crate::{Buffer, Column, Loader, Request, Window};
 
     fn stream(name: &str, length: usize, threads: usize) -> Stream {
         let environment = Registry::builtin().find(&EnvSpec::new(name)).unwrap();
@@ -237,6 +237,34 @@ mod tests {
         let mut shown = vec![0.0; 8 * 100 * 4];
         window.fill(Field::Observation(0), FieldMut::F32(&mut shown)).unwrap();
         assert!(shown.iter().any(|x| *x != 0.0));
+    }
+
+    /// What the player accepts is recorded where it is asked for, its own choice always among it.
+    #[test]
+    fn ties_are_those_that_the_player_names() {
+        let plain = stream("popgym-MineSweeperEasy", 16, 1);
+        let ties = Stream { ties: true, ..plain.clone() };
+        let batch = |stream: &Stream| {
+            let mut playing = stream.playing().unwrap();
+            stream.batch(&mut playing, 0, 6, &Stop::default()).unwrap().0
+        };
+        let (plain, ties) = (batch(&plain), batch(&ties));
+        let mut more = 0;
+        for i in 0..6 {
+            let (alone, asked) = (plain.episode(i).unwrap(), ties.episode(i).unwrap());
+            assert_eq!(alone.accepted, None);
+            assert_eq!(alone, Episode { accepted: None, ..asked.clone() });
+            let Some(accepted) = asked.accepted else { continue };
+            let choices = ties.layout().choices;
+            let [Column::I32(cells)] = &asked.actions[..] else { panic!("cells") };
+            let columns = choices / 4;
+            for (t, accepted) in accepted.chunks_exact(choices).enumerate() {
+                let cell = cells[2 * t] as usize * columns + cells[2 * t + 1] as usize;
+                assert!(accepted[cell], "step {t} of episode {i}");
+                more += accepted.iter().filter(|accepted| **accepted).count() - 1;
+            }
+        }
+        assert!(more > 0, "no ties in six boards");
     }
 
     #[test]

@@ -508,7 +508,7 @@ pub(crate) mod tests {
         // Alone: joint choice 3 i + j; nothing where a step is not imitated or not there.
         assert_eq!(shown(&episode), [vec![1], vec![], vec![5], vec![]]);
         let mut ties = vec![false; 3 * 6];
-        [0, 6, 7, 12, 13].map(|i| ties[i] = true);
+        [0, 6, 7, 12, 13].iter().for_each(|i| ties[*i] = true);
         episode.accepted = Some(ties);
         assert_eq!(shown(&episode), [vec![0, 1], vec![], vec![0, 1, 5], vec![]]);
         episode.accepted = Some(vec![true; 5]);

@@ -233,10 +233,7 @@ impl Played {
             ties.ask(&mut *self.player, self.label.values());
         }
         self.wrapping.unwrap_action(action, &mut self.action)?;
-        if self.action != self.label && !self.player.overruled(self.action.values()) {
-            let expected = "0: this environment's player cannot go on from another's action";
-            return Err(crate::Error::config("data.own_share", expected, "a share"));
-        }
+        self.player.took(self.action.values());
         self.marks.push(self.env.uses_action());
         let space = &self.env.spaces().action;
         Column::append(&mut self.episode.actions, &self.action, space);
@@ -301,10 +298,8 @@ mod tests {
                     let mut action = Row::of(&spaces.action);
                     let Column::I32(taken) = &episode.actions[0] else { panic!("choices") };
                     action.ints.copy_from_slice(&taken[t..=t]);
-                    if action != label {
-                        differ += 1;
-                        assert!(player.overruled(action.values()));
-                    }
+                    differ += usize::from(action != label);
+                    player.took(action.values());
                     rewards.push(env.step(action.values(), observation.as_mut()).unwrap().reward as f32);
                 }
                 assert_eq!(episode.labels.as_ref(), Some(&labels), "{preset}");
