@@ -105,9 +105,10 @@ fn page(registry: &Registry) -> Result<String> {
     let mut page = include_str!("configuration.md").to_owned();
     let mut all = Vec::new();
     all.push(Description::new("env", "name", "Name of the environment.", Vec::new()));
-    for name in ["tmaze", "popgym-RepeatFirstEasy"] {
+    for name in ["tmaze", "popgym-PositionOnlyPendulumEasy"] {
         for setting in registry.find(&elmur_envs::EnvSpec::new(name))?.settings() {
-            let text = format!("{name}: {}", setting.text).replace("popgym-RepeatFirstEasy", "POPGym");
+            let text =
+                format!("{name}: {}", setting.text).replace("popgym-PositionOnlyPendulumEasy", "POPGym");
             all.push(Description::new("env", setting.key, &text, Vec::new()));
         }
     }

@@ -70,7 +70,7 @@ pub use limits::Limits;
 pub use loader::{Batch, Buffer, Loader, Request};
 pub use native::{Reader, Writer, save};
 pub use npz_write::{NpzWriter, write_npz};
-pub use open::{is_data, open, open_with};
+pub use open::{is_data, open, open_with, spaces_of};
 pub use sampler::{Crop, Sampler};
 pub use source::{Source, Summary, check_read, chunks, earlier_fingerprint, episode_checksum};
 pub use subset::{Subset, split};

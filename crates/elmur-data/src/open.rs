@@ -63,6 +63,17 @@ pub fn open_with(path: impl AsRef<Path>, known: Option<&Spaces>, limits: &Limits
     }
 }
 
+/// The spaces of data that [`open`] would open, without reading more than it takes to know them: the beginning
+/// of an `.elmur` file, all arrays of `.npz` files.
+pub fn spaces_of(path: impl AsRef<Path>) -> Result<Spaces> {
+    let path = path.as_ref();
+    if Glance::at(path)?.starts(&MAGIC) {
+        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        return Ok(Reader::named(std::io::BufReader::new(file), path)?.spaces().clone());
+    }
+    Ok(open(path, None)?.spaces().clone())
+}
+
 /// Whether a path holds data of a format that [`open`] knows, as far as its first bytes tell.
 pub fn is_data(path: impl AsRef<Path>) -> bool {
     Glance::at(path.as_ref()).is_ok_and(|glance| FORMATS.iter().any(|format| (format.recognise)(&glance)))

@@ -19,14 +19,16 @@ pub fn names_ends(overrides: &[impl AsRef<str>]) -> bool {
 }
 
 /// The config with every `key=value` applied in order, checked, with a value for every setting of its
-/// environment. `env=NAME` comes first; then `policy=NAME`, which is no key of the config but replaces the
-/// policy and its training ([`RunConfig::with_policy`]); then what changes single settings. Encoders and head follow from the environment's spaces, so that changed wrappers need no
-/// other change, unless an override names them ([`names_ends`]).
+/// environment. `env=NAME` and `data.file=PATH` come first; then `policy=NAME`, which is no key of the config
+/// but replaces the policy and its training ([`RunConfig::with_policy`]); then what changes single settings.
+/// Encoders and head follow from the environment's spaces, so that changed wrappers need no other change, unless
+/// an override names them ([`names_ends`]).
 pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Registry) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
     let texts = || overrides.iter().map(AsRef::as_ref);
     let turn = |text: &&str| match text.split_once('=') {
-        Some(("env", _)) => 0,
+        // Policies take their form from the environment or the data.
+        Some(("env" | "data.file", _)) => 0,
         Some((POLICY, _)) => 1,
         _ => 2,
     };

@@ -42,11 +42,15 @@ pub struct Schedule {
     pub total: Option<u64>,
     /// Final learning rate as a share of the peak, 0 to 1.
     pub end_factor: f64,
+    /// Whether a step counts after its own rate is chosen, so that the first step of a warm-up has rate 0, as
+    /// published diffusion policies are trained.
+    #[serde(default)]
+    pub from_zero: bool,
 }
 
 impl Schedule {
-    /// The factor when `done` units have been processed, the current step's included; `planned` units make
-    /// the whole training. After the end it stays at `end_factor` (the published cosine rises again).
+    /// The factor when `done` units have been processed, the current step's included unless the schedule
+    /// counts from zero; `planned` units make the whole training. After the end it stays at `end_factor` (the published cosine rises again).
     pub fn factor(&self, done: u64, planned: u64) -> f64 {
         if done < self.warmup {
             return done as f64 / self.warmup as f64;
@@ -74,6 +78,7 @@ mod tests {
             decay: Decay::Cosine,
             total: Some(110),
             end_factor: 0.1,
+            from_zero: false,
         };
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
         near(schedule.factor(1, 0), 0.1);

@@ -239,6 +239,7 @@ impl Trainer {
                 return Ok(false);
             }
             let Within { batch, runs: run, report } = &mut within;
+            let before = self.tokens + report.tokens;
             let program = &mut self.programs[usize::from(*run > 0)];
             if let Some(Buffer::Bool(imitated)) = batch.fields.first() {
                 let each = imitated.len() / runs;
@@ -256,8 +257,7 @@ impl Trainer {
                 None => fill_inputs(program, &self.request, &batch.fields, *run)?,
             }
             self.steps += 1;
-            let seen = self.tokens + report.tokens;
-            report.lr = t.lr * self.factor(runs as u64, seen);
+            report.lr = t.lr * self.factor(runs as u64, [before, self.tokens + report.tokens]);
             let program = &mut self.programs[usize::from(*run > 0)];
             program.set_rates(report.lr, self.steps - 1)?;
             program.run((*run * window.unroll) as u64)?;
@@ -314,15 +314,20 @@ impl Trainer {
         Ok(report)
     }
 
-    fn factor(&self, steps_per_batch: u64, tokens: u64) -> f64 {
+    /// The learning rate's factor in the current step, given the imitated actions before and after it.
+    fn factor(&self, steps_per_batch: u64, tokens: [u64; 2]) -> f64 {
         let schedule = &self.config.train.schedule;
         let planned = self.planned_batches();
+        let counted = |[before, after]: [u64; 2]| if schedule.from_zero { before } else { after };
         match schedule.unit {
-            Unit::Steps => schedule.factor(self.steps, planned.saturating_mul(steps_per_batch)),
+            Unit::Steps => {
+                let steps = [self.steps - 1, self.steps];
+                schedule.factor(counted(steps), planned.saturating_mul(steps_per_batch))
+            }
             // The number of imitated actions in the rest of training is extrapolated from the batches so far.
             Unit::Tokens => {
-                let per_batch = tokens as f64 / (self.steps as f64 / steps_per_batch as f64);
-                schedule.factor(tokens, (per_batch * planned as f64) as u64)
+                let per_batch = tokens[1] as f64 / (self.steps as f64 / steps_per_batch as f64);
+                schedule.factor(counted(tokens), (per_batch * planned as f64) as u64)
             }
         }
     }

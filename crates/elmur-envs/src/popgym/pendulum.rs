@@ -5,17 +5,19 @@
 //! [-1, 1]. Action: a torque, clipped to [-2, 2]. A step from angle a (wrapped to [-pi, pi)) and speed s with
 //! torque u pays (1 - 2 (a² + 0.1 s² + 0.001 u²) / c) / L where c = pi² + 6.404 is the largest cost. Ends
 //! after L steps, never earlier.
+//!
+//! With `env.velocity=true` PositionOnlyPendulum shows the speed too, for policies without memory.
 
 use std::f64::consts::PI;
 
-use elmur_base::{Space, Spaces, Values};
+use elmur_base::{Space, Spaces, Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::body::{Body, Exact, Noisy};
 use super::noise;
 use super::replay::{impossible, number};
 use super::task::Difficulty;
-use crate::env::Step;
+use crate::env::{Env, Step};
 use crate::error::{Error, Result};
 
 mod player;
@@ -140,6 +142,48 @@ impl Exact<Pendulum> {
     }
 }
 
+/// PositionOnlyPendulum that shows its speed: observations are cosine, sine and speed.
+#[derive(Debug, Clone)]
+pub(super) struct PendulumWithVelocity {
+    spaces: Spaces,
+    pendulum: PositionOnlyPendulum,
+}
+
+impl PendulumWithVelocity {
+    /// The task of this difficulty: 200, 150 or 100 steps.
+    pub fn new(difficulty: Difficulty) -> Self {
+        let pendulum = PositionOnlyPendulum::new(difficulty);
+        let largest = [1.0, 1.0, MAX_SPEED as f32];
+        let observation =
+            Space::Box { shape: vec![3], low: largest.map(|x| -x).to_vec(), high: largest.to_vec() };
+        let spaces = Spaces { observation, action: pendulum.spaces().action.clone() };
+        Self { spaces, pendulum }
+    }
+
+    fn show(&self, observation: ValuesMut<'_>) {
+        let [cos, sin] = self.pendulum.0.seen();
+        observation.floats.copy_from_slice(&[cos, sin, self.pendulum.0.state[1] as f32]);
+    }
+}
+
+impl Env for PendulumWithVelocity {
+    fn spaces(&self) -> &Spaces {
+        &self.spaces
+    }
+
+    fn reset(&mut self, seed: u64, observation: ValuesMut<'_>) -> Result<()> {
+        self.pendulum.0.reset(&mut Rng::new(seed, 0));
+        self.show(observation);
+        Ok(())
+    }
+
+    fn step(&mut self, action: Values<'_>, observation: ValuesMut<'_>) -> Result<Step> {
+        let step = self.pendulum.0.step(action)?;
+        self.show(observation);
+        Ok(step)
+    }
+}
+
 impl Noisy<Pendulum> {
     /// The task of this difficulty: 200 steps with noise of standard deviation 0.1, 0.2 or 0.3.
     pub fn new(difficulty: Difficulty) -> Self {
@@ -149,10 +193,7 @@ impl Noisy<Pendulum> {
 
 #[cfg(test)]
 mod tests {
-    use elmur_base::ValuesMut;
-
     use super::*;
-    use crate::env::Env;
     use crate::popgym::Replay;
     use crate::popgym::body::{FirstState, NoisyFirstState};
     use crate::popgym::trace::tests::{check_family, mean_return};
@@ -285,6 +326,29 @@ mod tests {
             let again = mean_return(&mut env, &mut player, 55..60);
             let fresh = mean_return(&mut env, &mut NoisyPositionOnlyPendulumPlayer::new(difficulty), 55..60);
             assert_eq!(again, fresh);
+        }
+    }
+
+    /// The same episode with and without the speed; the player that sees it plays as well, and knows it at the
+    /// first step.
+    #[test]
+    fn the_speed_is_shown_beside_the_direction() {
+        let (mut env, mut hidden) =
+            (PendulumWithVelocity::new(Difficulty::Easy), PositionOnlyPendulum::new(Difficulty::Easy));
+        let mut seen = [0.0; 3];
+        env.reset(7, ValuesMut::floats(&mut seen)).unwrap();
+        let direction = start(&mut hidden, 7);
+        assert_eq!(seen, [direction[0], direction[1], hidden.state()[1] as f32]);
+        for torque in [2.0, -1.0, 0.5] {
+            let step = env.step(Values::floats(&[torque]), ValuesMut::floats(&mut seen)).unwrap();
+            let (direction, same) = act(&mut hidden, &[torque]).unwrap();
+            assert_eq!((seen[..2].to_vec(), step.reward), (direction.to_vec(), same.reward));
+            assert_eq!(seen[2], hidden.state()[1] as f32);
+        }
+        for (difficulty, expected) in Difficulty::ALL.into_iter().zip([0.9146, 0.8862, 0.8292]) {
+            let mut player = PositionOnlyPendulumPlayer::new(difficulty);
+            let (mean, error) = mean_return(&mut PendulumWithVelocity::new(difficulty), &mut player, 0..1000);
+            assert!((mean - expected).abs() < 4.0 * error, "{difficulty:?}: {mean} {error}");
         }
     }
 

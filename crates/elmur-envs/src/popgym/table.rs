@@ -2,6 +2,7 @@
 
 use elmur_pool::Pool;
 
+use super::pendulum::PendulumWithVelocity;
 use super::replay::Replay;
 use super::task::{Family, Task, Version};
 use super::trace::{Report, Trace};
@@ -159,12 +160,23 @@ impl Task {
 pub(crate) struct Popgym;
 
 const VERSION: &str = "version";
+const VELOCITY: &str = "velocity";
 
 impl Popgym {
     fn task(spec: &EnvSpec) -> Result<(Task, Version)> {
         let task = Task::find(&spec.name)
             .ok_or_else(|| Error::config("name", "the id of a POPGym task", &spec.name))?;
         Ok((task, Version::find(&spec.get::<String>(VERSION)?)?))
+    }
+
+    /// Whether a task can show the velocity that it hides.
+    fn can_show_velocity(task: Task) -> bool {
+        task.family == Family::PositionOnlyPendulum
+    }
+
+    /// Whether an environment shows the velocity.
+    fn shows_velocity(spec: &EnvSpec, task: Task) -> Result<bool> {
+        Ok(Self::can_show_velocity(task) && spec.get(VELOCITY)?)
     }
 }
 
@@ -177,17 +189,31 @@ impl family::Family for Popgym {
         Task::find(name).map(|task| task.id().to_owned())
     }
 
-    fn settings(&self, _: &str) -> Vec<Setting> {
+    fn settings(&self, name: &str) -> Vec<Setting> {
         let text = "Version of the Python package whose rules apply: 1.0.6 or 1.0.7.";
-        vec![Setting::new(VERSION, Version::default().name(), text)]
+        let mut settings = vec![Setting::new(VERSION, Version::default().name(), text)];
+        if Task::find(name).is_some_and(Self::can_show_velocity) {
+            let text = "Whether PositionOnlyPendulum shows its speed as a third number, so that nothing need \
+                        be remembered; not in the Python package.";
+            settings.push(Setting::new(VELOCITY, false, text));
+        }
+        settings
     }
 
     fn make(&self, spec: &EnvSpec, _: Purpose) -> Result<Box<dyn Env>> {
-        Self::task(spec).map(|(task, version)| task.make(version))
+        let (task, version) = Self::task(spec)?;
+        Ok(match Self::shows_velocity(spec, task)? {
+            true => Box::new(PendulumWithVelocity::new(task.difficulty)),
+            false => task.make(version),
+        })
     }
 
     fn make_rows(&self, spec: &EnvSpec, _: Purpose, rows: usize, pool: &Pool) -> Result<Box<dyn AnyVecEnv>> {
         let (task, version) = Self::task(spec)?;
+        if Self::shows_velocity(spec, task)? {
+            let env = || PendulumWithVelocity::new(task.difficulty);
+            return Ok(Box::new(VecEnv::new((0..rows).map(|_| env()).collect())?.with_pool(pool)));
+        }
         task.make_rows(version, rows, pool)
     }
 

@@ -416,7 +416,7 @@ impl Architecture for Diffusion {
     }
 
     fn window(&self) -> Window {
-        Window { lead: self.obs_horizon - 1, ..Window::of(self.pred_horizon, 1) }
+        Window { lead: self.obs_horizon - 1, anywhere: true, ..Window::of(self.pred_horizon, 1) }
     }
 
     /// In training, the predicted noise and the noise side by side, [rows, steps, 2 actions]; otherwise a chunk

@@ -21,6 +21,7 @@ pub fn tmaze() -> TrainConfig {
             decay: Decay::Cosine,
             total: None,
             end_factor: 1.0,
+            from_zero: false,
         },
         label_smoothing: 0.16,
         clip: 5.0,
@@ -120,5 +121,5 @@ pub fn crops(steps: usize) -> usize {
 
 /// A warm-up of this many optimizer steps, then a linear decay to a share of the peak.
 fn linear(warmup: u64, end_factor: f64) -> Schedule {
-    Schedule { unit: Unit::Steps, warmup, decay: Decay::Linear, total: None, end_factor }
+    Schedule { unit: Unit::Steps, warmup, decay: Decay::Linear, total: None, end_factor, from_zero: false }
 }

@@ -127,7 +127,8 @@ struct Node {
 /// (from the discrete Riccati equation of the costs).
 const GAINS: [f64; 2] = [19.693, 5.2625];
 
-/// A player that computes the speed from the change of the angle in the last step.
+/// A player that knows the speed: computed from the change of the angle in the last step, or seen where the
+/// environment shows it as a third number.
 #[derive(Debug, Clone)]
 pub struct PositionOnlyPendulumPlayer {
     costs: &'static Costs,
@@ -148,13 +149,14 @@ impl Player for PositionOnlyPendulumPlayer {
 
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
         let angle = f64::from(observation.floats[1]).atan2(f64::from(observation.floats[0]));
-        action.floats[0] = match self.last {
+        let shown = observation.floats.get(2).map(|speed| f64::from(*speed));
+        let speed = shown.or_else(|| self.last.map(|last| wrap(angle - last) / TAU));
+        action.floats[0] = match speed {
             None => {
                 let speeds = [-0.8, -0.4, 0.0, 0.4, 0.8].map(|part| part * START_SPEED);
                 self.costs.torque(&speeds.map(|speed| Node { weight: 0.2, state: [angle, speed] }))
             }
-            Some(last) => {
-                let speed = wrap(angle - last) / TAU;
+            Some(speed) => {
                 let linear = -(GAINS[0] * angle + GAINS[1] * speed) as f32;
                 if linear.abs() < MAX_TORQUE {
                     linear

@@ -57,7 +57,7 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
         Policy::Rate | Policy::Rmt | Policy::Dt => wanted.transformer(TRANSFORMER, SEGMENTS),
         Policy::DMamba => (wanted.dmamba(true), wanted.train(DMAMBA, 1)),
         Policy::CqlContinuous => wanted.cql_continuous(MLP),
-        Policy::Diffusion => wanted.diffusion(1e-4),
+        Policy::Diffusion => wanted.diffusion(),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train(MLP, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(LSTM, 1)),

@@ -124,7 +124,7 @@ pub(super) fn policy(family: Family, wanted: &Wanted<'_>) -> Result<Chosen> {
         Policy::Rate | Policy::Rmt | Policy::Dt => wanted.transformer(sizes, row),
         Policy::DMamba => (wanted.dmamba(false), wanted.train(cloning, 1)),
         Policy::CqlContinuous => wanted.cql_continuous(cloning),
-        Policy::Diffusion => wanted.diffusion(1e-4),
+        Policy::Diffusion => wanted.diffusion(),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.0), wanted.train(cloning, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(cloning, 1)),

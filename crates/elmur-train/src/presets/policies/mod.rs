@@ -16,7 +16,9 @@ use elmur_base::nearest;
 use elmur_envs::Registry;
 use elmur_envs::popgym::Task;
 use elmur_model::PolicyConfig;
-use elmur_model::baselines::{Cql, CqlObjective, DMambaCompat, Denoiser, DiffusionCompat, DiffusionSampler};
+use elmur_model::baselines::{
+    Cql, CqlObjective, DMambaCompat, Denoiser, Diffusion, DiffusionCompat, DiffusionSampler,
+};
 use elmur_model::elmur::config::{Compat, Elmur};
 use elmur_model::ends::{Action, Encoder};
 use elmur_model::presets as models;
@@ -238,6 +240,12 @@ impl PolicyName {
 }
 
 impl Policy {
+    /// Whether the form of the policy depends on what it sees and does: conservative Q-learning has one for
+    /// continuous actions, Diffusion Policy one for images.
+    fn depends_on_spaces(self) -> bool {
+        matches!(self, Policy::Cql | Policy::Diffusion)
+    }
+
     /// Whether the policy's own past actions are among its tokens.
     fn has_action_tokens(self) -> bool {
         match self {
@@ -310,8 +318,15 @@ impl RunConfig {
             }
         }
         let mut fitted = run.model.clone();
-        if let Some(environment) = run.environment(registry)? {
-            fitted.fit_to(environment.spaces()).map_err(below_model)?;
+        match (run.environment(registry)?, &run.data.file) {
+            (Some(environment), _) => fitted.fit_to(environment.spaces()).map_err(below_model)?,
+            // What is wrong with a file is said when its episodes are read.
+            (None, Some(file)) if name.policy.depends_on_spaces() => {
+                if let Ok(spaces) = elmur_data::spaces_of(file) {
+                    fitted.fit_to(&spaces).map_err(below_model)?;
+                }
+            }
+            _ => {}
         }
         let ends = fitted.architecture().ends();
         let mut action = ends.action.clone();
@@ -344,6 +359,9 @@ impl RunConfig {
         Ok(run)
     }
 }
+
+/// A gradient norm that is never reached, for policies that are trained without clipping.
+const UNCLIPPED: f64 = 1e9;
 
 /// Models that are the same on every benchmark.
 impl Wanted<'_> {
@@ -398,19 +416,37 @@ impl Wanted<'_> {
         let (observation, action, steps) = self.ends();
         let mut model = models::cql_continuous(observation, action, steps);
         model.imitation_steps = 1000;
-        let row = Row { lr: 3e-4, weight_decay: 0.0, ..row };
+        // Adam as it is: without decay, and a large norm stands for no clipping.
+        let row = Row { lr: 3e-4, weight_decay: 0.0, clip: UNCLIPPED, ..row };
         (PolicyConfig::CqlContinuous(model), self.train(row, 1))
     }
 
-    /// Diffusion Policy: the published U-Net, or our perceptron where observations are no images. The training
-    /// is the published one, but for `lr` and as long as the run takes; a large norm stands for no clipping.
-    fn diffusion(&self, lr: f64) -> Chosen {
+    /// Diffusion Policy with the published U-Net and training where observations are images, or where the
+    /// published form is wanted; as long as the run takes otherwise.
+    ///
+    /// Elsewhere ours: a perceptron, chunks of 8 actions of which two are played, batches of 8,192 actions like
+    /// those of our other policies, and the learning rate that 3,000 batches take: with 3e-4 they do not teach
+    /// a pendulum's swing, and eight steps without a look are too many to hold it upright.
+    fn diffusion(&self) -> Chosen {
         let (observation, action, _) = self.ends();
         let images = observation.iter().any(|encoder| matches!(encoder, Encoder::Image { .. }));
         let published = self.name.compat;
+        let mut row = Row {
+            batch: 128,
+            lr: 1e-4,
+            weight_decay: 1e-6,
+            clip: UNCLIPPED,
+            warmup: if published { 500 } else { 100 },
+            end: 0.0,
+            cosine: true,
+            epochs: None,
+        };
         let mut model = match published || images {
             true => models::diffusion(observation, action),
-            false => models::diffusion_mlp(observation, action),
+            false => {
+                (row.batch, row.lr) = (1024, 1e-3);
+                Diffusion { pred_horizon: 8, act_horizon: 2, ..models::diffusion_mlp(observation, action) }
+            }
         };
         if images {
             // Of the published command; the code's own default is half as wide.
@@ -421,18 +457,9 @@ impl Wanted<'_> {
             model.sampler = DiffusionSampler::Ddpm;
             model.compat = DiffusionCompat { replan_every_step: true, raw_weights: true };
         }
-        let row = Row {
-            batch: 128,
-            lr,
-            weight_decay: 1e-6,
-            clip: 1e9,
-            warmup: if published { 500 } else { 100 },
-            end: 0.0,
-            cosine: true,
-            epochs: None,
-        };
         let mut train = TrainConfig { betas: (0.95, 0.999), ..self.train(row, 1) };
         (train.schedule.unit, train.schedule.total) = (Unit::Steps, None);
+        train.schedule.from_zero = true;
         if published {
             (train.epochs, train.batches) = (None, Some(10_000));
         }

@@ -47,7 +47,7 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
         Policy::Rmt | Policy::Trxl | Policy::Dt => wanted.transformer(TRANSFORMER, row),
         Policy::DMamba => (wanted.dmamba(false), wanted.train(row, 1)),
         Policy::CqlContinuous => wanted.cql_continuous(row),
-        Policy::Diffusion => wanted.diffusion(3e-4),
+        Policy::Diffusion => wanted.diffusion(),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.1), wanted.train(row, 1)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train(row, 1)),

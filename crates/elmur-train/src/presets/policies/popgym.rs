@@ -130,7 +130,7 @@ pub(super) fn policy(task: Task, wanted: Wanted<'_>) -> Result<Chosen> {
         Policy::Rate | Policy::Rmt | Policy::Dt => wanted.transformer(sizes, row),
         Policy::DMamba => (wanted.dmamba(sizes.action_tanh), wanted.train_whole(dmamba)),
         Policy::CqlContinuous => wanted.cql_continuous(cloning),
-        Policy::Diffusion => wanted.diffusion(if published { 1e-4 } else { 3e-4 }),
+        Policy::Diffusion => wanted.diffusion(),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train_whole(cloning)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train_whole(cloning)),

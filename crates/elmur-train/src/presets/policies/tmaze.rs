@@ -66,7 +66,7 @@ pub(super) fn policy(wanted: &Wanted<'_>) -> Result<Chosen> {
         Policy::Rmt | Policy::Trxl | Policy::Dt => wanted.transformer(SIZES, warmed(TRANSFORMER)),
         Policy::DMamba => (wanted.dmamba(true), wanted.train_whole(DMAMBA)),
         Policy::CqlContinuous => wanted.cql_continuous(MLP),
-        Policy::Diffusion => wanted.diffusion(1e-4),
+        Policy::Diffusion => wanted.diffusion(),
         Policy::Tt => wanted.tt(),
         Policy::BcMlp => (wanted.bc_mlp(0.2), wanted.train_whole(MLP)),
         Policy::BcLstm => (wanted.bc_lstm(), wanted.train_whole(LSTM)),
