@@ -362,6 +362,16 @@ fn sums_by_group_have_the_players_score_and_references() {
 }
 
 #[test]
+fn the_repositorys_sweeps_are_sound() {
+    let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runs");
+    let files: Vec<_> = names(&runs).into_iter().filter(|name| name.ends_with(".json")).collect();
+    assert!(files.contains(&"popgym-48.json".to_owned()), "{files:?}");
+    for file in files {
+        fine(&["sweep", "status", runs.join(file).to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn mistakes_in_the_file_are_refused_before_anything_starts() {
     let folder = Folder::new("sweep-mistakes");
     let refuse = |change: &dyn Fn(&mut Value), parts: &[&str]| {

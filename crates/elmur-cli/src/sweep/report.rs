@@ -71,7 +71,7 @@ fn markdown(plan: &Plan, table: &Table, results: &Results) -> String {
     let measures: BTreeSet<&str> =
         table.rows.iter().filter_map(|row| row.measure).map(|measure| measure.name()).collect();
     let measures: Vec<&str> = measures.into_iter().collect();
-    let measure = if measures.is_empty() { "Score".to_owned() } else { measures.join(" or ") };
+    let measure = if measures.is_empty() { "score".to_owned() } else { measures.join(" or ") };
     let mut text = format!("# {}\n\n", plan.name);
     text.push_str(&format!(
         "Mean {measure} over {} test episodes per run; ± is the standard error over seeds, or, with one seed (*), \
