@@ -52,6 +52,9 @@ pub struct Args {
     /// (eval.target_return), else the return of a very good episode. Other policies do not read it.
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = finite)]
     target_return: Option<f64>,
+    /// Act out the test episodes of this run number first: checkpoint i of the list has those of run N + i.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "data")]
+    first_run: u32,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     #[arg(long)]
     sample: bool,
@@ -67,6 +70,9 @@ pub struct Args {
     /// Draw the score by episode length: write PATH.svg and PATH.png.
     #[arg(long, value_name = "PATH")]
     plot: Option<PathBuf>,
+    /// Stop when the process that started this one has ended.
+    #[arg(long)]
+    die_with_parent: bool,
 }
 
 /// What episodes are judged by, as --metric names it.
@@ -118,6 +124,9 @@ impl Policy {
 
 /// Runs `elmur eval`.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
+    if args.die_with_parent {
+        crate::signals::stop_with_parent(&context.stop);
+    }
     let device = args.device.open(args.threads)?;
     let policies: Vec<Policy> =
         args.checkpoints.iter().map(|path| load(path, &device)).collect::<Result<_>>()?;
@@ -333,7 +342,7 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
                 params: &policy.checkpoint.params,
                 env: &env,
                 episodes,
-                seeds: Seeds::Test(run as u32),
+                seeds: Seeds::Test(args.first_run.wrapping_add(run as u32)),
                 target_return: args.target_return.or(policy.target_return(&env)),
                 sample: args.sample,
                 threads: (args.threads > 0).then_some(args.threads),

@@ -13,7 +13,7 @@
 //! }
 //! ```
 //!
-//! and has `collect`, `train`, `eval`, `demo`, `plot` and all other commands with them.
+//! and has `collect`, `train`, `eval`, `sweep`, `demo`, `plot` and all other commands with them.
 
 mod bench;
 mod collect;
@@ -25,6 +25,7 @@ mod keys;
 mod plot;
 mod progress;
 mod signals;
+mod sweep;
 mod train;
 mod verify;
 
@@ -80,6 +81,14 @@ enum Command {
     ///   elmur eval out/own --data recordings/
     #[command(verbatim_doc_comment)]
     Eval(eval::Args),
+    /// Train and evaluate many runs from one file, and make the table of their scores.
+    ///
+    /// Examples:
+    ///   elmur sweep run runs/sweep-example.json --jobs 2
+    ///   elmur sweep status runs/sweep-example.json
+    ///   elmur sweep report runs/sweep-example.json
+    #[command(subcommand, verbatim_doc_comment)]
+    Sweep(sweep::Sweep),
     /// Draw results of `elmur eval --json` and of runs.
     #[command(subcommand)]
     Plot(plot::Plot),
@@ -186,8 +195,14 @@ where
     progress::set_quiet(cli.quiet);
     let context = Context { registry, stop: Stop::default() };
     // Other commands have nothing to save: signals end them at once.
-    let saves =
-        matches!(cli.command, Command::Demo(_) | Command::Collect(_) | Command::Train(_) | Command::Eval(_));
+    let saves = matches!(
+        cli.command,
+        Command::Demo(_)
+            | Command::Collect(_)
+            | Command::Train(_)
+            | Command::Eval(_)
+            | Command::Sweep(sweep::Sweep::Run(_))
+    );
     if saves && let Err(error) = signals::listen(&context.stop) {
         report(&format!(
             "warning: could not install signal handlers; Ctrl-C will not save a checkpoint: {error}"
@@ -243,6 +258,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
         Command::Collect(args) => collect::run(&args, context)?,
         Command::Train(args) => return train::run(&args, context),
         Command::Eval(args) => eval::run(&args, context)?,
+        Command::Sweep(what) => return sweep::run(&what, context),
         Command::Plot(what) => plot::run(&what)?,
         Command::Presets { json } => inspect::list_presets(json),
         Command::Inspect(args) => inspect::inspect(&args, context)?,

@@ -79,6 +79,25 @@ impl Drop for EndAtOnce {
     }
 }
 
+/// Asks to stop, as SIGTERM does, as soon as the process that started this one has ended: a worker that was
+/// killed leaves nobody behind who computes.
+#[cfg(unix)]
+pub fn stop_with_parent(stop: &Stop) {
+    let (parent, stop) = (std::os::unix::process::parent_id(), stop.clone());
+    let wait = move || {
+        // A process whose parent has ended is given to another.
+        while std::os::unix::process::parent_id() == parent {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        stop.request(SIGTERM as usize);
+    };
+    let _ = std::thread::Builder::new().name("elmur-parent".to_owned()).spawn(wait);
+}
+
+/// Elsewhere processes do not know what became of the one that started them.
+#[cfg(not(unix))]
+pub fn stop_with_parent(_: &Stop) {}
+
 /// Says that a signal was heard as soon as it was, since what it interrupts may take a while to save.
 pub fn acknowledge(stop: &Stop) {
     let stop = stop.clone();

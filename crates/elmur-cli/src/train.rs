@@ -55,11 +55,17 @@ pub struct Args {
     /// Print JSON lines: one object per validation, then one per run.
     #[arg(long)]
     json: bool,
+    /// Stop and save when the process that started this one has ended.
+    #[arg(long)]
+    die_with_parent: bool,
 }
 
 /// Runs `elmur train`; 128 + n after signal n.
 pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     let registry = &context.registry;
+    if args.die_with_parent {
+        signals::stop_with_parent(&context.stop);
+    }
     let (config, folder, changes) = match (&args.resume, &args.preset) {
         (Some(path), preset) => {
             // With --resume there is no preset: a word there is one more override.
@@ -122,7 +128,7 @@ fn changes(args: &Args) -> Vec<String> {
 }
 
 /// The config that a user means by a name: a preset, or a file.
-fn config_of(name: &str) -> Result<RunConfig> {
+pub fn config_of(name: &str) -> Result<RunConfig> {
     let path = Path::new(name);
     if RunFolder::is_run(path) {
         let problem = "a run; repeat it with its config.json, or go on with --resume";

@@ -13,6 +13,8 @@ fn every_command_of_the_readme_works() {
     let folder = std::env::temp_dir().join(format!("elmur-readme-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(folder.join("crates")).unwrap();
+    std::fs::create_dir_all(folder.join("runs")).unwrap();
+    std::fs::copy(root.join("runs/sweep-example.json"), folder.join("runs/sweep-example.json")).unwrap();
     let blocks = readme.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
     let mut count = 0;
     for line in blocks.flat_map(str::lines) {

@@ -8,7 +8,7 @@ use super::{
     flags_height, heading, legend, pen, place_flags, snap,
 };
 
-const GRID: Rgb = Rgb(228, 231, 236);
+pub(super) const GRID: Rgb = Rgb(228, 231, 236);
 const HEIGHT: f32 = 330.0;
 
 /// How often a policy succeeds, by length of the episode.
@@ -118,16 +118,16 @@ pub fn learning_curves(
 
 /// How the curve of this index looks. Colours return after seven, with another mark and dash.
 #[derive(Clone, Copy)]
-struct Look(usize);
+pub(super) struct Look(pub usize);
 
 impl Look {
-    fn pen(self) -> Pen {
+    pub fn pen(self) -> Pen {
         const DASHES: [&[f32]; 3] = [&[], &[7.0, 3.0], &[2.0, 2.5]];
         let dash = DASHES[self.0 / PALETTE.len() % DASHES.len()];
         Pen { color: PALETTE[self.0 % PALETTE.len()], width: 2.0, dash }
     }
 
-    fn mark(self, canvas: &mut Canvas, (x, y): (f32, f32)) {
+    pub fn mark(self, canvas: &mut Canvas, (x, y): (f32, f32)) {
         // Sizes that look alike: square, triangle, diamond, triangle.
         const CORNERS: [&[(f32, f32)]; 4] = [
             &[(-3.7, -3.7), (3.7, -3.7), (3.7, 3.7), (-3.7, 3.7)],
@@ -156,16 +156,16 @@ impl Look {
 }
 
 /// One axis: its range, as logarithms if `log`, and where it is labelled. Ticks without a label are minor.
-struct Axis {
+pub(super) struct Axis {
     label: String,
     log: bool,
     low: f64,
     high: f64,
-    ticks: Vec<(f64, String)>,
+    pub ticks: Vec<(f64, String)>,
 }
 
 impl Axis {
-    fn new(label: &str, log: bool, values: impl Iterator<Item = f64>) -> Option<Axis> {
+    pub fn new(label: &str, log: bool, values: impl Iterator<Item = f64>) -> Option<Axis> {
         let mut axis = Axis { label: label.to_owned(), log, low: 0.0, high: 0.0, ticks: Vec::new() };
         let ends = values.filter_map(|v| axis.scale(v)).map(|v| (v, v));
         (axis.low, axis.high) = ends.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
@@ -186,7 +186,7 @@ impl Axis {
     }
 
     /// Where a value lies: 0 at the low end, 1 at the high end.
-    fn at(&self, v: f64) -> Option<f32> {
+    pub fn at(&self, v: f64) -> Option<f32> {
         self.scale(v).map(|v| ((v - self.low) / (self.high - self.low)) as f32)
     }
 

@@ -6,9 +6,11 @@
 
 mod canvas;
 mod chart;
+mod dots;
 mod grid;
 
 pub use chart::{Curve, Marker, learning_curves, success_by_length};
+pub use dots::{Dots, scores};
 pub use grid::{SlotRow, Timeline, heat_map, slot_timeline};
 
 use canvas::{Canvas, Pen, Rgb, Type};
@@ -335,6 +337,32 @@ mod tests {
         folder.svg(|path| success_by_length(path, "", &curve(&points), &markers));
         let svg = folder.svg(|path| slot_timeline(path, &text, &timeline(3, 100_000)));
         assert!(svg.contains("mean of 250") && svg.len() < 100_000, "{}", svg.len());
+    }
+
+    #[test]
+    fn scores_have_a_mark_each_and_missing_ones_none() {
+        let folder = Folder::new("scores");
+        let rows = names(&["tmaze <9>", "popgym"]);
+        let dots = |points: [Option<(f64, f64)>; 2]| {
+            vec![
+                Dots { name: "elmur".to_owned(), points: points.to_vec() },
+                Dots { name: "player".to_owned(), points: vec![Some((1.0, 0.0)), None] },
+            ]
+        };
+        let draw = |series: &[Dots]| folder.svg(|path| scores(path, "t", "return", &rows, series));
+        let whole = draw(&dots([Some((-0.5, 0.25)), None]));
+        for label in ["tmaze &lt;9&gt;", ">popgym<", ">elmur<", ">player<", ">return<", ">-0.5<", ">1.0<"] {
+            assert!(whole.contains(label), "{label}");
+        }
+        assert_eq!(draw(&dots([Some((-0.5, 0.25)), Some((f64::NAN, 0.0))])), whole);
+        let more = draw(&dots([Some((-0.5, 0.25)), Some((0.0, f64::NAN))]));
+        assert!(more.len() > whole.len());
+        assert!(draw(&dots([None, None])).contains("elmur (no data)"));
+        let path = Path::new("/nowhere/picture");
+        let result = scores(path, "t", "x", &rows[..1], &dots([None, None]));
+        assert!(matches!(result, Err(Error::Input { .. })), "{result:?}");
+        let result = scores(path, "t", "x", &rows, &[]);
+        assert!(matches!(result, Err(Error::Empty { .. })), "{result:?}");
     }
 
     #[test]

@@ -1,0 +1,154 @@
+//! A sweep file as it is written, key by key: `docs/sweeps.md` says what each means.
+
+use std::path::{Path, PathBuf};
+
+use elmur_train::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::file::OWN_POLICY;
+
+/// The device that computes where the file names none.
+const CPU: &str = "cpu";
+
+/// A sweep as its file has it.
+pub struct Written {
+    pub name: String,
+    pub tasks: Vec<String>,
+    pub policies: Vec<String>,
+    pub seeds: Vec<u64>,
+    pub settings: Map<String, Value>,
+    pub per_policy: Map<String, Value>,
+    pub per_task: Map<String, Value>,
+    pub cases: Vec<WrittenCase>,
+    pub evaluate: WrittenEvaluation,
+    pub device: String,
+    pub groups: Option<Map<String, Value>>,
+    pub references: Map<String, Value>,
+    pub known: Option<PathBuf>,
+    pub out: PathBuf,
+}
+
+/// A variant of all runs.
+pub struct WrittenCase {
+    pub name: String,
+    pub settings: Map<String, Value>,
+}
+
+/// How runs are evaluated, as the file has it.
+pub struct WrittenEvaluation {
+    pub episodes: usize,
+    pub lengths: Vec<u64>,
+    pub set: Map<String, Value>,
+    pub metric: Option<elmur_envs::Metric>,
+    pub sample: bool,
+    pub device: String,
+}
+
+/// The keys of an object in the file, each taken once.
+struct Fields<'a> {
+    path: &'a Path,
+    /// Where the object is: empty, or a key and a dot.
+    place: String,
+    fields: Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    fn new(path: &'a Path, place: &str, value: Value) -> Result<Self> {
+        let Value::Object(fields) = value else {
+            let place = if place.is_empty() { String::new() } else { format!("`{place}`: ") };
+            return Err(Error::file(path, format!("{place}expected an object, {{...}}, got {value}")));
+        };
+        let place = if place.is_empty() { String::new() } else { format!("{place}.") };
+        Ok(Self { path, place, fields })
+    }
+
+    /// The value of a key; none where it is left out or null.
+    fn optional<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>> {
+        let Some(value) = self.fields.shift_remove(key).filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
+        let problem = |e| Error::file(self.path, format!("`{}{key}`: {e}, got {value}", self.place));
+        serde_json::from_value(value.clone()).map_err(problem)
+    }
+
+    fn needed<T: DeserializeOwned>(&mut self, key: &str, expected: &str) -> Result<T> {
+        let problem = format!("`{}{key}`: expected {expected}, got nothing", self.place);
+        self.optional(key)?.ok_or_else(|| Error::file(self.path, problem))
+    }
+
+    /// Refuses keys that nobody took.
+    fn end(self, known: &[&str]) -> Result<()> {
+        let Some(key) = self.fields.keys().next() else { return Ok(()) };
+        let near = elmur_base::did_you_mean(key, known.iter().copied());
+        let all = known.join(", ");
+        Err(Error::file(
+            self.path,
+            format!("`{}{key}`: expected one of the keys {all}, got another{near}", self.place),
+        ))
+    }
+}
+
+impl Written {
+    /// Reads a sweep; a key that is missing, unknown or of another type is refused by its name.
+    pub fn read(path: &Path, value: Value) -> Result<Self> {
+        let mut file = Fields::new(path, "", value)?;
+        let cases: Vec<Value> = file.optional("cases")?.unwrap_or_default();
+        let case = |(i, case): (usize, Value)| {
+            let mut case = Fields::new(path, &format!("cases.{i}"), case)?;
+            let name = case.needed("name", "a name")?;
+            let settings = case.optional("settings")?.unwrap_or_default();
+            case.end(&["name", "settings"])?;
+            Ok(WrittenCase { name, settings })
+        };
+        let written = Self {
+            name: file.needed("name", "a name")?,
+            tasks: file.needed("tasks", "a list of presets")?,
+            policies: file.optional("policies")?.unwrap_or_else(|| vec![OWN_POLICY.to_owned()]),
+            seeds: file.optional("seeds")?.unwrap_or_else(|| vec![0]),
+            settings: file.optional("settings")?.unwrap_or_default(),
+            per_policy: file.optional("per_policy")?.unwrap_or_default(),
+            per_task: file.optional("per_task")?.unwrap_or_default(),
+            cases: cases.into_iter().enumerate().map(case).collect::<Result<_>>()?,
+            evaluate: WrittenEvaluation::read(path, file.optional("evaluate")?)?,
+            device: file.optional("device")?.unwrap_or_else(|| CPU.to_owned()),
+            groups: file.optional("groups")?,
+            references: file.optional("references")?.unwrap_or_default(),
+            known: file.optional("known")?,
+            out: file.needed("out", "a folder")?,
+        };
+        file.end(&[
+            "name",
+            "tasks",
+            "policies",
+            "seeds",
+            "settings",
+            "per_policy",
+            "per_task",
+            "cases",
+            "evaluate",
+            "device",
+            "groups",
+            "references",
+            "known",
+            "out",
+        ])?;
+        Ok(written)
+    }
+}
+
+impl WrittenEvaluation {
+    fn read(path: &Path, value: Option<Value>) -> Result<Self> {
+        let mut fields = Fields::new(path, "evaluate", value.unwrap_or_else(|| Map::new().into()))?;
+        let written = Self {
+            episodes: fields.optional("episodes")?.unwrap_or(100),
+            lengths: fields.optional("lengths")?.unwrap_or_default(),
+            set: fields.optional("set")?.unwrap_or_default(),
+            metric: fields.optional("metric")?,
+            sample: fields.optional("sample")?.unwrap_or(false),
+            device: fields.optional("device")?.unwrap_or_else(|| CPU.to_owned()),
+        };
+        fields.end(&["episodes", "lengths", "set", "metric", "sample", "device"])?;
+        Ok(written)
+    }
+}
