@@ -48,6 +48,8 @@ fn dataset(days: Range<u64>) -> Result<Dataset, elmur::data::Error> {
             terminated: false,
             truncated: true,
             imitate: None,
+            labels: None,
+            accepted: None,
         }
     };
     Dataset::from_episodes(spaces, BTreeMap::new(), days.map(episode).collect())

@@ -15,6 +15,10 @@ pub enum Field {
     /// The action as what a policy should output. A discrete component that is not to be imitated, or lies
     /// beyond the end of an episode, is [`Field::IGNORED`]; a continuous one beyond the end is 0.
     Target,
+    /// Which choices are as good as [`Field::Target`], where the action is one choice of a list (of several integers:
+    /// of all combinations, the last integer running fastest): the target itself, and those that were recorded
+    /// beside it. None where the step is not to be imitated.
+    Accepted,
     /// Whether the step exists and its action is to be imitated.
     Imitate,
     /// Whether the step exists: false beyond the end of an episode.
@@ -81,6 +85,7 @@ impl fmt::Display for Field {
             Field::Observation(leaf) => write!(f, "observation leaf {leaf}"),
             Field::Action => write!(f, "action"),
             Field::Target => write!(f, "target"),
+            Field::Accepted => write!(f, "accepted"),
             Field::Imitate => write!(f, "imitate"),
             Field::Exists => write!(f, "whether the step exists"),
             Field::ReturnToGo => write!(f, "return to go"),

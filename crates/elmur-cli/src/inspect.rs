@@ -175,7 +175,7 @@ fn inspect_run(folder: &RunFolder, as_json: bool) -> Result<()> {
 }
 
 /// The config of a preset, a run or a run's config.json.
-fn run_config(what: &str) -> Result<RunConfig> {
+pub(crate) fn run_config(what: &str) -> Result<RunConfig> {
     let path = Path::new(what);
     if RunFolder::is_run(path) {
         return RunFolder::open(path)?.config();

@@ -166,6 +166,10 @@ enum Bench {
     ///
     /// Example: elmur bench envs --json
     Envs(bench::envs::Args),
+    /// Measure how fast batches of a run's data come, without training on them.
+    ///
+    /// Example: elmur bench data popgym-RepeatFirstEasy data.stream=true
+    Data(bench::data::Args),
 }
 
 /// What all commands share.
@@ -265,6 +269,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
             Bench::Step(args) => bench::policy::step(&args, context)?,
             Bench::Train(args) => bench::policy::train(&args, context)?,
             Bench::Policies(args) => bench::policies::run(&args, context)?,
+            Bench::Data(args) => bench::data::run(&args, context)?,
             Bench::Bank(args) => bench::bank::run(&args, context)?,
             Bench::Envs(args) => bench::envs::run(&args)?,
         },

@@ -71,7 +71,7 @@ fn both_layouts_and_older_rules_are_collected() {
     let wrapped = folder.path("wrapped.elmur");
     let wrappers = "previous_action,first_step,one_hot,flat_action";
     let task = "popgym-BattleshipEasy";
-    fine(&["collect", task, "--episodes", "3", "--wrappers", wrappers, "--out", &wrapped]);
+    fine(&["collect", task, "--episodes", "3", "--noise", "0.5", "--wrappers", wrappers, "--out", &wrapped]);
     let about = &rows(&fine(&["inspect", &wrapped, "--json"]))[0];
     assert_eq!(about["spaces"]["observation"]["box"]["shape"][0], 20);
     assert_eq!(about["spaces"]["action"]["discrete"]["n"], 64);
@@ -138,6 +138,7 @@ fn presets_are_found_by_task() {
     assert!(fine(&["inspect", "popgym-ConcentrationHard"]).contains("parameters"));
     let keys = fine(&["inspect", "popgym-BattleshipEasy", "--keys"]);
     assert!(keys.contains("env.wrappers.previous_action=true"), "{keys}");
+    assert!(keys.contains("env.wrappers.first_step=true"), "{keys}");
     mistake(&["inspect", "popgym-ConcentratonHard"], "did you mean `popgym-ConcentrationHard`");
     mistake(&["train", "popgym-Concentration"], "popgym-ConcentrationE");
 }

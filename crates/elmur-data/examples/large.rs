@@ -49,6 +49,8 @@ fn write(path: &str, bytes: usize) -> Result<()> {
             terminated: true,
             truncated: false,
             imitate: None,
+            labels: None,
+            accepted: None,
         })?;
     }
     writer.finish()

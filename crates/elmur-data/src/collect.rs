@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use elmur_base::{Row, Stop};
-use elmur_envs::{Env, Environment, Player, Purpose};
+use elmur_base::{Row, Space, Stop, Values};
+use elmur_envs::{Choices, Env, Environment, Player, Purpose};
 use elmur_pool::{MAX_THREADS, granted_threads};
 use elmur_rng::Rng;
 
-use crate::episode::{append, columns};
-use crate::{Episode, Error, Result};
+use crate::episode::joint_choices;
+use crate::{Column, Episode, Error, Result};
 
 /// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
 /// player's, so that the player's next actions show how to recover. Random actions, and actions that the
@@ -24,41 +24,87 @@ pub fn play(
     noise: f64,
     stop: &Stop,
 ) -> Result<Episode> {
+    play_with(env, player, seed, (noise, false), stop)
+}
+
+/// Choices that the player names as equally good, step by step.
+#[derive(Debug)]
+pub struct Ties {
+    choices: Option<Choices>,
+    accepted: Vec<bool>,
+    any: bool,
+}
+
+impl Ties {
+    /// For actions of this space; nothing is recorded where they are not discrete.
+    pub fn of(action: &Space) -> Self {
+        let choices = Choices::of(action).filter(|_| joint_choices(action) > 0);
+        Self { choices, accepted: Vec::new(), any: false }
+    }
+
+    /// Asks the player about the action that it wrote last.
+    pub fn ask(&mut self, player: &mut dyn Player, action: Values<'_>) {
+        let Some(choices) = &self.choices else { return };
+        let first = self.accepted.len();
+        self.accepted.resize(first + choices.count(), false);
+        let here = &mut self.accepted[first..];
+        choices.accepted(player, action, here);
+        self.any |= here.iter().filter(|accepted| **accepted).count() > 1;
+    }
+
+    /// What was recorded, [steps, choices]; none if the player has never named another choice.
+    pub fn into_accepted(self) -> Option<Vec<bool>> {
+        self.any.then_some(self.accepted)
+    }
+}
+
+/// [`play`] that also asks the player for choices that are equally good, if `ties`.
+pub(crate) fn play_with(
+    env: &mut dyn Env,
+    player: &mut dyn Player,
+    seed: u64,
+    (noise, ties): (f64, bool),
+    stop: &Stop,
+) -> Result<Episode> {
     let spaces = env.spaces().clone();
     let mut observation = Row::of(&spaces.observation);
     let mut action = Row::of(&spaces.action);
     let mut episode = Episode {
-        observations: columns(&spaces.observation),
-        actions: columns(&spaces.action),
+        observations: Column::of(&spaces.observation),
+        actions: Column::of(&spaces.action),
         rewards: Vec::new(),
         terminated: false,
         truncated: false,
         imitate: None,
+        labels: None,
+        accepted: None,
     };
     let mut imitate = Vec::new();
+    let mut named = ties.then(|| Ties::of(&spaces.action));
     let mut rng = Rng::new(seed, NOISE);
     env.reset(seed, observation.as_mut())?;
     player.reset();
     loop {
-        append(&observation, &spaces.observation, &mut episode.observations);
+        Column::append(&mut episode.observations, &observation, &spaces.observation);
         if episode.terminated || episode.truncated {
             episode.imitate = imitate.contains(&false).then_some(imitate);
+            episode.accepted = named.and_then(Ties::into_accepted);
             return Ok(episode);
         }
         if episode.rewards.len().is_multiple_of(STEPS_PER_LOOK) && stop.requested() {
             return Err(Error::Stopped);
         }
         player.act(observation.values(), action.as_mut());
+        if let Some(named) = &mut named {
+            named.ask(player, action.values());
+        }
         let slip = noise > 0.0 && rng.uniform(0.0, 1.0) < noise;
         if slip {
             action = Row::default();
             spaces.action.sample(&mut rng, &mut action);
-            if !player.overruled(action.values()) {
-                let expected = "0: this environment's player cannot go on from another's action";
-                return Err(elmur_envs::Error::config("noise", expected, noise).into());
-            }
+            player.took(action.values());
         }
-        append(&action, &spaces.action, &mut episode.actions);
+        Column::append(&mut episode.actions, &action, &spaces.action);
         imitate.push(env.uses_action() && !slip);
         let step = env.step(action.values(), observation.as_mut())?;
         episode.rewards.push(step.reward as f32);
@@ -167,7 +213,6 @@ impl Demonstrations<'_> {
 
 #[cfg(test)]
 mod tests {
-    use elmur_base::{Space, Values};
     use elmur_envs::{EnvSpec, Registry, Wrappers};
 
     use super::*;
@@ -265,9 +310,23 @@ mod tests {
             let rate = slips as f64 / steps as f64;
             assert!(returns > least && (rate - 0.1).abs() < 0.02, "{family}: {returns}, {rate}");
         }
-        let env = task("popgym-BattleshipEasy");
-        let error = played(&Demonstrations { noise: 0.5, ..of(&env, 0..2) }).unwrap_err();
-        assert!(error.to_string().contains("cannot go on"), "{error}");
+    }
+
+    /// No player refuses, whatever is taken in its place, and every slip is marked.
+    #[test]
+    fn all_environments_can_be_played_with_noise() {
+        let registry = Registry::builtin();
+        let names = registry
+            .names()
+            .into_iter()
+            .filter(|name| !name.starts_with("popgym") || name.ends_with("Easy-v0"));
+        for name in names {
+            let env = task(&name);
+            for episode in played(&Demonstrations { noise: 1.0, ..of(&env, 0..2) }).unwrap() {
+                let imitated = episode.imitate.iter().flatten().filter(|imitate| **imitate).count();
+                assert!(imitated == 0 && episode.imitate.is_some(), "{name}: {imitated}");
+            }
+        }
     }
 
     #[test]
@@ -313,6 +372,7 @@ mod tests {
         impl Player for Idle {
             fn reset(&mut self) {}
             fn act(&mut self, _: Values<'_>, _: elmur_base::ValuesMut<'_>) {}
+            fn took(&mut self, _: Values<'_>) {}
         }
         let spaces =
             elmur_base::Spaces { observation: Space::unbounded([1]), action: Space::Discrete { n: 2 } };
@@ -352,6 +412,7 @@ mod tests {
         impl Player for Idle {
             fn reset(&mut self) {}
             fn act(&mut self, _: Values<'_>, _: elmur_base::ValuesMut<'_>) {}
+            fn took(&mut self, _: Values<'_>) {}
         }
         struct Arms;
         impl elmur_envs::Family for Arms {

@@ -143,6 +143,7 @@ pub(crate) fn read_episode(
     let column = match (part, out) {
         (Part::Observation(i), out) => (episode.observations[i].view(), out),
         (Part::Action(i), out) => (episode.actions[i].view(), out),
+        (Part::Label(i), out) => (episode.labels.as_ref().unwrap_or(&episode.actions)[i].view(), out),
         (Part::Reward, out) => (ColumnRef::F32(&episode.rewards), out),
         (Part::Imitate, FieldMut::Bool(out)) => {
             return match &episode.imitate {
@@ -150,7 +151,13 @@ pub(crate) fn read_episode(
                 None => out.fill(true),
             };
         }
-        (Part::Imitate, _) => return,
+        (Part::Accepted, FieldMut::Bool(out)) => {
+            return match &episode.accepted {
+                Some(accepted) => out.copy_from_slice(&accepted[range]),
+                None => out.fill(false),
+            };
+        }
+        (Part::Imitate | Part::Accepted, _) => return,
     };
     match column {
         (ColumnRef::F32(x), FieldMut::F32(out)) => out.copy_from_slice(&x[range]),

@@ -4,6 +4,7 @@
 //! leaf length].
 
 use elmur_base::{FieldMut, Leaf, Row, Space, Spaces, Values, bound_at};
+use elmur_envs::Choices;
 
 use crate::error::{Fault, Result};
 use crate::layout::{ElementType, Layout, Outline};
@@ -128,6 +129,12 @@ pub struct Episode {
     pub truncated: bool,
     /// Whether each step's action is worth imitating, `[T]`; none means all are.
     pub imitate: Option<Vec<bool>>,
+    /// The actions to imitate where others were taken: one column per leaf of the action space, [T, leaf length];
+    /// none: those that were taken.
+    pub labels: Option<Vec<Column>>,
+    /// Which choices of a discrete action are as good as the one to imitate, [T, choices] (of several integers: all
+    /// combinations, the last integer running fastest); none: no other.
+    pub accepted: Option<Vec<bool>>,
 }
 
 /// A borrowed [`Episode`]: what datasets hand out.
@@ -145,6 +152,10 @@ pub struct EpisodeRef<'a> {
     pub truncated: bool,
     /// Whether each step's action is worth imitating, `[T]`; none means all are.
     pub imitate: Option<&'a [bool]>,
+    /// The actions to imitate where others were taken; see [`Episode::labels`].
+    pub labels: Option<Vec<ColumnRef<'a>>>,
+    /// Which choices are as good as the one to imitate; see [`Episode::accepted`].
+    pub accepted: Option<&'a [bool]>,
 }
 
 impl Episode {
@@ -157,6 +168,8 @@ impl Episode {
             terminated: self.terminated,
             truncated: self.truncated,
             imitate: self.imitate.as_deref(),
+            labels: self.labels.as_ref().map(|labels| labels.iter().map(Column::view).collect()),
+            accepted: self.accepted.as_deref(),
         }
     }
 
@@ -180,6 +193,8 @@ impl Episode {
             terminated: self.terminated,
             truncated: self.truncated,
             marked: self.imitate.is_some(),
+            labelled: self.labels.is_some(),
+            tied: self.accepted.is_some(),
         }
     }
 }
@@ -222,6 +237,8 @@ impl EpisodeRef<'_> {
             terminated: self.terminated,
             truncated: self.truncated,
             imitate: self.imitate.map(<[bool]>::to_vec),
+            labels: self.labels.as_ref().map(|labels| labels.iter().map(ColumnRef::to_column).collect()),
+            accepted: self.accepted.map(<[bool]>::to_vec),
         }
     }
 
@@ -242,6 +259,17 @@ impl EpisodeRef<'_> {
         let seen = steps + usize::from(self.has_final_observation(spaces));
         check_columns("observation", &self.observations, &spaces.observation, seen, true)?;
         check_columns("action", &self.actions, &spaces.action, steps, false)?;
+        if let Some(labels) = &self.labels {
+            check_columns("label", labels, &spaces.action, steps, false)?;
+        }
+        let choices = joint_choices(&spaces.action);
+        if let Some(accepted) = self
+            .accepted
+            .filter(|accepted| choices == 0 || Some(accepted.len()) != steps.checked_mul(choices))
+        {
+            let expected = format!("{steps} rows of {choices} choices, of a discrete action");
+            return Fault::new("accepted", expected, accepted.len(), CORRECT);
+        }
         check_rewards(self.rewards, 0)?;
         match self.imitate {
             Some(imitate) if imitate.len() != steps => {
@@ -252,21 +280,31 @@ impl EpisodeRef<'_> {
     }
 }
 
-/// Appends one value of a space to its [`columns`].
-pub(crate) fn append(value: &Row, space: &Space, columns: &mut [Column]) {
-    let Values { mut floats, mut ints, mut bytes } = value.values();
-    for (leaf, column) in space.leaves().iter().zip(columns) {
-        match column {
-            Column::F32(data) => data.extend_from_slice(floats.split_off(..leaf.len()).unwrap_or_default()),
-            Column::I32(data) => data.extend_from_slice(ints.split_off(..leaf.len()).unwrap_or_default()),
-            Column::U8(data) => data.extend_from_slice(bytes.split_off(..leaf.len()).unwrap_or_default()),
-        }
-    }
+/// Number of choices of a discrete action, counting all combinations of its integers; 0 if the action is not
+/// discrete or there are too many to list.
+pub(crate) fn joint_choices(action: &Space) -> usize {
+    Choices::of(action).map(|choices| choices.count()).filter(|count| *count <= 1 << 16).unwrap_or(0)
 }
 
-/// Empty columns for the leaves of a space.
-pub(crate) fn columns(space: &Space) -> Vec<Column> {
-    space.leaves().iter().map(|leaf| Column::zeros(own_type(leaf), 0)).collect()
+impl Column {
+    /// Empty columns for the leaves of a space, to record values in.
+    pub fn of(space: &Space) -> Vec<Column> {
+        space.leaves().iter().map(|leaf| Column::zeros(own_type(leaf), 0)).collect()
+    }
+
+    /// Appends one value of a space to its columns.
+    pub fn append(columns: &mut [Column], value: &Row, space: &Space) {
+        let Values { mut floats, mut ints, mut bytes } = value.values();
+        for (leaf, column) in space.leaves().iter().zip(columns) {
+            match column {
+                Column::F32(data) => {
+                    data.extend_from_slice(floats.split_off(..leaf.len()).unwrap_or_default());
+                }
+                Column::I32(data) => data.extend_from_slice(ints.split_off(..leaf.len()).unwrap_or_default()),
+                Column::U8(data) => data.extend_from_slice(bytes.split_off(..leaf.len()).unwrap_or_default()),
+            }
+        }
+    }
 }
 
 /// The element type that a leaf is recorded in by those who have its numbers as [`Values`].
@@ -427,6 +465,8 @@ mod tests {
             terminated: true,
             truncated: false,
             imitate: Some(vec![true, false]),
+            labels: None,
+            accepted: None,
         }
     }
 
@@ -488,6 +528,8 @@ mod tests {
             terminated: true,
             truncated: false,
             imitate: None,
+            labels: None,
+            accepted: None,
         };
         episode.view().validate(&spaces).unwrap();
         for wrong in [Column::F32(vec![0.0, 1.0]), Column::I32(vec![0, 1])] {
@@ -507,6 +549,8 @@ mod tests {
             terminated: false,
             truncated: false,
             imitate: None,
+            labels: None,
+            accepted: None,
         };
         episode.view().validate(&dark).unwrap();
         episode.observations[0] = Column::U8(vec![0, 128]);

@@ -36,6 +36,8 @@ const TERMINATED: u32 = 1;
 const TRUNCATED: u32 = 2;
 const FINAL_OBSERVATION: u32 = 4;
 const COUNTS: u32 = 8;
+const LABELS: u32 = 16;
+const ACCEPTED: u32 = 32;
 
 /// Bytes that begin at a multiple of eight in memory.
 #[derive(Debug, Default)]
@@ -105,13 +107,16 @@ impl Header {
     pub(crate) fn check(&self, episode: &EpisodeRef<'_>) -> Result<(), Fault> {
         episode.check(&self.spaces)?;
         let types = self.observation_types.iter().chain(&self.action_types);
+        let types = types.chain(&self.action_types);
         let columns = episode.observations.iter().chain(&episode.actions);
+        let columns = columns.chain(episode.labels.iter().flatten());
         match types.zip(columns).enumerate().find(|(_, (t, column))| **t != column.element_type()) {
             None => Ok(()),
             Some((i, (t, column))) => Fault::new(
                 match i.checked_sub(self.observation_types.len()) {
                     None => format!("observation leaf {i}"),
-                    Some(i) => format!("action leaf {i}"),
+                    Some(i) if i < self.action_types.len() => format!("action leaf {i}"),
+                    Some(i) => format!("label leaf {}", i - self.action_types.len()),
                 },
                 format!("{} as in the first episode", t.name()),
                 column.element_type().name(),
@@ -244,7 +249,7 @@ impl Shape {
             return Err(format!("a payload of {len} bytes, too short for any episode"));
         }
         let (steps, flags) = (u64_at(start, 0), u32_at(start, 8));
-        if flags >= 2 * COUNTS || u32_at(start, 12) != 0 {
+        if flags >= 2 * ACCEPTED || u32_at(start, 12) != 0 {
             return Err("flags that version 1 does not know".to_owned());
         }
         let needed = payload_len(u128::from(steps), flags, layout);
@@ -264,6 +269,8 @@ impl Shape {
             terminated: has(TERMINATED),
             truncated: has(TRUNCATED),
             marked: has(COUNTS),
+            labelled: has(LABELS),
+            tied: has(ACCEPTED),
         }
     }
 }
@@ -276,9 +283,11 @@ fn payload_len(steps: u128, flags: u32, layout: &Layout) -> u128 {
     let rows = steps + u128::from(flags & FINAL_OBSERVATION != 0);
     let mut len = SHAPE as u128;
     len += layout.observations.iter().map(|c| column(rows, c.element, c.width)).sum::<u128>();
-    len += layout.actions.iter().map(|c| column(steps, c.element, c.width)).sum::<u128>();
+    let actions = layout.actions.iter().map(|c| column(steps, c.element, c.width)).sum::<u128>();
+    len += if flags & LABELS != 0 { 2 * actions } else { actions };
     len += column(steps, ElementType::F32, 1);
-    len + if flags & COUNTS != 0 { column(steps, ElementType::U8, 1) } else { 0 }
+    len += if flags & COUNTS != 0 { column(steps, ElementType::U8, 1) } else { 0 };
+    len + if flags & ACCEPTED != 0 { column(steps, ElementType::U8, layout.choices) } else { 0 }
 }
 
 /// The columns of a payload in their order: the column, its rows, bytes per row, and where it begins.
@@ -287,12 +296,18 @@ pub(crate) fn places(layout: &Layout, outline: Outline) -> impl Iterator<Item = 
     let actions = layout.actions.iter().enumerate().map(|(i, c)| (Part::Action(i), c));
     let leaves = observations.chain(actions).map(|(part, c)| (part, c.width * c.element.size()));
     let marks = outline.marked.then_some((Part::Imitate, 1));
-    leaves.chain([(Part::Reward, 4)]).chain(marks).scan(SHAPE as u64, move |end, (part, row_bytes)| {
-        let rows = outline.rows(part);
-        let start = *end;
-        *end += (rows as u64 * row_bytes as u64).next_multiple_of(8);
-        Some(Place { part, rows, row_bytes, start })
-    })
+    let labels = if outline.labelled { &layout.actions[..] } else { &[] };
+    let labels = labels.iter().enumerate().map(|(i, c)| (Part::Label(i), c.width * c.element.size()));
+    let accepted = outline.tied.then_some((Part::Accepted, layout.choices));
+    leaves.chain([(Part::Reward, 4)]).chain(marks).chain(labels).chain(accepted).scan(
+        SHAPE as u64,
+        move |end, (part, row_bytes)| {
+            let rows = outline.rows(part);
+            let start = *end;
+            *end += (rows as u64 * row_bytes as u64).next_multiple_of(8);
+            Some(Place { part, rows, row_bytes, start })
+        },
+    )
 }
 
 /// Where a column lies in a payload.
@@ -318,6 +333,8 @@ pub(crate) fn decode(payload: &[u8], head: Head, layout: &Layout) -> Result<Epis
         terminated: outline.terminated,
         truncated: outline.truncated,
         imitate: None,
+        labels: outline.labelled.then(Vec::new),
+        accepted: None,
     };
     let column = |element: ElementType, bytes: &[u8]| match element {
         ElementType::F32 => Column::F32(bytemuck::cast_slice(bytes).to_vec()),
@@ -330,12 +347,22 @@ pub(crate) fn decode(payload: &[u8], head: Head, layout: &Layout) -> Result<Epis
         match place.part {
             Part::Observation(i) => episode.observations.push(column(layout.observations[i].element, bytes)),
             Part::Action(i) => episode.actions.push(column(layout.actions[i].element, bytes)),
+            Part::Label(i) => {
+                let labels = episode.labels.get_or_insert_default();
+                labels.push(column(layout.actions[i].element, bytes));
+            }
             Part::Reward => episode.rewards = bytemuck::cast_slice(bytes).to_vec(),
             Part::Imitate => {
                 if bytes.iter().any(|mark| *mark > 1) {
                     return Err(BAD_MARKS.to_owned());
                 }
                 episode.imitate = Some(bytes.iter().map(|mark| *mark == 1).collect());
+            }
+            Part::Accepted => {
+                if bytes.iter().any(|mark| *mark > 1) {
+                    return Err(BAD_MARKS.to_owned());
+                }
+                episode.accepted = Some(bytes.iter().map(|mark| *mark == 1).collect());
             }
         }
     }
@@ -351,23 +378,35 @@ fn payload(episode: &EpisodeRef<'_>, spaces: &Spaces, mut put: impl FnMut(&[u8])
     let flags = flag(episode.terminated, TERMINATED)
         | flag(episode.truncated, TRUNCATED)
         | flag(episode.has_final_observation(spaces), FINAL_OBSERVATION)
-        | flag(episode.imitate.is_some(), COUNTS);
+        | flag(episode.imitate.is_some(), COUNTS)
+        | flag(episode.labels.is_some(), LABELS)
+        | flag(episode.accepted.is_some(), ACCEPTED);
     put(&(episode.steps() as u64).to_le_bytes());
     put(&u64::from(flags).to_le_bytes());
     let mut padded = |column: &[u8]| {
         put(column);
         put(&[0; 8][..column.len().next_multiple_of(8) - column.len()]);
     };
-    for column in episode.observations.iter().chain(&episode.actions) {
-        match column {
-            ColumnRef::F32(x) => padded(bytemuck::cast_slice(x)),
-            ColumnRef::I32(x) => padded(bytemuck::cast_slice(x)),
-            ColumnRef::U8(x) => padded(x),
-        }
+    let rewards = ColumnRef::F32(episode.rewards);
+    for column in episode.observations.iter().chain(&episode.actions).chain([&rewards]) {
+        padded(column_bytes(column));
     }
-    padded(bytemuck::cast_slice(episode.rewards));
     if let Some(imitate) = episode.imitate {
         padded(bytemuck::cast_slice(imitate));
+    }
+    for column in episode.labels.iter().flatten() {
+        padded(column_bytes(column));
+    }
+    if let Some(accepted) = episode.accepted {
+        padded(bytemuck::cast_slice(accepted));
+    }
+}
+
+fn column_bytes<'a>(column: &ColumnRef<'a>) -> &'a [u8] {
+    match *column {
+        ColumnRef::F32(x) => bytemuck::cast_slice(x),
+        ColumnRef::I32(x) => bytemuck::cast_slice(x),
+        ColumnRef::U8(x) => x,
     }
 }
 

@@ -240,7 +240,7 @@ impl<R: Read> Scan<'_, R> {
                     if !self.piece(rows as u64 * place.row_bytes as u64)? {
                         return torn(&self);
                     }
-                    if place.part == Part::Imitate {
+                    if matches!(place.part, Part::Imitate | Part::Accepted) {
                         let bad = self.buffer.iter().any(|mark| *mark > 1);
                         marks_problem = marks_problem.or(bad.then(|| BAD_MARKS.to_owned()));
                     } else if fault.is_none() {
@@ -282,9 +282,9 @@ fn check(part: Part, spaces: &Spaces, layout: &Layout, first: usize, bytes: &[u8
     };
     match part {
         Part::Observation(i) => leaf(spaces.observation.leaves(), i, layout.observations[i].element, true),
-        Part::Action(i) => leaf(spaces.action.leaves(), i, layout.actions[i].element, false),
+        Part::Action(i) | Part::Label(i) => leaf(spaces.action.leaves(), i, layout.actions[i].element, false),
         Part::Reward => check_rewards(bytemuck::cast_slice(bytes), first),
-        Part::Imitate => Ok(()),
+        Part::Imitate | Part::Accepted => Ok(()),
     }
 }
 

@@ -5,6 +5,8 @@ use std::fmt;
 use elmur_base::{Leaf, Space, Spaces};
 use serde::{Deserialize, Serialize};
 
+use crate::episode::joint_choices;
+
 /// Element type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -41,6 +43,12 @@ pub enum Part {
     Observation(usize),
     /// Leaf `i` of the action, [T, leaf length].
     Action(usize),
+    /// Leaf `i` of the action to imitate, [T, leaf length]; recorded only where [`Outline::labelled`], otherwise it
+    /// is the action that was taken.
+    Label(usize),
+    /// Which choices are as good as the action to imitate, [T, choices], as bool; recorded only where
+    /// [`Outline::tied`].
+    Accepted,
     /// Rewards, `[T]`, as f32.
     Reward,
     /// Whether each step's action is worth imitating, `[T]`, as bool; recorded only where
@@ -53,6 +61,8 @@ impl fmt::Display for Part {
         match self {
             Part::Observation(leaf) => write!(f, "observation leaf {leaf}"),
             Part::Action(leaf) => write!(f, "action leaf {leaf}"),
+            Part::Label(leaf) => write!(f, "label leaf {leaf}"),
+            Part::Accepted => write!(f, "accepted"),
             Part::Reward => write!(f, "reward"),
             Part::Imitate => write!(f, "imitate"),
         }
@@ -75,6 +85,8 @@ pub struct Layout {
     pub observations: Vec<ColumnType>,
     /// One per leaf of the action space.
     pub actions: Vec<ColumnType>,
+    /// Number of choices of a discrete action, all combinations of its integers counted; 0 for others.
+    pub choices: usize,
 }
 
 impl Layout {
@@ -90,6 +102,7 @@ impl Layout {
         Self {
             observations: columns(&spaces.observation, observations),
             actions: columns(&spaces.action, actions),
+            choices: joint_choices(&spaces.action),
         }
     }
 
@@ -100,7 +113,8 @@ impl Layout {
             |columns: &[ColumnType], leaf: usize| columns.get(leaf).map(|c| (c.element.name(), c.width));
         match part {
             Part::Observation(i) => leaf(&self.observations, i),
-            Part::Action(i) => leaf(&self.actions, i),
+            Part::Action(i) | Part::Label(i) => leaf(&self.actions, i),
+            Part::Accepted => Some(("bool", self.choices)),
             Part::Reward => Some(("f32", 1)),
             Part::Imitate => Some(("bool", 1)),
         }
@@ -120,6 +134,10 @@ pub struct Outline {
     pub truncated: bool,
     /// Whether steps are marked as worth imitating or not; otherwise all are.
     pub marked: bool,
+    /// Whether the actions to imitate were recorded beside those that were taken.
+    pub labelled: bool,
+    /// Whether choices that are as good as the one to imitate were recorded.
+    pub tied: bool,
 }
 
 impl Outline {
@@ -128,13 +146,10 @@ impl Outline {
         match part {
             Part::Observation(_) => self.steps + usize::from(self.final_observation),
             Part::Action(_) | Part::Reward => self.steps,
-            Part::Imitate => {
-                if self.marked {
-                    self.steps
-                } else {
-                    0
-                }
-            }
+            Part::Imitate if self.marked => self.steps,
+            Part::Label(_) if self.labelled => self.steps,
+            Part::Accepted if self.tied => self.steps,
+            Part::Imitate | Part::Label(_) | Part::Accepted => 0,
         }
     }
 }

@@ -31,6 +31,8 @@
 //!     terminated: true,
 //!     truncated: false,
 //!     imitate: None,
+//!     labels: None,
+//!     accepted: None,
 //! })?;
 //! writer.finish()?;
 //!
@@ -57,6 +59,7 @@ mod npz_write;
 mod open;
 mod sampler;
 mod source;
+mod stream;
 mod subset;
 mod window;
 mod wrap;
@@ -73,6 +76,7 @@ pub use npz_write::{NpzWriter, write_npz};
 pub use open::{is_data, open, open_with, spaces_of};
 pub use sampler::{Crop, Sampler};
 pub use source::{Source, Summary, check_read, chunks, earlier_fingerprint, episode_checksum};
+pub use stream::{OwnEpisodes, Stream};
 pub use subset::{Subset, split};
 pub use window::Window;
 pub use wrap::{WrappedSource, wrap};

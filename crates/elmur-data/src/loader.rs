@@ -1,15 +1,16 @@
-//! Batches read ahead on threads. Their order is the sampler's, whatever thread is faster: a batch is known by
-//! its number, and handed out when its turn comes.
+//! Batches read or played ahead on threads. Their order is the sampler's or the stream's, whatever thread is
+//! faster: a batch is known by its number, and handed out when its turn comes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use elmur_base::{Field, FieldMut};
+use elmur_base::{Field, FieldMut, Stop};
 use elmur_pool::granted_threads;
 
 use crate::error::{Error, Result};
 use crate::source::Source;
+use crate::stream::{Playing, Stream};
 use crate::{Crop, Sampler, Window};
 
 /// Most bytes of batches that wait to be used. One batch is read ahead however large it is.
@@ -79,11 +80,11 @@ pub struct Request {
 /// One batch: the crops of its rows, and the fields that were asked for.
 #[derive(Debug)]
 pub struct Batch {
-    /// One crop per row.
+    /// One crop per row, of the loader's source or of the batch's own episodes.
     pub crops: Vec<Crop>,
     /// One buffer per field of the [`Request`], [windows, rows, steps, numbers].
     pub fields: Vec<Buffer>,
-    /// [`Sampler::position`] after this batch: what to save to continue behind it.
+    /// Number of crops up to the end of this batch: what to save to continue behind it.
     pub position: u64,
 }
 
@@ -97,17 +98,54 @@ pub struct Loader {
     ahead: u64,
 }
 
+/// Where batches come from.
+#[derive(Debug)]
+enum Supply {
+    Recorded(Arc<dyn Source>),
+    Fresh(Box<Stream>),
+}
+
+/// Which batch comes next.
+#[derive(Debug)]
+enum Order {
+    Sampled(Sampler),
+    /// The number of crops before it.
+    Counted(u64),
+}
+
+impl Order {
+    /// The number of crops before the next batch, and these crops, where they are known before it is made.
+    fn next(&mut self, rows: usize) -> (u64, Vec<Crop>) {
+        match self {
+            Order::Sampled(sampler) => (sampler.position(), sampler.next_crops(rows)),
+            Order::Counted(position) => {
+                *position += rows as u64;
+                (*position - rows as u64, Vec::new())
+            }
+        }
+    }
+
+    fn seek(&mut self, to: u64) {
+        match self {
+            Order::Sampled(sampler) => sampler.seek(to),
+            Order::Counted(position) => *position = to,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
-    source: Arc<dyn Source>,
+    supply: Supply,
     request: Request,
     state: Mutex<State>,
     changed: Condvar,
+    /// Ends what is being played when the loader is dropped.
+    halt: Stop,
 }
 
 #[derive(Debug)]
 struct State {
-    sampler: Sampler,
+    order: Order,
     /// Counts calls of [`Loader::seek`]: what was begun before is of no use.
     generation: u64,
     /// Number of the batch that a thread begins next, and of the one that is handed out next.
@@ -137,6 +175,7 @@ impl Shared {
 
     /// What a thread does: one batch after the other, never too far ahead.
     fn work(&self) {
+        let mut playing = None;
         let mut state = self.state();
         while !state.stop {
             if state.begun >= state.taken + state.ahead {
@@ -144,21 +183,46 @@ impl Shared {
                 continue;
             }
             let (generation, number) = (state.generation, state.begun);
-            let crops = state.sampler.next_crops(self.request.rows);
-            let position = state.sampler.position();
+            let (position, crops) = state.order.next(self.request.rows);
             let buffers = state.spare.pop().unwrap_or_default();
             state.begun += 1;
             drop(state);
-            let fields = self.read(&crops, buffers);
+            let batch = self.make(&mut playing, position, crops, buffers);
             state = self.state();
             if state.generation == generation {
-                state.ready.insert(number, fields.map(|fields| Batch { crops, fields, position }));
+                state.ready.insert(number, batch);
                 self.changed.notify_all();
             }
         }
     }
 
-    fn read(&self, crops: &[Crop], mut buffers: Vec<Buffer>) -> Result<Vec<Buffer>> {
+    /// The batch behind `position` crops.
+    fn make(
+        &self,
+        playing: &mut Option<Playing>,
+        position: u64,
+        crops: Vec<Crop>,
+        buffers: Vec<Buffer>,
+    ) -> Result<Batch> {
+        let rows = self.request.rows;
+        let played;
+        let (source, crops) = match &self.supply {
+            Supply::Recorded(source) => (source, crops),
+            Supply::Fresh(stream) => {
+                let playing = match playing {
+                    Some(playing) => playing,
+                    None => playing.insert(stream.playing()?),
+                };
+                let crops;
+                (played, crops) = stream.batch(playing, position, rows, &self.halt)?;
+                (&played, crops)
+            }
+        };
+        let fields = self.read(&**source, &crops, buffers)?;
+        Ok(Batch { crops, fields, position: position + rows as u64 })
+    }
+
+    fn read(&self, source: &dyn Source, crops: &[Crop], mut buffers: Vec<Buffer>) -> Result<Vec<Buffer>> {
         let Request { rows, windows, steps, fields } = &self.request;
         buffers.resize_with(fields.len(), || Buffer::U8(Vec::new()));
         for ((_, empty, width), buffer) in fields.iter().zip(&mut buffers) {
@@ -168,10 +232,10 @@ impl Shared {
             buffer.resize(windows * rows * steps * width);
         }
         // Sources that decode whole episodes are asked for all of one before the next.
-        let group = if self.source.reading_threads() > 1 { 1 } else { (*rows).max(1) };
+        let group = if source.reading_threads() > 1 { 1 } else { (*rows).max(1) };
         for (i, crops) in crops.chunks(group).enumerate() {
             for window in 0..*windows {
-                let part = Window { source: &*self.source, crops, offset: window * steps, length: *steps };
+                let part = Window { source, crops, offset: window * steps, length: *steps };
                 for ((field, _, width), buffer) in fields.iter().zip(&mut buffers) {
                     let start = (window * rows + i * group) * steps * width;
                     part.fill(*field, buffer.part(start, crops.len() * steps * width))?;
@@ -183,16 +247,31 @@ impl Shared {
 }
 
 impl Loader {
+    /// Batches that are read or played ahead at most.
+    pub const MOST_AHEAD: u64 = 32;
+
     /// A loader of the batches that `sampler` chooses. Nothing is read before the first is asked for.
     pub fn new(source: &Arc<dyn Source>, sampler: Sampler, request: Request) -> Self {
+        let (position, threads) = (sampler.position(), source.reading_threads().min(granted_threads()));
+        let supply = Supply::Recorded(Arc::clone(source));
+        Self::of(supply, (Order::Sampled(sampler), position), request, threads)
+    }
+
+    /// A loader of batches of fresh episodes, from the first on. Nothing is played before the first is asked for.
+    pub fn fresh(stream: Stream, request: Request) -> Self {
+        let threads = if stream.threads == 0 { granted_threads() } else { stream.threads };
+        let threads = threads.min(Self::MOST_AHEAD as usize - 1);
+        Self::of(Supply::Fresh(Box::new(stream)), (Order::Counted(0), 0), request, threads)
+    }
+
+    fn of(supply: Supply, (order, position): (Order, u64), request: Request, threads: usize) -> Self {
         let per_step: usize = request.fields.iter().map(|(_, buffer, width)| buffer.size() * width).sum();
         let bytes = (request.rows * request.windows * request.steps).saturating_mul(per_step);
         let affordable = (AHEAD_BYTES / bytes.max(1)).max(1);
-        let count = source.reading_threads().min(granted_threads()).min(affordable).max(1);
-        let ahead = (count + 1).min(affordable) as u64;
-        let position = sampler.position();
+        let count = threads.min(affordable).max(1);
+        let ahead = ((count + 1).min(affordable) as u64).min(Self::MOST_AHEAD);
         let state = State {
-            sampler,
+            order,
             generation: 0,
             begun: 0,
             taken: 0,
@@ -205,7 +284,7 @@ impl Loader {
             failed: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let shared = Arc::new(Shared { source: Arc::clone(source), request, state, changed });
+        let shared = Arc::new(Shared { supply, request, state, changed, halt: Stop::default() });
         Self { shared, threads: Vec::new(), count, ahead }
     }
 
@@ -245,7 +324,7 @@ impl Loader {
         }
     }
 
-    /// Position in the sampler's order behind the last batch that was handed out, whatever was read ahead.
+    /// Number of crops up to the end of the last batch that was handed out, whatever was read ahead.
     pub fn position(&self) -> u64 {
         self.shared.state().position
     }
@@ -290,7 +369,7 @@ impl State {
         self.generation += 1;
         (self.begun, self.taken, self.position) = (0, 0, position);
         self.ready.clear();
-        self.sampler.seek(position);
+        self.order.seek(position);
     }
 }
 
@@ -310,6 +389,7 @@ impl Drop for Alive<'_> {
 impl Drop for Loader {
     fn drop(&mut self) {
         self.shared.state().stop = true;
+        self.shared.halt.request(1);
         self.shared.changed.notify_all();
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }

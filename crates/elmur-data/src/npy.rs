@@ -97,6 +97,8 @@ impl Recording {
             terminated: self.terminated,
             truncated: !self.terminated,
             imitate: self.imitate,
+            labels: None,
+            accepted: None,
         })
     }
 }

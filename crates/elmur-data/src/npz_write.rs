@@ -223,6 +223,11 @@ pub fn write_npz(folder: impl Into<PathBuf>, source: &dyn Source) -> Result<()> 
 
 /// The archive of an episode that fits the spaces.
 fn archive(episode: &EpisodeRef<'_>, spaces: &Spaces) -> Result<Vec<u8>, String> {
+    if episode.labels.is_some() || episode.accepted.is_some() {
+        return Err(
+            "labels or accepted choices, for which .npz has no place: use the native format".to_owned()
+        );
+    }
     let steps = episode.steps();
     let mut done = vec![0; steps];
     if let Some(last) = done.last_mut() {

@@ -75,7 +75,7 @@ pub trait Source: fmt::Debug + Send + Sync {
             hash.update(&self.checksum(episode).to_le_bytes());
             hash.update(&(self.steps(episode) as u64).to_le_bytes());
         }
-        let Layout { observations, actions } = self.layout();
+        let Layout { observations, actions, .. } = self.layout();
         observations.iter().chain(actions).for_each(|column| hash.update(column.element.name().as_bytes()));
         hash.finish()
     }
@@ -98,6 +98,14 @@ pub trait Source: fmt::Debug + Send + Sync {
         if let Some(imitate) = &mut imitate {
             self.read(Part::Imitate, episode, 0..outline.steps, FieldMut::Bool(imitate))?;
         }
+        let mut accepted = outline.tied.then(|| vec![false; outline.steps * self.layout().choices]);
+        if let Some(accepted) = &mut accepted {
+            self.read(Part::Accepted, episode, 0..outline.steps, FieldMut::Bool(accepted))?;
+        }
+        let labels = match outline.labelled {
+            true => Some(columns(Part::Label, &self.layout().actions)?),
+            false => None,
+        };
         Ok(Episode {
             observations: columns(Part::Observation, &self.layout().observations)?,
             actions: columns(Part::Action, &self.layout().actions)?,
@@ -105,6 +113,8 @@ pub trait Source: fmt::Debug + Send + Sync {
             terminated: outline.terminated,
             truncated: outline.truncated,
             imitate,
+            labels,
+            accepted,
         })
     }
 

@@ -65,12 +65,12 @@ impl Window<'_> {
                 self.check_room(field, discrete, out.len())?;
                 let choices = self.choices();
                 out.chunks_exact_mut(discrete).for_each(|step| step.copy_from_slice(&choices));
-                self.choices_taken(discrete, out, |choice| choice)
+                self.choices_taken(discrete, out, Part::Action, |choice| choice)
             }
             (Field::Target, FieldMut::I64(out)) if discrete > 0 => {
                 self.check_room(field, discrete, out.len())?;
                 out.fill(Field::IGNORED);
-                self.choices_taken(discrete, out, i64::from)?;
+                self.choices_taken(discrete, out, Part::Label, i64::from)?;
                 let mut marks = vec![true; self.length];
                 self.each(discrete, out, |row, out| {
                     self.marks(row, &mut marks[..row.length])?;
@@ -82,7 +82,11 @@ impl Window<'_> {
             (Field::Action | Field::Target, FieldMut::F32(out)) if continuous > 0 => {
                 self.check_room(field, continuous, out.len())?;
                 out.fill(0.0);
-                self.numbers_taken(continuous, out)
+                let part = if field == Field::Target { Part::Label } else { Part::Action };
+                self.numbers_taken(continuous, out, part)
+            }
+            (Field::Accepted, FieldMut::Bool(out)) if self.source.layout().choices > 0 => {
+                self.accepted(field, out)
             }
             (Field::Imitate, FieldMut::Bool(out)) => {
                 self.check_room(field, 1, out.len())?;
@@ -145,9 +149,14 @@ impl Window<'_> {
                 let expected = match field {
                     Field::Action => of_actions("i32"),
                     Field::Target => of_actions("i64"),
-                    Field::Imitate | Field::Exists | Field::KnownNext | Field::Terminated => {
-                        "bool".to_owned()
+                    Field::Accepted if self.source.layout().choices == 0 => {
+                        "discrete actions of at most 65536 choices".to_owned()
                     }
+                    Field::Imitate
+                    | Field::Exists
+                    | Field::KnownNext
+                    | Field::Terminated
+                    | Field::Accepted => "bool".to_owned(),
                     Field::Observation(_)
                     | Field::NextObservation(_)
                     | Field::ReturnToGo
@@ -262,18 +271,23 @@ impl Window<'_> {
         })
     }
 
-    /// Writes the discrete components of the actions that there are.
-    fn choices_taken<T: Clone>(&self, width: usize, out: &mut [T], convert: impl Fn(i32) -> T) -> Result<()> {
-        self.taken(
-            width,
-            out,
-            |column, i| if let Column::I32(x) = column { Some(convert(x[i])) } else { None },
-        )
+    /// Writes the discrete components of the actions that there are, taken or (`Part::Label`) to imitate.
+    fn choices_taken<T: Clone>(
+        &self,
+        width: usize,
+        out: &mut [T],
+        part: fn(usize) -> Part,
+        convert: impl Fn(i32) -> T,
+    ) -> Result<()> {
+        self.taken(width, out, part, |column, i| match column {
+            Column::I32(x) => Some(convert(x[i])),
+            _ => None,
+        })
     }
 
-    /// Writes the continuous components of the actions that there are.
-    fn numbers_taken(&self, width: usize, out: &mut [f32]) -> Result<()> {
-        self.taken(width, out, |column, i| match column {
+    /// Writes the continuous components of the actions that there are, taken or (`Part::Label`) to imitate.
+    fn numbers_taken(&self, width: usize, out: &mut [f32], part: fn(usize) -> Part) -> Result<()> {
+        self.taken(width, out, part, |column, i| match column {
             Column::F32(x) => Some(x[i]),
             Column::U8(x) => Some(pixel(x[i])),
             Column::I32(_) => None,
@@ -285,6 +299,7 @@ impl Window<'_> {
         &self,
         width: usize,
         out: &mut [T],
+        part: fn(usize) -> Part,
         component: impl Fn(&Column, usize) -> Option<T>,
     ) -> Result<()> {
         let columns = &self.source.layout().actions;
@@ -293,7 +308,9 @@ impl Window<'_> {
         self.each(width, out, |row, out| {
             let mut place = 0;
             for (leaf, (column, recorded)) in columns.iter().zip(&mut recorded).enumerate() {
-                let (part, each) = (Part::Action(leaf), column.width);
+                let each = column.width;
+                // Without labels the actions that were taken are imitated.
+                let part = if row.outline.labelled { part(leaf) } else { Part::Action(leaf) };
                 let there = row.there(part);
                 if there == 0 || each == 0 || component(recorded, 0).is_none() {
                     continue;
@@ -311,6 +328,30 @@ impl Window<'_> {
             }
             Ok(())
         })
+    }
+
+    /// Which choices are as good as the targets, [rows, length, choices].
+    fn accepted(&self, field: Field, out: &mut [bool]) -> Result<()> {
+        let count = self.source.layout().choices;
+        self.check_room(field, count, out.len())?;
+        let sizes = self.choices();
+        let mut targets = vec![0i64; self.crops.len() * self.length * sizes.len()];
+        self.fill(Field::Target, FieldMut::I64(&mut targets))?;
+        out.fill(false);
+        self.each(count, out, |row, out| {
+            let there = row.there(Part::Accepted);
+            let rows = row.first..row.first + there;
+            self.source.read(Part::Accepted, row.episode, rows, FieldMut::Bool(&mut out[..there * count]))
+        })?;
+        for (accepted, target) in out.chunks_exact_mut(count).zip(targets.chunks_exact(sizes.len())) {
+            if target.contains(&Field::IGNORED) {
+                accepted.fill(false);
+                continue;
+            }
+            let joint = target.iter().zip(&sizes).fold(0, |all, (i, n)| all * *n as usize + *i as usize);
+            accepted[joint] = true;
+        }
+        Ok(())
     }
 
     /// Number of choices of each discrete component of an action.
@@ -413,9 +454,66 @@ pub(crate) mod tests {
             terminated: true,
             truncated: false,
             imitate: Some((0..*steps).map(|t| t % 2 == 0).collect()),
+            labels: None,
+            accepted: None,
         };
         let episodes = steps.iter().enumerate().map(episode).collect();
         Dataset::from_episodes(spaces, BTreeMap::new(), episodes).unwrap()
+    }
+
+    #[test]
+    fn labels_are_targets_and_actions_stay_what_was_taken() {
+        let mut episode = dataset(&[3]).episode(0).to_episode();
+        episode.labels = Some(vec![Column::I32(vec![2, 0, 0])]);
+        let spaces = dataset(&[3]).spaces().clone();
+        let data = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![episode.clone()]).unwrap();
+        assert_ne!(data.checksum(0), dataset(&[3]).checksum(0));
+        let window = Window { source: &data, crops: &[Crop::new(0, 0)], offset: 0, length: 4 };
+        let (mut actions, mut targets) = ([9; 4], [9; 4]);
+        window.fill(Field::Action, FieldMut::I32(&mut actions)).unwrap();
+        window.fill(Field::Target, FieldMut::I64(&mut targets)).unwrap();
+        assert_eq!(actions, [0, 1, 2, 3]);
+        assert_eq!(targets, [2, Field::IGNORED, 0, Field::IGNORED]);
+        // A label is an action of the space, one for every step.
+        for labels in [vec![2, 0], vec![2, 0, 3]] {
+            let wrong = Episode { labels: Some(vec![Column::I32(labels)]), ..episode.clone() };
+            let error = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![wrong]).unwrap_err();
+            assert!(error.to_string().contains("label leaf 0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn accepted_choices_are_the_target_and_those_recorded_beside_it() {
+        let spaces =
+            Spaces { observation: Space::unbounded([1]), action: Space::MultiDiscrete { sizes: vec![2, 3] } };
+        let mut episode = Episode {
+            observations: vec![Column::F32(vec![0.0; 3])],
+            actions: vec![Column::I32(vec![0, 1, 1, 0, 1, 2])],
+            rewards: vec![0.0; 3],
+            terminated: true,
+            truncated: false,
+            imitate: Some(vec![true, false, true]),
+            labels: None,
+            accepted: None,
+        };
+        let shown = |episode: &Episode| {
+            let data =
+                Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![episode.clone()]).unwrap();
+            let window = Window { source: &data, crops: &[Crop::new(0, 0)], offset: 0, length: 4 };
+            let mut accepted = [true; 4 * 6];
+            window.fill(Field::Accepted, FieldMut::Bool(&mut accepted)).unwrap();
+            let marked = |t: usize| (0..6).filter(|i| accepted[6 * t + i]).collect::<Vec<_>>();
+            (0..4).map(marked).collect::<Vec<_>>()
+        };
+        // Alone: joint choice 3 i + j; nothing where a step is not imitated or not there.
+        assert_eq!(shown(&episode), [vec![1], vec![], vec![5], vec![]]);
+        let mut ties = vec![false; 3 * 6];
+        [0, 6, 7, 12, 13].iter().for_each(|i| ties[*i] = true);
+        episode.accepted = Some(ties);
+        assert_eq!(shown(&episode), [vec![0, 1], vec![], vec![0, 1, 5], vec![]]);
+        episode.accepted = Some(vec![true; 5]);
+        let error = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![episode]).unwrap_err();
+        assert!(error.to_string().contains("3 rows of 6 choices"), "{error}");
     }
 
     #[test]
@@ -491,6 +589,8 @@ pub(crate) mod tests {
             terminated: true,
             truncated: false,
             imitate: Some(vec![true, false]),
+            labels: None,
+            accepted: None,
         };
         let spaces = Spaces { observation, action: Space::Tuple { parts } };
         Dataset::from_episodes(spaces, BTreeMap::new(), vec![episode]).unwrap()

@@ -62,9 +62,10 @@ impl Source for WrappedSource {
     fn read(&self, part: Part, episode: usize, rows: Range<usize>, out: FieldMut<'_>) -> Result<()> {
         check_read(self, part, episode, &rows, &out)?;
         match part {
-            Part::Reward | Part::Imitate => self.source.read(part, episode, rows, out),
+            Part::Reward | Part::Imitate | Part::Accepted => self.source.read(part, episode, rows, out),
             Part::Observation(leaf) => self.observations(leaf, episode, rows, out),
-            Part::Action(leaf) => self.actions(leaf, episode, rows, out),
+            Part::Action(leaf) => self.actions((Part::Action, leaf), episode, rows, out),
+            Part::Label(leaf) => self.actions((Part::Label, leaf), episode, rows, out),
         }
     }
 
@@ -111,16 +112,23 @@ impl WrappedSource {
         Ok(())
     }
 
-    fn actions(&self, leaf: usize, episode: usize, rows: Range<usize>, mut out: FieldMut<'_>) -> Result<()> {
+    /// Leaf `leaf` of the actions that were taken or should have been.
+    fn actions(
+        &self,
+        (part, leaf): (fn(usize) -> Part, usize),
+        episode: usize,
+        rows: Range<usize>,
+        mut out: FieldMut<'_>,
+    ) -> Result<()> {
         let (own, own_layout) = (self.source.spaces(), self.source.layout());
         let space = &self.wrapping.spaces().action;
         let (mut action, mut taken) = (Row::of(&own.action), Row::of(space));
         let width = own_layout.actions.iter().map(|c| c.width).sum();
         let mut place = 0;
-        for part in chunks(rows.len(), width) {
-            let part = rows.start + part.start..rows.start + part.end;
-            let columns = self.columns(Part::Action, &own_layout.actions, episode, part.clone())?;
-            for t in 0..part.len() {
+        for chunk in chunks(rows.len(), width) {
+            let chunk = rows.start + chunk.start..rows.start + chunk.end;
+            let columns = self.columns(part, &own_layout.actions, episode, chunk.clone())?;
+            for t in 0..chunk.len() {
                 row(&columns, &own.action, t, &mut action);
                 self.wrapping.wrap_action(action.values(), taken.as_mut());
                 place = put(&taken, space, leaf, &mut out, place);
@@ -192,26 +200,28 @@ mod tests {
     use super::*;
     use crate::Dataset;
     use crate::collect::Demonstrations;
-    use crate::episode::{Episode, append, columns};
+    use crate::episode::Episode;
 
     /// Plays the recorded actions again in an environment behind wrappers.
     fn replayed(env: &mut dyn Env, wrapped: &Spaces, actions: &[Column], seed: u64, steps: usize) -> Episode {
         let mut shown = Row::of(&wrapped.observation);
         let mut episode = Episode {
-            observations: columns(&wrapped.observation),
+            observations: Column::of(&wrapped.observation),
             actions: actions.to_vec(),
             rewards: Vec::new(),
             terminated: false,
             truncated: false,
             imitate: None,
+            labels: None,
+            accepted: None,
         };
         env.reset(seed, shown.as_mut()).unwrap();
-        append(&shown, &wrapped.observation, &mut episode.observations);
+        Column::append(&mut episode.observations, &shown, &wrapped.observation);
         for t in 0..steps {
             let mut action = Row::of(&wrapped.action);
             row(actions, &wrapped.action, t, &mut action);
             let step = env.step(action.values(), shown.as_mut()).unwrap();
-            append(&shown, &wrapped.observation, &mut episode.observations);
+            Column::append(&mut episode.observations, &shown, &wrapped.observation);
             episode.rewards.push(step.reward as f32);
             (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
         }

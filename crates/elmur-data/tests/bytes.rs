@@ -59,6 +59,8 @@ impl Player for Watch {
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
         action.ints[0] = i32::from(observation.bytes[1]) % 3;
     }
+
+    fn took(&mut self, _: Values<'_>) {}
 }
 
 fn recorded() -> Dataset {

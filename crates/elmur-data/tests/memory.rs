@@ -43,6 +43,8 @@ fn large_files_and_archive_bombs_need_little_memory() {
                 terminated: true,
                 truncated: false,
                 imitate: None,
+                labels: None,
+                accepted: None,
             })
             .unwrap();
     }

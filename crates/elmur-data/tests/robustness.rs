@@ -450,6 +450,8 @@ fn plain(observation: Space, action: Space, columns: impl Fn(usize) -> (Column, 
             terminated: true,
             truncated: false,
             imitate: (steps == 2).then(|| vec![false, true]),
+            labels: None,
+            accepted: None,
         }
     };
     Dataset::from_episodes(Spaces { observation, action }, BTreeMap::new(), (1..=11).map(episode).collect())

@@ -32,6 +32,8 @@ fn plain() -> Dataset {
         terminated: true,
         truncated: false,
         imitate: i.is_multiple_of(3).then(|| (0..=i).map(|t| t % 2 == 0).collect()),
+        labels: None,
+        accepted: None,
     };
     Dataset::from_episodes(spaces, BTreeMap::new(), (0..10).map(episode).collect()).unwrap()
 }

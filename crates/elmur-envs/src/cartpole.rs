@@ -115,9 +115,7 @@ impl Player for CartPolePlayer {
         action.ints[0] = i32::from(0.2 * x + 0.5 * v + 10.0 * angle + 1.5 * spin > 0.0);
     }
 
-    fn overruled(&mut self, _: Values<'_>) -> bool {
-        true
-    }
+    fn took(&mut self, _: Values<'_>) {}
 }
 
 /// CartPole-v1 in the [`Registry`](crate::Registry): `cartpole`.

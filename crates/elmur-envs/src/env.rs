@@ -60,21 +60,33 @@ impl<E: Env + ?Sized> Env for Box<E> {
     }
 }
 
-/// A scripted expert, to collect demonstrations from. A player knows what a policy knows, the observations of
-/// the episode and its own actions, and is deterministic, so that a policy can learn what it does.
+/// A scripted expert, to collect demonstrations from and to ask what it would do. A player knows what a
+/// policy knows, the observations of the episode and the actions taken in it, and is deterministic: what it
+/// chooses is a function of them alone, so that a policy can learn it.
+///
+/// Whoever asks a player need not do what it says. A player goes on from any action that was taken, its own
+/// or not, and plays from there as well as it can with what has been observed since the start of the
+/// episode.
 pub trait Player: Send {
     /// Prepares for a new episode; called before its first observation.
     fn reset(&mut self);
 
-    /// Writes the action for the newest observation. It is taken, unless the player is told otherwise
-    /// ([`Player::overruled`]).
+    /// Writes the action for the newest observation. It counts as taken, unless [`Player::took`] names
+    /// another.
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>);
 
-    /// Tells the player that `action` was taken instead of the one it chose last. Returns false if it cannot go
-    /// on from there.
-    fn overruled(&mut self, _action: Values<'_>) -> bool {
-        false
-    }
+    /// Tells the player which action of the action space was taken after its last choice. Must be called
+    /// where it was another than the player chose, and changes nothing where it was the same. Players whose
+    /// choices do not depend on what was done before have nothing to do here.
+    fn took(&mut self, action: Values<'_>);
+
+    /// Marks the choices that are as good as the one written last: by the player's own reckoning, no other
+    /// choice promises a better return, and which of them is taken makes no difference to it. `choices` has
+    /// an entry for every choice of a discrete action (of several integers: for every combination of them,
+    /// the last integer running fastest, as [`Choices`](crate::Choices) counts them), and the entry of the
+    /// written action is marked already. Called between [`Player::act`] and what follows it, if at all.
+    /// Players without ties mark nothing.
+    fn accept(&mut self, _choices: &mut [bool]) {}
 }
 
 impl<P: Player + ?Sized> Player for Box<P> {
@@ -84,7 +96,10 @@ impl<P: Player + ?Sized> Player for Box<P> {
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
         (**self).act(observation, action);
     }
-    fn overruled(&mut self, action: Values<'_>) -> bool {
-        (**self).overruled(action)
+    fn took(&mut self, action: Values<'_>) {
+        (**self).took(action);
+    }
+    fn accept(&mut self, choices: &mut [bool]) {
+        (**self).accept(choices);
     }
 }

@@ -1,7 +1,8 @@
 //! Partially observable environments, in Gymnasium's words: spaces, `reset`, `step`, terminated, truncated.
 //!
 //! - [`Env`]: one environment. [`VecEnv`]: many rows of one environment, stepped together or some at a time.
-//! - [`Player`]: a scripted expert that plays an environment from observations alone.
+//! - [`Player`]: a scripted expert that plays an environment from observations alone, and goes on from the
+//!   actions of others. [`Choices`]: which actions it holds to be equally good.
 //! - [`Wrappers`]: the usual changes of observations and actions: previous action, first-step flag, one-hot,
 //!   flat actions.
 //! - [`TMaze`], [`CartPole`], [`popgym`]: the environments. [`Registry`]: environments by name, to which a
@@ -10,6 +11,7 @@
 //! Spaces and the numbers in them are those of [`elmur_base`].
 
 mod cartpole;
+mod choices;
 mod env;
 mod error;
 mod family;
@@ -20,6 +22,7 @@ mod vec_env;
 mod wrappers;
 
 pub use cartpole::{CartPole, CartPolePlayer};
+pub use choices::Choices;
 pub use env::{Env, Player, Step};
 pub use error::{Error, Result};
 pub use family::{EnvSpec, Facts, Family, Metric, Purpose, Setting};

@@ -6,6 +6,19 @@
 //!   given hidden state and stepped with given random numbers, so that traces of the Python package replay
 //!   exactly ([`trace`]).
 //! - Every family has a [`Player`](crate::Player) that plays it well from observations alone.
+//!
+//!   | its player accepts ([`Player::accept`](crate::Player::accept)) | |
+//!   |---|---|
+//!   | Autoencode, RepeatPrevious | any suit while answers do not count |
+//!   | Battleship | all cells where a ship is as likely |
+//!   | Concentration | all unseen cards, all cards of known pairs, or all known partners |
+//!   | CountRecall | any number where the right one is no action (version 1.0.6) |
+//!   | HigherLower | both answers where they are equally likely |
+//!   | LabyrinthEscape, LabyrinthExplore | the ways to all unknown rooms that are equally promising or near |
+//!   | MineSweeper | all cells surely clear; else all of equal expected return or chance to survive |
+//!   | MultiarmedBandit | all arms with the largest index |
+//!   | others | only what it does |
+//!
 //! - [`Task::make`] and [`Task::player`] make both; [`Task::visit`] gives access to their concrete types, for
 //!   loops that must be fast.
 

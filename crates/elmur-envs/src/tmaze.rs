@@ -141,6 +141,8 @@ impl Player for TMazePlayer {
             (true, false) => DOWN,
         };
     }
+
+    fn took(&mut self, _: Values<'_>) {}
 }
 
 /// T-Maze in the [`Registry`](crate::Registry): `tmaze`.

@@ -7,6 +7,7 @@
 use elmur_base::{Describe, Leaf, Row, Space, Spaces, Values, ValuesMut, Widths, bound_at};
 use serde::{Deserialize, Serialize};
 
+use crate::choices::{Choices, row_major, write_row_major};
 use crate::env::{Env, Step};
 use crate::error::{Error, Result};
 
@@ -148,7 +149,7 @@ impl Wrapping {
                 Leaf::Bytes { .. } => {}
             }
         }
-        let action = if wrappers.flat_action { flat(&own.action, &choices)? } else { own.action.clone() };
+        let action = if wrappers.flat_action { flat(&own.action)? } else { own.action.clone() };
         let plain = extended(own, wrappers);
         let entries = entries(&plain, wrappers.encoding == Encoding::OneHot);
         let encoded = wrappers.encoding != Encoding::AsIs;
@@ -195,23 +196,30 @@ impl Wrapping {
     /// Writes the changed action that stands for the environment's own action.
     pub fn wrap_action(&self, own: Values<'_>, mut action: ValuesMut<'_>) {
         if self.wrappers.flat_action {
-            let flat = own.ints.iter().zip(&self.choices).fold(0, |flat, (i, n)| flat * *n as i32 + i);
-            action.ints.fill(flat);
+            action.ints.fill(row_major(&self.choices, own.ints) as i32);
         } else {
             action.copy_from(own);
         }
     }
 
     /// Writes the environment's own action that a flat action stands for.
+    /// The environment's own action that an action behind the wrappers stands for; `own` has room for one.
+    pub fn unwrap_action(&self, action: Values<'_>, own: &mut Row) -> Result<()> {
+        if self.wrappers.flat_action {
+            return self.unwrap_flat(action, own);
+        }
+        own.clear();
+        own.extend(action);
+        Ok(())
+    }
+
     fn unwrap_flat(&self, action: Values<'_>, own: &mut Row) -> Result<()> {
         let count = self.choices.iter().product::<usize>();
-        let mut rest = match action {
+        let choice = match action {
             Values { floats: [], ints: [a], bytes: [] } if (*a as usize) < count => *a as usize,
             _ => return refused(count, action),
         };
-        for (i, n) in own.ints.iter_mut().zip(&self.choices).rev() {
-            (*i, rest) = ((rest % n) as i32, rest / n);
-        }
+        write_row_major(&self.choices, choice, &mut own.ints);
         Ok(())
     }
 }
@@ -276,19 +284,17 @@ fn refused<T>(count: usize, action: Values<'_>) -> Result<T> {
 }
 
 /// The space of flat actions.
-fn flat(action: &Space, choices: &[usize]) -> Result<Space> {
-    let fail = |expected: &str| {
-        let got: String = format!("{action:?}").chars().take(80).collect();
-        Err(Error::Config { key: "wrappers.flat_action".to_owned(), expected: expected.to_owned(), got })
-    };
+fn flat(action: &Space) -> Result<Space> {
     let Widths { floats, bytes, .. } = action.widths();
-    if floats + bytes > 0 {
-        return fail("an environment with discrete actions");
-    }
-    let count = choices.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
-    match count.filter(|count| *count <= i32::MAX as usize) {
-        Some(n) => Ok(Space::Discrete { n }),
-        None => fail("at most 2^31 - 1 actions"),
+    match Choices::of(action) {
+        Some(choices) => Ok(Space::Discrete { n: choices.count() }),
+        None => {
+            let continuous = floats + bytes > 0;
+            let expected =
+                if continuous { "an environment with discrete actions" } else { "at most 2^31 - 1 actions" };
+            let got: String = format!("{action:?}").chars().take(80).collect();
+            Err(Error::config("wrappers.flat_action", expected, got))
+        }
     }
 }
 

@@ -201,8 +201,12 @@ impl Net<'_> {
     /// error) over all steps that are to be imitated.
     pub fn imitation(&mut self, outputs: Value) -> Result<Loss> {
         let action = self.ends.action;
-        let targets = self.feed_all(Field::Target)?;
         let rows = self.g.ty(outputs)?.len() / action.outputs();
+        if self.ties && action.is_discrete() && action.dim() == 1 {
+            let logits = self.g.reshape(outputs, [rows, action.outputs()])?;
+            return self.any_accepted(logits);
+        }
+        let targets = self.feed_all(Field::Target)?;
         let settings = CrossEntropy { label_smoothing: self.label_smoothing, ignored: Field::IGNORED };
         let Action::Continuous { .. } = action else {
             let sizes = action.sizes();
@@ -236,5 +240,44 @@ impl Net<'_> {
         let mask = self.feed_all(Field::Imitate)?;
         let action = self.g.mse(outputs, targets, Some(mask))?;
         Ok(Loss { action, auxiliary: None, correct: None })
+    }
+
+    /// The mean of -log Σ p over the accepted choices, for logits [rows, choices]. With label smoothing ε it is the
+    /// mean of lse(z) - (1 - ε) lse(accepted z) - ε mean(z), as for one accepted choice.
+    fn any_accepted(&mut self, logits: Value) -> Result<Loss> {
+        let shape = self.g.shape(logits)?.to_vec();
+        let rows = shape[0];
+        let accepted = self.feed_all(Field::Accepted)?;
+        let accepted = self.g.reshape(accepted, shape.clone())?;
+        let imitate = self.feed_all(Field::Imitate)?;
+        let imitate = self.g.reshape(imitate, [rows])?;
+        let low = self.g.full(self.dtype, shape, -1e9)?;
+        let among = self.g.select(accepted, logits, low)?;
+        let best = self.g.argmax(among)?;
+        let best = self.g.cast(best, DType::I64)?;
+        let ignored = self.g.full(DType::I64, [rows], Field::IGNORED as f64)?;
+        let targets = self.g.select(imitate, best, ignored)?;
+        let correct = self.g.count_correct(logits, targets)?;
+        let smoothing = self.label_smoothing;
+        let all = self.g.logsumexp(logits)?;
+        let some = self.g.logsumexp(among)?;
+        let some = self.g.scale(some, 1.0 - smoothing)?;
+        let mut each = self.g.sub(all, some)?;
+        if smoothing > 0.0 {
+            let mean = self.g.mean_to(logits, [rows, 1])?;
+            let mean = self.g.reshape(mean, [rows])?;
+            let mean = self.g.scale(mean, smoothing)?;
+            each = self.g.sub(each, mean)?;
+        }
+        let zeros = self.g.full(self.dtype, [rows], 0.0)?;
+        let each = self.g.select(imitate, each, zeros)?;
+        let total = self.g.sum(each)?;
+        let counts = self.g.cast(imitate, self.dtype)?;
+        let count = self.g.sum(counts)?;
+        // Nothing to imitate: nothing to lose.
+        let tiny = self.g.scalar(self.dtype, 1e-30)?;
+        let count = self.g.add(count, tiny)?;
+        let action = self.g.div(total, count)?;
+        Ok(Loss { action, auxiliary: None, correct: Some(correct) })
     }
 }

@@ -349,6 +349,8 @@ impl Replay<'_> {
                     let known = |x: &f64| if *x < 0.0 { none } else { *x as i32 };
                     to.set(&name, &actions.iter().map(known).collect::<Vec<_>>())?;
                 }
+                // Traces have one right choice a step, and their programs do not ask for others.
+                Field::Accepted => {}
                 Field::NextObservation(_) => self.input(to, &name, &of("input/next_observations")?)?,
                 Field::Reward | Field::CountedReward(_) => {
                     self.input(to, &name, &of("input/rewards")?)?;
@@ -405,6 +407,7 @@ impl Replay<'_> {
         let settings = TrainSettings {
             batch: self.case.batch,
             label_smoothing: optimizer.label_smoothing,
+            ties: false,
             optimizer: AdamW {
                 betas: optimizer.betas,
                 eps: optimizer.eps,

@@ -203,6 +203,8 @@ pub struct Net<'a> {
     /// Gates and chosen experts of all mixtures so far whose balance counts; filled in training.
     pub routes: Vec<(Value, Value)>,
     pub(crate) label_smoothing: f64,
+    /// Whether any accepted choice is right.
+    pub(crate) ties: bool,
     pub(crate) pass: Pass,
     pub(crate) rows: usize,
     /// Environment steps of the pass.
@@ -254,6 +256,7 @@ impl<'a> Net<'a> {
             drops: true,
             routes: Vec::new(),
             label_smoothing: 0.0,
+            ties: false,
             pass,
             rows,
             steps,
@@ -667,6 +670,7 @@ impl<'a> Net<'a> {
             Field::Action if action.is_discrete() => (DType::I32, vec![action.dim()]),
             Field::Target if action.is_discrete() => (DType::I64, vec![action.dim()]),
             Field::Action | Field::Target => (self.dtype, vec![action.dim()]),
+            Field::Accepted => (DType::Bool, vec![action.outputs()]),
             Field::Imitate | Field::Exists | Field::Terminated | Field::KnownNext => (DType::Bool, vec![]),
             Field::Reward | Field::CountedReward(_) | Field::LaterRewards(_) => (self.dtype, vec![]),
             Field::ReturnToGo => (self.dtype, vec![1]),
@@ -681,6 +685,7 @@ impl<'a> Net<'a> {
             Field::NextObservation(leaf) => format!("next_observation.{leaf}"),
             Field::Action => "action".to_owned(),
             Field::Target => "targets".to_owned(),
+            Field::Accepted => "accepted".to_owned(),
             Field::Imitate => "mask".to_owned(),
             Field::Exists => "exists".to_owned(),
             Field::ReturnToGo => "returns".to_owned(),

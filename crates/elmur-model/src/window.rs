@@ -46,6 +46,9 @@ pub struct TrainSettings {
     pub batch: usize,
     /// Label smoothing of discrete actions.
     pub label_smoothing: f64,
+    /// Whether any accepted choice ([`Field::Accepted`](elmur_base::Field::Accepted)) is right instead of the target
+    /// alone, where the action is one choice of a list.
+    pub ties: bool,
     /// Optimizer; one group for all parameters, as in the published code.
     pub optimizer: AdamW,
     /// Global gradient norm above which gradients are scaled down.
@@ -184,6 +187,7 @@ pub fn training_graph(
     };
     let (mut net, hidden, logits) = windows(architecture, what)?;
     net.label_smoothing = settings.label_smoothing;
+    net.ties = settings.ties;
     let parts = architecture.loss(&mut net, hidden, logits)?;
     let g = &mut net.g;
     let zero = |g: &mut Graph| g.scalar(settings.dtype, 0.0);

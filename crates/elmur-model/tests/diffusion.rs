@@ -318,6 +318,7 @@ fn settings(batch: usize, dtype: DType) -> TrainSettings {
     TrainSettings {
         batch,
         label_smoothing: 0.0,
+        ties: false,
         optimizer: AdamW { betas: (0.95, 0.999), weight_decay: 1e-6, ..AdamW::default() },
         clip: 1e9,
         dtype,

@@ -171,6 +171,7 @@ fn settings() -> TrainSettings {
     TrainSettings {
         batch: 2,
         label_smoothing: 0.0,
+        ties: false,
         optimizer: AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 },
         clip: 1e9,
         dtype: DType::F64,

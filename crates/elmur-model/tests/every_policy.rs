@@ -341,6 +341,7 @@ fn gradients(policy: &PolicyConfig, padding: f64, real: usize) -> Vec<(String, V
     let settings = TrainSettings {
         batch: ROWS,
         label_smoothing: 0.0,
+        ties: false,
         optimizer: AdamW::default(),
         clip: 1e9,
         dtype: DType::F64,

@@ -52,6 +52,7 @@ fn settings(dtype: DType) -> TrainSettings {
     TrainSettings {
         batch: B,
         label_smoothing: 0.1,
+        ties: false,
         optimizer: AdamW { weight_decay: 0.0, ..AdamW::default() },
         clip: 1e9,
         dtype,
@@ -162,6 +163,50 @@ fn check(name: &str, config: &Elmur, start: Begin) {
             assert!(error < 1e-5, "{name}: {param}[{i}]: {} analytic, {numeric} numeric", analytic[i]);
         }
     }
+}
+
+/// With one accepted choice a step the loss that accepts any is the cross-entropy, gradients included; with more
+/// it is what their probabilities together give.
+#[test]
+fn any_accepted_choice_is_right() {
+    let config = tiny();
+    let steps = 4 * B * config.segment_length;
+    let mut plain = Case::new(&config, Begin::Continue);
+    let expected = plain.loss(&config);
+    let built =
+        training_graph(&config, &TrainSettings { ties: true, ..settings(DType::F64) }, Begin::Continue)
+            .unwrap();
+    plain.store.declare(&built.graph).unwrap();
+    let mut window = WindowProgram::new(&built, &config, &Pool::new(1), &[&plain.store]).unwrap();
+    window.program.set("observation", &normal(steps * 3, 0)).unwrap();
+    let target = |i: usize| (!i.is_multiple_of(7)).then_some(i % 2);
+    let imitate: Vec<bool> = (0..steps).map(|i| target(i).is_some()).collect();
+    window.program.set("mask", &imitate).unwrap();
+    let mut accepted = vec![false; 4 * steps];
+    (0..steps).filter_map(|i| Some(4 * i + target(i)?)).for_each(|at| accepted[at] = true);
+    window.program.set("accepted", &accepted).unwrap();
+    let mut case = Case { store: plain.store.clone(), window };
+    let gradient = |case: &Case| case.window.program.get::<f64>("grad.head.weight").unwrap().to_vec();
+    let with_ties = case.loss(&config);
+    assert!((with_ties - expected).abs() < 1e-12, "{with_ties} and {expected}");
+    for (a, b) in gradient(&plain).iter().zip(gradient(&case)) {
+        assert!((a - b).abs() < 1e-12, "{a} and {b}");
+    }
+    // Choice 3 is as good everywhere.
+    (0..steps).filter(|i| imitate[*i]).for_each(|i| accepted[4 * i + 3] = true);
+    case.window.program.set("accepted", &accepted).unwrap();
+    case.loss(&config);
+    let logits = case.window.program.get::<f64>("logits").unwrap().to_vec();
+    let lse = |z: &[f64]| z.iter().map(|z| z.exp()).sum::<f64>().ln();
+    let each = (0..steps).filter(|i| imitate[*i]).map(|i| {
+        let z = &logits[4 * i..4 * i + 4];
+        let right = [z[i % 2], z[3]];
+        lse(z) - 0.9 * lse(&right) - 0.1 * z.iter().sum::<f64>() / 4.0
+    });
+    let all: Vec<f64> = each.collect();
+    let mean = all.iter().sum::<f64>() / all.len() as f64;
+    let loss = case.window.program.get::<f64>("action_loss").unwrap()[0];
+    assert!((loss - mean).abs() < 1e-9, "{loss} and {mean}");
 }
 
 #[test]

@@ -134,6 +134,7 @@ fn the_u_net_is_its_formula_at_any_size() {
     let settings = TrainSettings {
         batch: 2,
         label_smoothing: 0.0,
+        ties: false,
         optimizer: AdamW::default(),
         clip: 1e9,
         dtype: DType::F64,

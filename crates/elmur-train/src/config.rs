@@ -42,7 +42,8 @@ pub struct RunConfig {
 pub struct DataConfig {
     /// A dataset (native file, folder of .npz files); null: the environment's player demonstrates.
     pub file: Option<PathBuf>,
-    /// Number of episodes that the player demonstrates.
+    /// Number of episodes that the player demonstrates; with `data.stream` those from which statistics of the data
+    /// are taken.
     pub episodes: usize,
     /// Seed of the player's episodes and of the split into training and held-out episodes, below 2^30. Larger
     /// seeds are reserved for validation and test.
@@ -51,10 +52,36 @@ pub struct DataConfig {
     /// not to be imitated; the player's next actions show how to recover.
     #[serde(default)]
     pub noise: f64,
+    /// Whether the player goes on to demonstrate: every batch is made of episodes that were not shown before, played
+    /// on threads beside training. An epoch then counts as many crops as one of `data.episodes` would have.
+    #[serde(default)]
+    pub stream: bool,
+    /// Share of the stream's episodes that the policy being trained plays itself, 0 to 1, while the player says what
+    /// it would have done (DAgger); needs `data.stream`.
+    #[serde(default)]
+    pub own_share: f64,
+    /// Number of batches before the policy plays its first episodes.
+    #[serde(default = "own_from")]
+    pub own_from: u64,
+    /// Number of batches after which the policy that plays is replaced by the one trained by then: at least 1.
+    #[serde(default = "own_every")]
+    pub own_every: u64,
+    /// Whether every choice is right that the player names as equally good, where the policy chooses one of a list of
+    /// actions; needs `data.stream`, whose players are asked.
+    #[serde(default)]
+    pub ties: bool,
     /// Share of the episodes of `data.file` that are held out for validation where policies are judged on data
     /// (`eval.on`), between 0 and 1.
     #[serde(default = "held_out")]
     pub held_out: f64,
+}
+
+pub(crate) fn own_from() -> u64 {
+    500
+}
+
+pub(crate) fn own_every() -> u64 {
+    100
 }
 
 pub(crate) fn held_out() -> f64 {
@@ -250,6 +277,16 @@ impl RunConfig {
         let data = &self.data;
         check(data.seed < 1 << 30, "data.seed", "below 2^30", data.seed.to_string())?;
         check((0.0..1.0).contains(&data.noise), "data.noise", "in 0..1", data.noise.to_string())?;
+        let plays = data.file.is_none() && self.env.is_some();
+        let played = "false, or an environment whose player demonstrates (no data.file)";
+        check(!data.stream || plays, "data.stream", played, "true".to_owned())?;
+        let own = data.own_share;
+        check((0.0..=1.0).contains(&own), "data.own_share", "in 0..=1", own.to_string())?;
+        let plays = "0, or data.stream=true, whose episodes it is a share of";
+        check(own == 0.0 || data.stream, "data.own_share", plays, own.to_string())?;
+        let asked = "false, or data.stream=true, whose players are asked";
+        check(!data.ties || data.stream, "data.ties", asked, "true".to_owned())?;
+        check(data.own_every > 0, "data.own_every", "at least 1", "0".to_owned())?;
         let share = data.held_out;
         check(share > 0.0 && share < 1.0, "data.held_out", "between 0 and 1", share.to_string())?;
         if data.file.is_none() && self.env.is_some() {

@@ -19,6 +19,7 @@ mod metrics;
 mod none;
 mod offline;
 pub mod overrides;
+mod own;
 mod prepare;
 mod presets;
 mod resident;

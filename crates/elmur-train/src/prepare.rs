@@ -6,7 +6,7 @@ use std::sync::Arc;
 use elmur_base::files::read_small;
 use elmur_base::{FieldMut, Stop};
 use elmur_data::collect::Demonstrations;
-use elmur_data::{Dataset, Part, Source, split, wrap};
+use elmur_data::{Dataset, Part, Source, Stream, split, wrap};
 use elmur_engine::Device;
 use elmur_envs::{EnvSpec, Environment, Registry, Wrappers};
 use elmur_model::window::{Begin, training_graph};
@@ -56,6 +56,8 @@ pub struct Prepared {
     pub config: RunConfig,
     /// The episodes to learn from.
     pub data: Arc<dyn Source>,
+    /// Fresh episodes to learn from instead, played without end (`data.stream`).
+    pub stream: Option<Stream>,
     /// Recorded episodes that policies are judged on, if they are judged on data.
     pub held_out: Option<Arc<dyn Source>>,
     /// The environment that policies are judged in, if they are not judged on data.
@@ -98,7 +100,9 @@ impl RunConfig {
                 return Err(Error::config("data.file", expected, "null"));
             };
             let data = self.play(&environment, stop, progress)?;
-            return Prepared::new(self.clone(), data, registry, keep_ends);
+            let mut prepared = Prepared::new(self.clone(), data, registry, keep_ends)?;
+            prepared.stream = prepared.config.stream(registry, &*prepared.data)?;
+            return Ok(prepared);
         };
         // Arrays do not tell their spaces; who wants to be judged in the environment says that they are its.
         let known = environment.filter(|_| self.eval.on == Some(Judge::Env));
@@ -109,6 +113,31 @@ impl RunConfig {
         }
         let data = elmur_data::open(file, known.as_ref())?;
         Prepared::new(self.clone(), data, registry, keep_ends)
+    }
+
+    /// Demonstrations without end, where they are asked for. They begin behind those of `data.episodes`.
+    fn stream(&self, registry: &Registry, data: &dyn Source) -> Result<Option<Stream>> {
+        let Some(environment) = self.environment(registry)?.filter(|_| self.data.stream) else {
+            return Ok(None);
+        };
+        let window = self.model.architecture().window();
+        let crops = |episode: usize| data.steps(episode).div_ceil(self.crop().max(1));
+        let crops: usize = (0..data.episodes()).map(crops).sum();
+        // Where the CPU trains, its cores are busy.
+        let threads = if self.train.device == "cpu" { 1 } else { self.train.threads.unwrap_or(0) };
+        Ok(Some(Stream {
+            environment,
+            seed: self.data.seed,
+            first: self.data.episodes as u64,
+            noise: self.data.noise,
+            ties: self.data.ties,
+            length: self.crop(),
+            lead: window.lead,
+            anywhere: window.anywhere,
+            crops_per_episode: crops / data.episodes().max(1),
+            own: None,
+            threads,
+        }))
     }
 
     /// Demonstrations by the environment's player.
@@ -242,7 +271,7 @@ impl Prepared {
         } else if config.eval.target_return.is_none() {
             config.eval.target_return = Some(data.summary()?.returns.max);
         }
-        Ok(Self { config, data, held_out, validation, notes })
+        Ok(Self { config, data, stream: None, held_out, validation, notes })
     }
 }
 

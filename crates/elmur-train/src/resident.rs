@@ -144,6 +144,7 @@ mod tests {
         let settings = TrainSettings {
             batch: 2,
             label_smoothing: 0.0,
+            ties: false,
             optimizer: AdamW::default(),
             clip: 1.0,
             dtype: DType::F32,

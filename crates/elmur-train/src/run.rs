@@ -91,7 +91,7 @@ pub fn train_on(
 ) -> Result<Ended> {
     let config = &prepared.config;
     let _lock = folder.lock()?;
-    let mut trainer = Trainer::new(config, &prepared.data, &devices.train)?;
+    let mut trainer = Trainer::of(prepared, &devices.train)?;
     let mut progress = Progress::default();
     if resume {
         check_resumable(&folder.config()?, config)?;

@@ -98,6 +98,8 @@ mod tests {
             terminated: true,
             truncated: false,
             imitate: None,
+            labels: None,
+            accepted: None,
         };
         let maze = Registry::builtin().find(&EnvSpec::new("tmaze")).unwrap();
         let spaces = maze.spaces().clone();

@@ -163,6 +163,8 @@ mod tests {
             terminated: steps == 3,
             truncated: steps != 3,
             imitate: None,
+            labels: None,
+            accepted: None,
         };
         Dataset::from_episodes(spaces, BTreeMap::new(), vec![episode(3), episode(5)]).unwrap()
     }

@@ -2,13 +2,13 @@
 //! counters (batches, optimizer steps, imitated actions, sampler position), so saving and resuming are exact.
 //! Within a batch, what the windows so far carry to the next belongs to it too.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
 use elmur_base::Stop;
 use elmur_base::files::write_atomic;
-use elmur_data::{Batch, Buffer, Loader, Request, Sampler, Source, Window};
+use elmur_data::{Batch, Buffer, Loader, Request, Sampler, Source, Stream, Window};
 use elmur_engine::{AdamW, DType, Device, Readback, Store};
 use elmur_model::checkpoint::FINGERPRINT;
 use elmur_model::tensors::{self, HostTensor, Notes, TensorData, Tensors};
@@ -18,6 +18,8 @@ use elmur_model::{Architecture, Checkpoint, Fingerprint, init};
 use crate::config::{RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::feed::{fill_inputs, request};
+use crate::own::OwnStates;
+use crate::prepare::Prepared;
 use crate::resident::Resident;
 use crate::schedule::Unit;
 use crate::standardize::standardize;
@@ -63,7 +65,9 @@ pub struct Trainer {
     programs: Vec<WindowProgram>,
     /// A batch of which some windows are done.
     within: Option<Within>,
-    /// Reads the batches that come next.
+    /// The policy as it was, for episodes that it plays itself.
+    own: Option<Arc<OwnStates>>,
+    /// Reads or plays the batches that come next.
     loader: Loader,
     request: Request,
     /// Crops in one epoch.
@@ -91,6 +95,8 @@ const COUNTERS: &str = "trainer.counters";
 const WITHIN: &str = "trainer.within";
 /// Beginning of the names of carried states in the state's file.
 const CARRIED: &str = "carried/";
+/// Beginning of the names of parameters of the policy as it was, followed by a number of batches.
+const OWN: &str = "own/";
 
 impl TrainConfig {
     /// The settings of training programs; `table`: rows of the data where they lie on the device.
@@ -103,20 +109,43 @@ impl TrainConfig {
             dtype: DType::F32,
             export_gradients: false,
             dropout: true,
+            ties: false,
             table,
         }
     }
 }
 
 impl Trainer {
-    /// A policy with fresh weights that learns from `source`.
+    /// A policy with fresh weights that learns from `source`. For `data.stream` see [`Trainer::of`].
     pub fn new(config: &RunConfig, source: &Arc<dyn Source>, device: impl Into<Device>) -> Result<Self> {
-        let device = device.into();
+        Self::build(config, source, None, device.into())
+    }
+
+    /// A policy with fresh weights that learns from what a run has prepared: recorded or fresh episodes.
+    pub fn of(prepared: &Prepared, device: impl Into<Device>) -> Result<Self> {
+        Self::build(&prepared.config, &prepared.data, prepared.stream.as_ref(), device.into())
+    }
+
+    fn build(
+        config: &RunConfig,
+        source: &Arc<dyn Source>,
+        stream: Option<&Stream>,
+        device: Device,
+    ) -> Result<Self> {
         config.validate()?;
+        if config.data.stream != stream.is_some() {
+            let expected = "what the run was prepared with";
+            return Err(Error::config("data.stream", expected, config.data.stream));
+        }
         let architecture: Arc<dyn Architecture> = (&config.model).into();
         architecture.ends().check(source.spaces(), "dataset")?;
         let t = &config.train;
-        let settings = t.program_settings(Resident::rows(&*architecture, &**source, &device));
+        // Fresh episodes come with their batch.
+        let table = match stream {
+            Some(_) => None,
+            None => Resident::rows(&*architecture, &**source, &device),
+        };
+        let settings = TrainSettings { ties: config.data.ties, ..t.program_settings(table) };
         let graph = |begin: Begin| training_graph(&*architecture, &settings, begin);
         let mut graphs = vec![graph(Begin::Fresh)?];
         if t.segments > architecture.window().unroll {
@@ -149,7 +178,22 @@ impl Trainer {
         let sampler = sampler.with_lead(window.lead).with_starts(window.anywhere);
         let epoch_len = sampler.epoch_len() as u64;
         let request = request(&programs, t.batch, t.segments, architecture.window().steps)?;
-        let loader = Loader::new(source, sampler, request.clone());
+        let mut own = None;
+        let loader = match stream {
+            Some(stream) => {
+                let mut stream = stream.clone();
+                if config.data.own_share > 0.0 {
+                    let states = Arc::new(OwnStates::new(config, &stream.environment)?);
+                    if states.is_due(0) {
+                        states.keep(0, &params)?;
+                    }
+                    stream.own = Some((Arc::<OwnStates>::clone(&states), config.data.own_share));
+                    own = Some(states);
+                }
+                Loader::fresh(stream, request.clone())
+            }
+            None => Loader::new(source, sampler, request.clone()),
+        };
         let sums = carried.readback(REPORT)?;
         Ok(Self {
             config: config.clone(),
@@ -161,6 +205,7 @@ impl Trainer {
             carried,
             programs,
             within: None,
+            own,
             loader,
             request,
             epoch_len,
@@ -268,10 +313,27 @@ impl Trainer {
         self.sums.ask()?;
         self.tokens += report.tokens;
         self.batches += 1;
+        if let Some(own) = self.own.as_ref().filter(|own| own.is_due(self.batches)) {
+            own.keep(self.batches, &self.params)?;
+        }
         report.batch = self.batches;
         report.epoch = self.loader.position() as f64 / self.epoch_len as f64;
         self.waiting.push_back(report);
         Ok(true)
+    }
+
+    /// Reads `count` batches and puts them aside, to measure what data cost without training: the number of their
+    /// imitated actions. Training goes on behind them.
+    pub fn read_batches(&mut self, count: usize) -> Result<u64> {
+        let mut imitated = 0;
+        for _ in 0..count {
+            let batch = self.loader.next_batch()?;
+            if let Some(Buffer::Bool(marks)) = batch.fields.first() {
+                imitated += marks.iter().filter(|mark| **mark).count() as u64;
+            }
+            self.loader.recycle(batch);
+        }
+        Ok(imitated)
     }
 
     /// Whether a batch was interrupted ([`Trainer::queue_until`]).
@@ -360,6 +422,12 @@ impl Trainer {
                 tensors.insert(format!("{prefix}{name}"), HostTensor { shape: ty.shape, data });
             }
         }
+        for (number, store) in self.own.iter().flat_map(|own| own.needed(self.batches)) {
+            for name in store.names() {
+                let (shape, data) = (store.ty(&name)?.shape, TensorData::F32(store.get(&name)?));
+                tensors.insert(format!("{OWN}{number}/{name}"), HostTensor { shape, data });
+            }
+        }
         let path = folder.join(STATE_FILE);
         let bytes = tensors::serialise_with(&tensors, &notes).map_err(|e| Error::file(&path, e))?;
         Ok(write_atomic(&path, &bytes)?)
@@ -430,6 +498,9 @@ impl Trainer {
             }
             _ => return Err(missing(COUNTERS)),
         };
+        if let Some(own) = &self.own {
+            own.restore(self.snapshots(&tensors).ok_or_else(|| missing(OWN))?);
+        }
         // The batch is read before anything is changed: reading may fail.
         self.loader.seek(counters[3] as u64);
         let within = match within {
@@ -452,6 +523,28 @@ impl Trainer {
         [self.batches, self.steps, self.tokens] = [0, 1, 2].map(|i| counters[i] as u64);
         self.within = within;
         Ok(())
+    }
+}
+
+impl Trainer {
+    /// The policy as it was, by numbers of batches, from the tensors of a state's file; none if some are missing
+    /// or of another shape.
+    fn snapshots(&self, tensors: &Tensors) -> Option<BTreeMap<u64, Store>> {
+        let numbers = tensors.keys().filter_map(|name| name.strip_prefix(OWN)?.split('/').next());
+        let numbers: BTreeSet<&str> = numbers.collect();
+        let mut snapshots = BTreeMap::new();
+        for number in numbers {
+            let store = Store::new();
+            for name in self.params.names() {
+                let tensor = tensors.get(&format!("{OWN}{number}/{name}"))?;
+                let ty = self.params.ty(&name).ok().filter(|ty| ty.shape == tensor.shape)?;
+                let TensorData::F32(data) = &tensor.data else { return None };
+                store.insert(&name, ty).ok()?;
+                store.set(&name, data).ok()?;
+            }
+            snapshots.insert(number.parse().ok()?, store);
+        }
+        Some(snapshots)
     }
 }
 

@@ -36,6 +36,8 @@ fn rests() -> Dataset {
             terminated: false,
             truncated: true,
             imitate: None,
+            labels: None,
+            accepted: None,
         }
     };
     let episodes = (0..200).map(|_| episode()).collect();

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use elmur_base::{Space, Spaces, Stop};
-use elmur_data::{Column, Dataset, Episode, Limits, Source, open_with};
+use elmur_data::{Column, Dataset, Episode, Limits, Loader, Source, open_with};
 use elmur_engine::Pool;
 use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::elmur::config::MemoryGradient;
 use elmur_model::ends::{Action, CategoricalEncoding, Encoder, TokenFormat};
 use elmur_model::{Checkpoint, Elmur, PolicyConfig};
 use elmur_train::{
-    Ended, Error, Evaluation, Event, Prepared, RunConfig, RunFolder, Seeds, Trainer, evaluate, overrides,
-    timeline, train,
+    DataConfig, Ended, Error, Evaluation, Event, Prepared, RunConfig, RunFolder, Seeds, Trainer, evaluate,
+    overrides, timeline, train,
 };
 
 /// A folder that is removed when the test ends well.
@@ -93,8 +93,51 @@ fn bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
+fn own_states_resume_to_the_byte_and_change_what_is_learnt() {
+    let own = ["data.stream=true", "data.own_share=0.5", "data.own_from=2", "data.own_every=3"];
+    let prepared = prepared(&tiny(&own));
+    let trainer = |prepared: &Prepared| Trainer::of(prepared, &Pool::new(1)).unwrap();
+    let folder = Folder::new("own-states");
+    let losses = |trainer: &mut Trainer, count: usize| -> Vec<f64> {
+        (0..count).map(|_| trainer.step().unwrap().loss).collect()
+    };
+    let (mut whole, mut first) = (trainer(&prepared), trainer(&prepared));
+    let expected = losses(&mut whole, 48);
+    assert_eq!(losses(&mut first, 40), expected[..40]);
+    first.save(&folder.join("saved")).unwrap();
+    let mut second = trainer(&prepared);
+    second.load(&folder.join("saved")).unwrap();
+    assert_eq!(losses(&mut second, 8), expected[40..]);
+    whole.save(&folder.join("whole")).unwrap();
+    second.save(&folder.join("second")).unwrap();
+    assert_eq!(bytes(&folder.join("whole")), bytes(&folder.join("second")));
+    // Until the policy plays, batches are those of the stream alone.
+    let alone = self::prepared(&tiny(&["data.stream=true"]));
+    let alone = losses(&mut trainer(&alone), 48);
+    let same = alone.iter().zip(&expected).take_while(|(a, b)| a == b).count();
+    assert_eq!(same as u64, Loader::MOST_AHEAD + 2);
+}
+
+#[test]
+fn a_stream_of_episodes_needs_a_player() {
+    let config = tiny(&["data.stream=true"]);
+    let data = DataConfig { file: Some("x".into()), ..config.data.clone() };
+    let error = RunConfig { data, ..config.clone() }.validate().unwrap_err().to_string();
+    assert!(error.contains("data.stream") && error.contains("data.file"), "{error}");
+    let prepared = prepared(&config);
+    // The trainer of a run that was prepared with a stream wants it.
+    let error = Trainer::new(&prepared.config, &prepared.data, &Pool::new(1)).unwrap_err().to_string();
+    assert!(error.contains("data.stream"), "{error}");
+    let mut trainer = Trainer::of(&prepared, &Pool::new(1)).unwrap();
+    let first = trainer.step().unwrap();
+    assert!(first.loss.is_finite() && first.tokens > 0);
+    assert!(trainer.step().unwrap().epoch > first.epoch);
+}
+
+#[test]
 fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
-    for changes in [&[][..], &["model.memory.gradient={\"through\":3}", "train.schedule.decay=linear"]] {
+    let through = ["model.memory.gradient={\"through\":3}", "train.schedule.decay=linear"];
+    for changes in [&[][..], &through, &["data.stream=true"]] {
         let folder = Folder::new(&format!("resume-{}", changes.len()));
         let config = tiny(changes);
         let (whole, parts) = (folder.join("whole"), folder.join("parts"));
@@ -739,6 +782,8 @@ fn episodes(spaces: &Spaces) -> Vec<Episode> {
                 terminated: true,
                 truncated: false,
                 imitate: Some((0..steps).map(|t| t % 4 != 3).collect()),
+                labels: None,
+                accepted: None,
             }
         })
         .collect()

@@ -52,6 +52,8 @@ fn guesses() -> Dataset {
             terminated: false,
             truncated: true,
             imitate: None,
+            labels: None,
+            accepted: None,
         }
     };
     let episodes = (0..200).map(|_| episode()).collect();
@@ -115,6 +117,8 @@ fn distances() -> Dataset {
             terminated: true,
             truncated: false,
             imitate: None,
+            labels: None,
+            accepted: None,
         }
     };
     let episodes = (0..100).map(|_| episode()).collect();

@@ -1,15 +1,18 @@
-//! `elmur bench envs`: steps per second of POPGym's environments.
+//! `elmur bench envs`: steps per second of POPGym's environments, and of their players in them.
 //!
 //! Random actions drawn beforehand, resets included, rows stepped as one. A line {"env", "steps_per_s"} per
 //! environment, as the peer prints them for the Python package; the best of several short windows, because
 //! other work on the machine only ever slows it down.
+//!
+//! With `--players`: one environment and its player on one thread, and the same with a fifth of the actions
+//! drawn at random, which the player goes on from.
 
 use std::time::{Duration, Instant};
 
 use elmur_base::{Row, Space};
 use elmur_engine::Pool;
-use elmur_envs::AnyVecEnv;
 use elmur_envs::popgym::{Difficulty, Task, Version};
+use elmur_envs::{AnyVecEnv, Env, Player};
 use elmur_rng::Rng;
 use elmur_train::{Error, Result};
 use serde_json::json;
@@ -27,6 +30,9 @@ pub struct Args {
     /// Measure all three difficulties instead of Easy alone.
     #[arg(long)]
     all: bool,
+    /// Measure players in their environments, with no and with a fifth of their actions replaced at random.
+    #[arg(long, conflicts_with_all = ["threads", "rows"])]
+    players: bool,
     /// Use this many threads; with more than one, one thread is measured in turn and the ratio printed.
     #[arg(long, default_value_t = 1)]
     threads: usize,
@@ -64,6 +70,15 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let pools = [Pool::new(1), Pool::new(args.threads)];
     let pools = if args.threads == 1 { &pools[..1] } else { &pools[..] };
+    if args.players {
+        return tasks.into_iter().try_for_each(|task| {
+            let [own, replaced] = player_rates(task, args.windows)?;
+            let (own, replaced) = (own.round() as u64, replaced.round() as u64);
+            let row = json!({"env": task.id(), "player_steps_per_s": own, "fifth_replaced": replaced});
+            print(args.json, &row);
+            Ok(())
+        });
+    }
     for task in tasks {
         let rates = rates(task, rows, args.windows, pools)?;
         let one = rates[0];
@@ -114,6 +129,51 @@ fn measure(env: &mut dyn AnyVecEnv, actions: &[Row], time: Duration) -> Result<f
             return Ok(steps as f64 / seconds.as_secs_f64());
         }
     }
+}
+
+/// Share of a player's actions that are replaced.
+const REPLACED: f64 = 0.2;
+
+/// Steps per second of a player in its environment, without and with actions replaced.
+fn player_rates(task: Task, windows: usize) -> Result<[f64; 2]> {
+    let (mut env, mut player) = (task.make(Version::default()), task.player(Version::default()));
+    let mut best = [0.0f64; 2];
+    for window in 0..=windows.max(1) {
+        for (share, best) in [0.0, REPLACED].into_iter().zip(&mut best) {
+            let rate = play(&mut *env, &mut *player, share, Duration::from_millis(100))?;
+            if window > 0 {
+                *best = best.max(rate);
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// Plays whole episodes, always the same ones, for at least this time. Returns the steps per second.
+fn play(env: &mut dyn Env, player: &mut dyn Player, share: f64, time: Duration) -> Result<f64> {
+    let spaces = env.spaces().clone();
+    let (mut seen, mut action) = (Row::of(&spaces.observation), Row::of(&spaces.action));
+    let (start, mut steps, mut rng) = (Instant::now(), 0u64, Rng::new(0, 0));
+    for seed in 0.. {
+        env.reset(seed, seen.as_mut())?;
+        player.reset();
+        loop {
+            player.act(seen.values(), action.as_mut());
+            if rng.uniform(0.0, 1.0) < share {
+                action.clear();
+                spaces.action.sample(&mut rng, &mut action);
+                player.took(action.values());
+            }
+            steps += 1;
+            if env.step(action.values(), seen.as_mut())?.done() {
+                break;
+            }
+        }
+        if start.elapsed() >= time {
+            break;
+        }
+    }
+    Ok(steps as f64 / start.elapsed().as_secs_f64())
 }
 
 /// An action for every row, each equally likely.

@@ -45,7 +45,8 @@ pub fn metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("env".to_owned(), "täst".to_owned()), ("seed".to_owned(), "7".to_owned())])
 }
 
-/// Episodes of 1, 2, ... steps; every other one with a final observation, every third with counts.
+/// Episodes of 1, 2, ... steps; every other one with a final observation, every third with counts,
+/// every fourth with labels.
 pub fn episodes(n: usize) -> Vec<Episode> {
     let mut rng = Rng::new(3, 0);
     let mut episode = |i: usize| {
@@ -63,6 +64,9 @@ pub fn episodes(n: usize) -> Vec<Episode> {
             terminated: i.is_multiple_of(2),
             truncated: i % 2 == 1,
             imitate: i.is_multiple_of(3).then(|| (0..steps).map(|_| rng.below(2) == 1).collect()),
+            labels: (i % 4 == 1)
+                .then(|| vec![Column::I32((0..steps).map(|_| rng.below(4) as i32).collect())]),
+            accepted: (i % 5 == 2).then(|| (0..4 * steps).map(|_| rng.below(2) == 1).collect()),
         }
     };
     (0..n).map(&mut episode).collect()

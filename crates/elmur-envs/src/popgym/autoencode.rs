@@ -108,6 +108,15 @@ impl Player for AutoencodePlayer {
         self.playing = !watch;
         action.ints[0] = if watch { 0 } else { self.stack.pop().unwrap_or(0) };
     }
+
+    fn took(&mut self, _: Values<'_>) {}
+
+    /// Any answer while answers are ignored.
+    fn accept(&mut self, choices: &mut [bool]) {
+        if !self.playing {
+            choices.fill(true);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -131,6 +131,8 @@ pub struct MultiarmedBanditPlayer {
     left: usize,
     /// The arm pulled last.
     last: Option<usize>,
+    /// Index of every arm at the last choice.
+    indices: Vec<f64>,
 }
 
 /// Horizon as a multiple of the pulls left. Anything from 1 to 2 gives the same return within 0.001.
@@ -140,7 +142,7 @@ impl MultiarmedBanditPlayer {
     /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         let (arms, pulls) = sizes(difficulty);
-        Self { arms: vec![(0, 0); arms], pulls, left: pulls, last: None }
+        Self { arms: vec![(0, 0); arms], pulls, left: pulls, last: None, indices: vec![0.0; arms] }
     }
 }
 
@@ -157,15 +159,27 @@ impl Player for MultiarmedBanditPlayer {
         }
         let (indices, horizon) = (Indices::shared(), Horizon::new(STRETCH * self.left.max(1) as f64));
         let (mut best, mut arm) = (f64::NEG_INFINITY, 0);
-        for (i, (pulls, payouts)) in self.arms.iter().enumerate() {
-            let index = indices.index(*pulls, *payouts, horizon);
-            if index > best {
-                (best, arm) = (index, i);
+        for (i, ((pulls, payouts), index)) in self.arms.iter().zip(&mut self.indices).enumerate() {
+            *index = indices.index(*pulls, *payouts, horizon);
+            if *index > best {
+                (best, arm) = (*index, i);
             }
         }
         self.left = self.left.saturating_sub(1);
         self.last = Some(arm);
         action.ints[0] = arm as i32;
+    }
+
+    fn took(&mut self, action: Values<'_>) {
+        self.last = Some(action.ints[0] as usize);
+    }
+
+    /// All arms with the largest index: those with as many pulls and payouts as the one chosen.
+    fn accept(&mut self, choices: &mut [bool]) {
+        let best = self.indices.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        for (choice, index) in choices.iter_mut().zip(&self.indices) {
+            *choice |= *index == best;
+        }
     }
 }
 
@@ -438,5 +452,27 @@ mod tests {
             let (mean, error) = mean_return(&mut MultiarmedBandit::new(difficulty), &mut player, 0..1000);
             assert!((mean - expected).abs() < 4.0 * error && error < 0.008, "{difficulty:?}: {mean} {error}");
         }
+    }
+
+    /// Pulls of another count as the player's own.
+    #[test]
+    fn foreign_pulls_are_observations_and_like_arms_are_equally_good() {
+        let (mut player, mut arm) = (MultiarmedBanditPlayer::new(Difficulty::Easy), [0]);
+        let mut choices = [false; 10];
+        player.act(Values::ints(&[0]), room(&mut arm));
+        player.accept(&mut choices);
+        assert_eq!((arm, choices), ([0], [true; 10]));
+        for paid in [1, 1, 0] {
+            player.took(Values::ints(&[7]));
+            player.act(Values::ints(&[paid]), room(&mut arm));
+        }
+        assert_eq!((player.arms[7], player.arms[0], player.left), ((3, 2), (0, 0), 196));
+        for other in [2, 5] {
+            player.took(Values::ints(&[other]));
+            player.act(Values::ints(&[1]), room(&mut arm));
+        }
+        choices.fill(false);
+        player.accept(&mut choices);
+        assert_eq!((arm, (0..10).filter(|i| choices[*i]).collect::<Vec<_>>()), ([2], vec![2, 5]));
     }
 }

@@ -152,12 +152,14 @@ impl Replay for CountRecall {
 pub struct CountRecallPlayer {
     counts: [i32; 13],
     largest: i32,
+    /// The right answer to the newest query.
+    answer: i32,
 }
 
 impl CountRecallPlayer {
     /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty, version: Version) -> Self {
-        Self { counts: [0; 13], largest: actions(difficulty, version) as i32 - 1 }
+        Self { counts: [0; 13], largest: actions(difficulty, version) as i32 - 1, answer: 0 }
     }
 }
 
@@ -169,7 +171,17 @@ impl Player for CountRecallPlayer {
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
         let [value, query] = [0, 1].map(|i| (observation.ints[i].max(0) as usize).min(12));
         self.counts[value] += 1;
-        action.ints[0] = self.counts[query].min(self.largest);
+        self.answer = self.counts[query];
+        action.ints[0] = self.answer.min(self.largest);
+    }
+
+    fn took(&mut self, _: Values<'_>) {}
+
+    /// Any answer where the right one is not an action.
+    fn accept(&mut self, choices: &mut [bool]) {
+        if self.answer > self.largest {
+            choices.fill(true);
+        }
     }
 }
 

@@ -84,13 +84,15 @@ pub struct HigherLowerPlayer {
     decks: usize,
     /// Cards of each rank not yet seen.
     left: [i32; 13],
+    /// Whether both answers are equally likely to be right.
+    even: bool,
 }
 
 impl HigherLowerPlayer {
     /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
         let decks = decks(difficulty);
-        Self { decks, left: [4 * decks as i32; 13] }
+        Self { decks, left: [4 * decks as i32; 13], even: false }
     }
 }
 
@@ -104,7 +106,17 @@ impl Player for HigherLowerPlayer {
         self.left[rank] -= 1;
         let lower: i32 = self.left[..rank].iter().sum();
         let higher: i32 = self.left[rank + 1..].iter().sum();
+        self.even = lower == higher;
         action.ints[0] = i32::from(lower > higher);
+    }
+
+    fn took(&mut self, _: Values<'_>) {}
+
+    /// Both answers where as many lower cards are left as higher ones.
+    fn accept(&mut self, choices: &mut [bool]) {
+        if self.even {
+            choices.fill(true);
+        }
     }
 }
 

@@ -47,6 +47,11 @@ impl Rules {
         Self { size, cells, mines, clear, found, blown, wasted }
     }
 
+    /// Step on which the episode is truncated.
+    fn last_step(&self, version: Version) -> usize {
+        self.clear + usize::from(version == Version::V106)
+    }
+
     /// All cells, one bit each.
     fn board(&self) -> u64 {
         u64::MAX >> (64 - self.cells)
@@ -99,7 +104,7 @@ impl MineSweeper {
         Self {
             spaces,
             rules,
-            last_step: rules.clear as u32 + u32::from(!masked),
+            last_step: rules.last_step(version) as u32,
             masked,
             blocks: rules.blocks(),
             mines: 0,

@@ -142,6 +142,8 @@ impl Player for RepeatFirstPlayer {
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
         action.ints[0] = *self.first.get_or_insert(observation.ints[0]);
     }
+
+    fn took(&mut self, _: Values<'_>) {}
 }
 
 /// A player that keeps the last k suits.
@@ -171,6 +173,15 @@ impl Player for RepeatPreviousPlayer {
         self.ring[self.seen % k] = observation.ints[0];
         self.seen += 1;
         action.ints[0] = self.ring[self.seen % k];
+    }
+
+    fn took(&mut self, _: Values<'_>) {}
+
+    /// Any suit while answers do not count.
+    fn accept(&mut self, choices: &mut [bool]) {
+        if self.seen < self.ring.len() {
+            choices.fill(true);
+        }
     }
 }
 

@@ -41,7 +41,7 @@ impl Task {
             Family::LabyrinthExplore => {
                 visitor.visit(|| LabyrinthExplore::new(d), || LabyrinthExplorePlayer::new(d))
             }
-            Family::MineSweeper => visitor.visit(|| MineSweeper::new(d, v), || MineSweeperPlayer::new(d)),
+            Family::MineSweeper => visitor.visit(|| MineSweeper::new(d, v), || MineSweeperPlayer::new(d, v)),
             Family::MultiarmedBandit => {
                 visitor.visit(|| MultiarmedBandit::new(d), || MultiarmedBanditPlayer::new(d))
             }

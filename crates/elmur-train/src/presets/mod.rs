@@ -10,7 +10,7 @@ use elmur_model::ends::{Action, Encoder};
 use elmur_model::presets as models;
 use serde_json::Map;
 
-use crate::config::{DataConfig, EvalConfig, RunConfig, TrainConfig, held_out};
+use crate::config::{DataConfig, EvalConfig, RunConfig, TrainConfig, held_out, own_every, own_from};
 use crate::error::{Error, Result};
 
 pub use policies::{Policy, PolicyName};
@@ -106,7 +106,18 @@ fn small() -> RunConfig {
 
 /// Demonstrations by the environment's player.
 fn demonstrations(episodes: usize) -> DataConfig {
-    DataConfig { file: None, episodes, seed: 0, noise: 0.0, held_out: held_out() }
+    DataConfig {
+        file: None,
+        episodes,
+        seed: 0,
+        noise: 0.0,
+        stream: false,
+        own_share: 0.0,
+        own_from: own_from(),
+        own_every: own_every(),
+        ties: false,
+        held_out: held_out(),
+    }
 }
 
 /// Validation on 100 episodes, every 50 batches, without a target.

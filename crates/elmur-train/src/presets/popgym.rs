@@ -62,7 +62,8 @@ pub(crate) fn preset(name: &str) -> Option<Result<RunConfig>> {
 }
 
 /// Our environment of a task: a board is one choice, and the previous action is shown where nothing else
-/// tells it and the policy's tokens do not either.
+/// tells it and the policy's tokens do not either. With it goes a flag at the first step of an episode, which
+/// has no previous action: without the flag it looks like a step after action 0.
 pub(super) fn env_of(task: Task, has_action_tokens: bool) -> EnvSpec {
     // These tasks do not show the previous action, and without it the observation is ambiguous: which cell or
     // arm the feedback is about, which way the cart was pushed. (The pendulum's torque changes its speed
@@ -77,7 +78,8 @@ pub(super) fn env_of(task: Task, has_action_tokens: bool) -> EnvSpec {
             | Family::PositionOnlyCartPole
     );
     let previous_action = ambiguous && !has_action_tokens;
-    let wrappers = Wrappers { previous_action, flat_action: is_board(task), ..Wrappers::default() };
+    let (first_step, flat_action) = (previous_action, is_board(task));
+    let wrappers = Wrappers { previous_action, first_step, flat_action, ..Wrappers::default() };
     env(task, Version::default(), wrappers)
 }
 

@@ -8,15 +8,19 @@
 //!
 //! ```text
 //! one ship left:     T(b) = w(b)
-//! two, b and c:      T(b) = w(b) (S_c - K_c(b))
-//! three, b, c, d:    T(b) = w(b) ((S_c - K_c(b)) (S_d - K_d(b)) - overlapping pairs (c, d) that avoid b)
+//! two, b and c:      T(b) = w(b) A_c
+//! three, b, c, d:    T(b) = w(b) (A_c A_d - O_cd)
+//! four, b, c, d, e:  T(b) = w(b) A_c A_d A_e (1 - o_cd) (1 - o_ce) (1 - o_de)
+//!
+//! A_c = S_c - K_c(b), and O_cd the sum over overlapping pairs (c, d) that avoid b;
+//! o_cd = O_cd / (A_c A_d)
 //! ```
 //!
-//! are the weights of all fleets with a ship at b. The pairs that avoid b are all pairs less those in which c
-//! or d meets b; pairs in which both do are so taken off twice. They are few: to put them back changed the
-//! return by less than 0.0005 and took two to four times as long. Before the first hit all four ships are
-//! free; then the places of the longest are enumerated too, which costs more, but all episodes share these
-//! shots (each is the only answer to a row of misses), so they are found once per process.
+//! are the weights of all fleets with a ship at b. The pairs that avoid b are all pairs less those in which
+//! c or d meets b; pairs in which both do are so taken off twice. They are few: to put them back where three
+//! ships are left changed the return by less than 0.0005 and took two to four times as long. Before the first
+//! hit all four ships are free. Then these pairs are put back, and whether one pair overlaps is taken to be
+//! independent of the others.
 //!
 //! The weights: a fleet placed ship by ship has the chance 1 / (n_1 n_2 n_3 n_4) with n_i the places that the
 //! ships before leave for ship i. The share of the n places of a later ship that a ship takes away is k/n, so
@@ -27,7 +31,7 @@ use std::sync::OnceLock;
 
 use elmur_base::{Values, ValuesMut};
 
-use super::{SHIPS, side};
+use super::side;
 use crate::env::Player;
 use crate::popgym::Difficulty;
 
@@ -109,8 +113,6 @@ struct Chart {
     overlaps: [Lists; 3],
     /// By kind: the places of that kind on a cell.
     through: [Lists; 3],
-    /// The shots after 0, 1, 2, ... misses and no hit.
-    opening: Vec<OnceLock<usize>>,
 }
 
 impl Chart {
@@ -160,8 +162,7 @@ impl Chart {
                 };
             }
         }
-        let opening = (0..size * size).map(|_| OnceLock::new()).collect();
-        Self { size, starts, cells, weights, overlaps, through, opening }
+        Self { size, starts, cells, weights, overlaps, through }
     }
 
     fn range(&self, kind: usize) -> std::ops::Range<usize> {
@@ -186,8 +187,8 @@ struct Sums {
     left_overlap: [Vec<f64>; 3],
     /// Weight of all fleets with a ship at a place.
     fleets: Vec<f64>,
-    /// Room for sums over overlapping pairs.
-    pairs: Vec<f64>,
+    /// By kind: the weight of the overlapping pairs that a place makes with places of that kind.
+    pairs: [Vec<f64>; 3],
 }
 
 /// Ships that have been given a place.
@@ -229,7 +230,7 @@ impl Sums {
             left: none.clone(),
             left_overlap: [none.clone(), none.clone(), none.clone()],
             fleets: none.clone(),
-            pairs: none,
+            pairs: [none.clone(), none.clone(), none],
         }
     }
 
@@ -299,21 +300,11 @@ impl Sums {
     /// Adds the fleets that have these ships in place and all others on cells without a shot. Returns their
     /// weight.
     fn finish(&mut self, placed: &Placed, weight: f64) -> f64 {
-        let chart = self.chart;
         let mut kinds = [0; 4];
         let mut ships = 0;
         for kind in placed.kinds_left() {
             kinds[ships] = kind;
             ships += 1;
-        }
-        if ships == SHIPS.len() {
-            let mut total = 0.0;
-            for place in chart.range(2) {
-                if self.free[place] > 0.0 {
-                    total += self.cover_with(Cells::default(), &placed.with(chart, 2, place), place, weight);
-                }
-            }
-            return total;
         }
         // Ships of one kind are alike: each fleet is met twice where both of three cells are free.
         let weight = if placed.left[1] == 2 { weight / 2.0 } else { weight };
@@ -331,6 +322,12 @@ impl Sums {
                 self.three(c, [a, b], weight);
                 self.three(b, [a, c], weight);
                 self.three(a, [b, c], weight)
+            }
+            [a, b, c, d] => {
+                self.four(d, [a, b, c], weight);
+                self.four(c, [a, b, d], weight);
+                self.four(b, [a, c, d], weight);
+                self.four(a, [b, c, d], weight)
             }
             _ => 0.0,
         }
@@ -383,28 +380,74 @@ impl Sums {
         total
     }
 
+    /// Weighs the overlapping pairs of these kinds.
+    fn pair(&mut self, [c, d]: [usize; 2]) -> f64 {
+        let mut all = 0.0;
+        for p in self.chart.range(c) {
+            self.pairs[d][p] = self.left[p] * self.left_overlap[d][p];
+            all += self.pairs[d][p];
+        }
+        for p in self.chart.range(d) {
+            self.pairs[c][p] = self.left[p] * self.left_overlap[c][p];
+        }
+        all
+    }
+
+    /// The overlapping pairs of these kinds that avoid place `b`, of `all` that there are.
+    fn avoiding(&self, b: usize, [c, d]: [usize; 2], all: f64) -> f64 {
+        let met = |kind: usize, other: usize| -> f64 {
+            self.chart.overlaps[kind].of(b).iter().map(|p| self.pairs[other][usize::from(*p)]).sum()
+        };
+        all - (met(c, d) + met(d, c))
+    }
+
+    /// The overlapping pairs of these kinds of which both places meet place `b`.
+    fn meeting(&self, b: usize, [c, d]: [usize; 2]) -> f64 {
+        let chart = self.chart;
+        let mut sum = 0.0;
+        for p in chart.overlaps[c].of(b).iter().map(|p| usize::from(*p)).filter(|p| self.left[*p] > 0.0) {
+            let others = chart.overlaps[d].of(p).iter().map(|q| usize::from(*q));
+            let met = others.filter(|q| chart.cells[*q].meets(&chart.cells[b])).map(|q| self.left[q]);
+            sum += self.left[p] * met.sum::<f64>();
+        }
+        sum
+    }
+
     /// Three ships left: adds the fleets of `kind`.
     fn three(&mut self, kind: usize, [c, d]: [usize; 2], weight: f64) -> f64 {
-        let chart = self.chart;
         let (all_c, all_d) = (self.sum_left(c), self.sum_left(d));
-        // For every place of c, the overlapping pairs it is in; the same for d.
-        let mut overlapping = 0.0;
-        for p in chart.range(c) {
-            self.pairs[p] = self.left[p] * self.left_overlap[d][p];
-            overlapping += self.pairs[p];
-        }
-        for p in chart.range(d) {
-            self.pairs[p] = self.left[p] * self.left_overlap[c][p];
-        }
+        let overlapping = self.pair([c, d]);
         let mut total = 0.0;
-        for b in chart.range(kind) {
+        for b in self.chart.range(kind) {
             if self.left[b] == 0.0 {
                 continue;
             }
-            let meeting = |kind: usize| chart.overlaps[kind].of(b).iter().map(|p| usize::from(*p));
-            let met: f64 = [c, d].map(|kind| meeting(kind).map(|p| self.pairs[p]).sum::<f64>()).iter().sum();
             let free = (all_c - self.left_overlap[c][b]) * (all_d - self.left_overlap[d][b]);
-            let sum = weight * self.left[b] * (free - (overlapping - met)).max(0.0);
+            let sum = weight * self.left[b] * (free - self.avoiding(b, [c, d], overlapping)).max(0.0);
+            self.fleets[b] += sum;
+            total += sum;
+        }
+        total
+    }
+
+    /// Four ships left: adds the fleets of `kind`.
+    fn four(&mut self, kind: usize, [c, d, e]: [usize; 3], weight: f64) -> f64 {
+        let pairs = [[c, d], [c, e], [d, e]];
+        let overlapping = pairs.map(|pair| self.pair(pair));
+        let all = [0, 1, 2].map(|kind| self.sum_left(kind));
+        let mut total = 0.0;
+        for b in self.chart.range(kind) {
+            if self.left[b] == 0.0 {
+                continue;
+            }
+            let free = [0, 1, 2].map(|kind| (all[kind] - self.left_overlap[kind][b]).max(0.0));
+            let mut sum = weight * self.left[b] * free[c] * free[d] * free[e];
+            for ([c, d], overlapping) in pairs.into_iter().zip(overlapping) {
+                if sum > 0.0 {
+                    let avoiding = self.avoiding(b, [c, d], overlapping) + self.meeting(b, [c, d]);
+                    sum *= (1.0 - avoiding / (free[c] * free[d])).max(0.0);
+                }
+            }
             self.fleets[b] += sum;
             total += sum;
         }
@@ -416,21 +459,29 @@ impl Sums {
 #[derive(Debug, Clone)]
 pub struct BattleshipPlayer {
     sums: Sums,
+    /// The cell shot at last.
     last: Option<usize>,
+    /// Cells as likely as the one that the player chose last.
+    ties: Cells,
 }
 
 impl BattleshipPlayer {
     /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
-        Self { sums: Sums::new(Chart::of(difficulty)), last: None }
+        Self { sums: Sums::new(Chart::of(difficulty)), last: None, ties: Cells::default() }
     }
 
-    fn likeliest(&mut self) -> usize {
+    /// The cell where a ship is most likely, and all where one is as likely.
+    fn likeliest(&mut self) -> (usize, Cells) {
         let cells = self.sums.cells();
-        let untried = (0..self.sums.chart.size * self.sums.chart.size).filter(|i| !self.sums.shots.has(*i));
-        // The lowest of those that differ by rounding only.
-        let better = |best: usize, i: usize| if cells[i] > cells[best] * (1.0 + 1e-9) { i } else { best };
-        untried.reduce(better).unwrap_or(0)
+        let untried =
+            || (0..self.sums.chart.size * self.sums.chart.size).filter(|i| !self.sums.shots.has(*i));
+        // Cells that differ by rounding only are equally likely; the lowest of them is chosen.
+        let more = |i: usize, than: usize| cells[i] > cells[than] * (1.0 + 1e-9);
+        let cell = untried().reduce(|best, i| if more(i, best) { i } else { best }).unwrap_or(0);
+        let mut ties = Cells::default();
+        untried().filter(|i| !more(cell, *i)).for_each(|i| ties.insert(i));
+        (cell, ties)
     }
 }
 
@@ -441,18 +492,24 @@ impl Player for BattleshipPlayer {
     }
 
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
-        if let Some(cell) = self.last {
+        // A second shot at a cell shows nothing.
+        if let Some(cell) = self.last.filter(|cell| !self.sums.shots.has(*cell)) {
             self.sums.learn(cell, observation.ints[0] == 1);
         }
-        let chart = self.sums.chart;
-        let misses = self.sums.shots.len();
-        let cell = match chart.opening.get(misses) {
-            Some(known) if self.sums.hits.len() == 0 => *known.get_or_init(|| self.likeliest()),
-            _ => self.likeliest(),
-        };
-        self.last = Some(cell);
-        action.ints[0] = (cell / chart.size) as i32;
-        action.ints[1] = (cell % chart.size) as i32;
+        let (cell, ties) = self.likeliest();
+        (self.last, self.ties) = (Some(cell), ties);
+        let size = self.sums.chart.size;
+        action.ints[0] = (cell / size) as i32;
+        action.ints[1] = (cell % size) as i32;
+    }
+
+    fn took(&mut self, action: Values<'_>) {
+        self.last = Some(action.ints[0] as usize * self.sums.chart.size + action.ints[1] as usize);
+    }
+
+    /// All cells where a ship is as likely as where the player shoots.
+    fn accept(&mut self, choices: &mut [bool]) {
+        choices.iter_mut().enumerate().for_each(|(cell, choice)| *choice |= self.ties.has(cell));
     }
 }
 
@@ -462,6 +519,7 @@ mod tests {
 
     use super::*;
     use crate::popgym::Battleship;
+    use crate::popgym::battleship::SHIPS;
     use crate::popgym::trace::tests::mean_return;
 
     /// The sums of `Sums::cells` by going through all fleets.
@@ -576,5 +634,42 @@ mod tests {
         cells.sort_unstable();
         cells.dedup();
         assert_eq!(cells.len(), 64);
+    }
+
+    /// What others shoot at counts as the player's own shots do, and a second shot at a hit does not undo it.
+    #[test]
+    fn foreign_shots_are_observations() {
+        let mut player = BattleshipPlayer::new(Difficulty::Easy);
+        let mut shot = [0; 2];
+        player.reset();
+        for (seen, foreign) in [(0, [3, 3]), (1, [3, 3]), (0, [3, 5]), (1, [7, 7])] {
+            player.act(Values::ints(&[seen]), ValuesMut::ints(&mut shot));
+            player.took(Values::ints(&foreign));
+        }
+        player.act(Values::ints(&[0]), ValuesMut::ints(&mut shot));
+        let mut sums = Sums::new(Chart::of(Difficulty::Easy));
+        [(27, true), (29, true), (63, false)].iter().for_each(|(cell, hit)| sums.learn(*cell, *hit));
+        assert!(player.sums.hits == sums.hits && player.sums.shots == sums.shots);
+        assert!(player.sums.cells() == sums.cells());
+        // Between both hits.
+        assert_eq!(shot, [3, 4]);
+    }
+
+    #[test]
+    fn cells_that_are_alike_are_equally_good() {
+        let mut player = BattleshipPlayer::new(Difficulty::Easy);
+        let mut shot = [0; 2];
+        player.act(Values::ints(&[0]), ValuesMut::ints(&mut shot));
+        let mut choices = [false; 64];
+        player.accept(&mut choices);
+        let mirrored = |i: usize| [i, 7 - i];
+        let [row, column] = shot.map(|i| i as usize);
+        let mut alike: Vec<usize> = [[row, column], [column, row]]
+            .into_iter()
+            .flat_map(|[r, c]| mirrored(r).into_iter().flat_map(move |r| mirrored(c).map(|c| 8 * r + c)))
+            .collect();
+        alike.sort_unstable();
+        alike.dedup();
+        assert_eq!((0..64).filter(|i| choices[*i]).collect::<Vec<_>>(), alike);
     }
 }

@@ -66,11 +66,10 @@ impl Player for PositionOnlyCartPolePlayer {
         self.last = Some((state, push(LAW, state, action)));
     }
 
-    fn overruled(&mut self, action: Values<'_>) -> bool {
+    fn took(&mut self, action: Values<'_>) {
         if let Some((_, last)) = &mut self.last {
             *last = force(action.ints[0]);
         }
-        true
     }
 }
 
@@ -113,11 +112,10 @@ impl Player for VelocityOnlyCartpolePlayer {
         self.steps += 1;
     }
 
-    fn overruled(&mut self, action: Values<'_>) -> bool {
+    fn took(&mut self, action: Values<'_>) {
         if let Some((_, last)) = &mut self.last {
             *last = force(action.ints[0]);
         }
-        true
     }
 }
 
@@ -266,9 +264,8 @@ impl Player for NoisyPositionOnlyCartPolePlayer {
         self.force = Some(push(self.law, mean, action));
     }
 
-    fn overruled(&mut self, action: Values<'_>) -> bool {
+    fn took(&mut self, action: Values<'_>) {
         self.force = Some(force(action.ints[0]));
-        true
     }
 }
 

@@ -12,6 +12,10 @@
 //! Dynamic programming over all options of all states (flipping seen cards first, taking known pairs at once
 //! and others included) finds nothing better. Every failed turn shows two new cards, so there are at most
 //! N/2, and the limit of 2N steps is enough.
+//!
+//! Where others turn cards over too, a turn can begin with a card seen before: [`Trials`] says whether to
+//! take its partner in that case as well. And time can run out: known pairs are taken when there is just
+//! time for them.
 
 use std::sync::OnceLock;
 
@@ -28,8 +32,34 @@ pub struct ConcentrationPlayer {
     /// Number of values.
     values: usize,
     counts: [Counts; 13],
-    /// Positions flipped in this turn.
-    turn: [Option<usize>; 2],
+    /// Flips until the episode is cut off.
+    left: usize,
+    /// The first card of this turn, once it has been turned over.
+    first: Option<First>,
+    /// The card turned over last.
+    last: Option<usize>,
+    /// Cards that are as good as the one chosen last.
+    ties: Ties,
+}
+
+/// The first card of a turn.
+#[derive(Debug, Clone, Copy)]
+struct First {
+    position: usize,
+    /// Whether the card had not been seen before.
+    fresh: bool,
+}
+
+/// Cards that are as good as one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ties {
+    Unseen,
+    /// Seen cards with a partner that has been seen.
+    Pairs,
+    /// Seen cards of this value, one left out.
+    Partners(usize, usize),
+    /// None: no flip finds anything any more.
+    Nothing,
 }
 
 /// What is known of a position.
@@ -56,65 +86,86 @@ impl ConcentrationPlayer {
             cards: vec![Card::Unseen; 52 * decks],
             values: side.values(),
             counts: [Counts::default(); 13],
-            turn: [None; 2],
+            left: 0,
+            first: None,
+            last: None,
+            ties: Ties::Nothing,
         };
         player.reset();
         player
     }
 
-    /// Notes what the newest flip showed.
-    fn look(&mut self, position: usize, observation: Values<'_>) {
-        let value = (observation.ints[position].max(0) as usize).min(self.values - 1);
-        if self.cards[position] == Card::Unseen {
+    /// Takes in what a flip has shown, by the rules of turns.
+    fn learn(&mut self, position: usize, observation: Values<'_>) {
+        self.left = self.left.saturating_sub(1);
+        let fresh = self.cards[position] == Card::Unseen;
+        if fresh {
+            let value = (observation.ints[position].max(0) as usize).min(self.values - 1);
             self.cards[position] = Card::Seen(value);
             self.counts[value].unseen = self.counts[value].unseen.saturating_sub(1);
             self.counts[value].seen += 1;
         }
-    }
-
-    /// The lowest position of this kind, `except` left out.
-    fn lowest(&self, kind: Card, except: Option<usize>) -> Option<usize> {
-        (0..self.cards.len()).find(|i| self.cards[*i] == kind && Some(*i) != except)
-    }
-
-    /// Marks the cards of a turn that found a pair.
-    fn settle(&mut self, first: usize, second: usize) {
-        if let Card::Seen(value) = self.cards[first]
-            && first != second
-            && self.cards[first] == self.cards[second]
-        {
-            self.cards[first] = Card::Paired;
-            self.cards[second] = Card::Paired;
-            self.counts[value].seen -= 2;
-        }
-    }
-
-    /// An unseen card; when there are none left, the first of a known pair.
-    fn first(&self) -> usize {
-        let seen = || self.cards.iter().position(|card| matches!(card, Card::Seen(_)));
-        self.lowest(Card::Unseen, None).or_else(seen).unwrap_or(0)
-    }
-
-    fn second(&self, first: usize) -> usize {
-        let partner = self.lowest(self.cards[first], Some(first));
-        match (partner, self.lowest(Card::Unseen, None)) {
-            (Some(_), Some(unseen)) if self.tries(first) => unseen,
-            (Some(partner), _) => partner,
-            (None, unseen) => unseen.unwrap_or(first),
-        }
-    }
-
-    /// Whether to leave the partner of an unseen card that has just been flipped, and try another unseen
-    /// card.
-    fn tries(&self, first: usize) -> bool {
-        match self.cards[first] {
-            Card::Seen(value) if self.values == 2 => {
-                let Counts { unseen, seen } = self.counts[value];
-                let before = Counts { unseen: unseen + 1, seen: seen - 1 };
-                Trials::shared().pay(before, self.counts[1 - value])
+        match (self.first.take(), self.cards[position]) {
+            // A card that is up already ends the turn.
+            (_, Card::Paired) => {}
+            (None, _) => self.first = Some(First { position, fresh }),
+            (Some(first), card) => {
+                if let Card::Seen(value) = card
+                    && first.position != position
+                    && self.cards[first.position] == card
+                {
+                    self.cards[first.position] = Card::Paired;
+                    self.cards[position] = Card::Paired;
+                    self.counts[value].seen -= 2;
+                }
             }
+        }
+    }
+
+    /// Whether a card is among equally good ones.
+    fn is_among(&self, ties: Ties, position: usize) -> bool {
+        match (ties, self.cards[position]) {
+            (Ties::Unseen, card) => card == Card::Unseen,
+            (Ties::Pairs, Card::Seen(value)) => self.counts[value].seen > 1,
+            (Ties::Partners(value, except), card) => card == Card::Seen(value) && position != except,
             _ => false,
         }
+    }
+
+    /// Whether there is time for a turn that finds nothing, of which `flips` flips are to come, before all
+    /// known pairs are taken.
+    fn has_time(&self, flips: usize) -> bool {
+        let pairs: usize = self.counts[..self.values].iter().map(|counts| counts.seen / 2).sum();
+        self.left >= 2 * pairs + flips
+    }
+
+    /// Unseen cards, as long as there are any and there is time; then known pairs.
+    fn begin(&self) -> Ties {
+        let unseen = self.counts[..self.values].iter().any(|counts| counts.unseen > 0);
+        let pairs = self.counts[..self.values].iter().any(|counts| counts.seen > 1);
+        match (unseen && (self.has_time(2) || !pairs), pairs) {
+            (true, _) => Ties::Unseen,
+            (false, true) => Ties::Pairs,
+            (false, false) => Ties::Nothing,
+        }
+    }
+
+    fn complete(&self, first: First) -> Ties {
+        let Card::Seen(value) = self.cards[first.position] else { return Ties::Nothing };
+        let unseen = self.counts[..self.values].iter().any(|counts| counts.unseen > 0);
+        let partner = self.counts[value].seen > 1;
+        if partner && !(unseen && self.has_time(1) && self.tries(value, first.fresh)) {
+            Ties::Partners(value, first.position)
+        } else if unseen {
+            Ties::Unseen
+        } else {
+            Ties::Nothing
+        }
+    }
+
+    /// Whether to leave the partner of the turn's first card, which has this value, and try an unseen card.
+    fn tries(&self, value: usize, fresh: bool) -> bool {
+        self.values == 2 && Trials::shared().pay(self.counts[value], self.counts[1 - value], fresh)
     }
 }
 
@@ -123,38 +174,34 @@ impl Player for ConcentrationPlayer {
         self.cards.fill(Card::Unseen);
         let unseen = self.cards.len() / self.values;
         self.counts[..self.values].fill(Counts { unseen, seen: 0 });
-        self.turn = [None; 2];
+        self.left = 2 * self.cards.len();
+        (self.first, self.last) = (None, None);
     }
 
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
-        if let [Some(first), Some(second)] = self.turn {
-            self.look(second, observation);
-            self.settle(first, second);
-            self.turn = [None; 2];
+        if let Some(position) = self.last {
+            self.learn(position, observation);
         }
-        let card = match self.turn[0] {
-            None => {
-                let card = self.first();
-                self.turn[0] = Some(card);
-                card
-            }
-            Some(first) => {
-                self.look(first, observation);
-                let card = self.second(first);
-                self.turn[1] = Some(card);
-                card
-            }
-        };
+        self.ties = self.first.map_or_else(|| self.begin(), |first| self.complete(first));
+        let card = (0..self.cards.len()).find(|position| self.is_among(self.ties, *position)).unwrap_or(0);
+        self.last = Some(card);
         action.ints[0] = card as i32;
+    }
+
+    fn took(&mut self, action: Values<'_>) {
+        self.last = Some(action.ints[0] as usize);
+    }
+
+    /// All unseen cards where the player turns one over; either card of all known pairs at the beginning of a
+    /// turn that takes one; all known partners at its end.
+    fn accept(&mut self, choices: &mut [bool]) {
+        choices.iter_mut().enumerate().for_each(|(card, choice)| *choice |= self.is_among(self.ties, card));
     }
 }
 
-/// With two values: where a flipped card's partner is known, whether it is better to try another unseen card.
+/// With two values: expected failures until the end from every state at the beginning of a turn. They tell
+/// whether it is better to try an unseen card where a flipped card's partner is known.
 struct Trials {
-    /// Of every state before the flip, that of the flipped card's value first.
-    pays: Vec<bool>,
-    /// Expected failures until the end from every state.
-    #[cfg(test)]
     failures: Vec<f64>,
 }
 
@@ -192,21 +239,35 @@ impl Trials {
         TRIALS.get_or_init(Trials::solve)
     }
 
-    fn pay(&self, flipped: Counts, other: Counts) -> bool {
-        self.pays.get(index(flipped, other)).is_some_and(|pays| *pays)
+    /// Whether to try another unseen card where a card has been turned over and its partner is known. The
+    /// counts include that card among the seen ones; if it is `fresh`, it was unseen before.
+    fn pay(&self, flipped: Counts, other: Counts, fresh: bool) -> bool {
+        // Once the unseen cards all have one value, no turn fails any more.
+        if other.unseen == 0 || flipped.index().max(other.index()) >= STATES {
+            return false;
+        }
+        if fresh {
+            let before = Counts { unseen: flipped.unseen + 1, seen: flipped.seen - 1 };
+            return flip(&self.failures, before, other).1;
+        }
+        let left = (flipped.unseen + other.unseen) as f64;
+        let failed = self.failures[index(flipped, other.after(1, 1))];
+        let mut trial = other.unseen as f64 / left * (1.0 + failed);
+        if flipped.unseen > 0 {
+            trial += flipped.unseen as f64 / left * self.failures[index(flipped.after(1, -1), other)];
+        }
+        trial < self.failures[index(flipped.after(0, -2), other)] - 1e-12
     }
 
     /// In the order of the number of unseen cards, which every turn makes smaller. Once the unseen cards all
     /// have one value, no turn fails any more: the zeros that the table starts with.
     fn solve() -> Self {
         let mut failures = vec![0.0; STATES * STATES];
-        let mut pays = vec![false; STATES * STATES];
         for total in 2..=2 * MOST {
             for unseen in total.saturating_sub(MOST).max(1)..=MOST.min(total - 1) {
                 for one in Counts::all(unseen) {
                     for other in Counts::all(total - unseen) {
-                        let (expected, pay) = flip(&failures, one, other);
-                        pays[index(one, other)] = pay;
+                        let (expected, _) = flip(&failures, one, other);
                         // Both values get their share, each when its turn comes as `one`.
                         let share = unseen as f64 / total as f64 * expected;
                         failures[index(one, other)] += share;
@@ -215,11 +276,7 @@ impl Trials {
                 }
             }
         }
-        Self {
-            pays,
-            #[cfg(test)]
-            failures,
-        }
+        Self { failures }
     }
 }
 
@@ -319,7 +376,6 @@ mod tests {
     #[test]
     fn trials_are_made_where_they_pay() {
         let mut player = ConcentrationPlayer::new(Difficulty::Easy);
-        player.cards[0] = Card::Seen(0);
         for ([unseen, seen, other_unseen, other_seen], expected) in [
             ([3, 1, 2, 0], false),
             ([5, 1, 2, 0], true),
@@ -335,7 +391,76 @@ mod tests {
             // The flipped card is seen now.
             player.counts[0] = Counts { unseen: unseen - 1, seen: seen + 1 };
             player.counts[1] = Counts { unseen: other_unseen, seen: other_seen };
-            assert_eq!(player.tries(0), expected, "{unseen} {seen} {other_unseen} {other_seen}");
+            assert_eq!(player.tries(0, true), expected, "{unseen} {seen} {other_unseen} {other_seen}");
         }
+    }
+
+    /// A player of the hardest task before cards in the order of aces to kings, and what it sees.
+    fn at_table() -> (Concentration, ConcentrationPlayer, Vec<i32>) {
+        let (mut env, mut player) =
+            (Concentration::new(Difficulty::Hard), ConcentrationPlayer::new(Difficulty::Hard));
+        let mut seen = vec![0; 52];
+        let layout = (0..52).map(|i| 4 * (i % 13) + i / 13).collect();
+        env.begin(&Layout { layout }, ValuesMut::ints(&mut seen)).unwrap();
+        player.reset();
+        (env, player, seen)
+    }
+
+    /// Asks the player, flips another card and returns what the player wanted.
+    fn flip_other(table: &mut (Concentration, ConcentrationPlayer, Vec<i32>), card: i32) -> i32 {
+        let (env, player, seen) = table;
+        let mut action = [0];
+        player.act(Values::ints(seen), ValuesMut::ints(&mut action));
+        player.took(Values::ints(&[card]));
+        env.step(Values::ints(&[card]), ValuesMut::ints(seen)).unwrap();
+        action[0]
+    }
+
+    #[test]
+    fn foreign_flips_are_remembered_and_their_turns_followed() {
+        let mut table = at_table();
+        // An ace and its partner; the ace again, which ends a turn at once; a two, whose turn the ace ends;
+        // the two's partner, which is wanted together with the two.
+        let wanted = [0, 13, 0, 1, 0, 14, 2].map(|card| flip_other(&mut table, card));
+        assert_eq!(wanted, [0, 1, 1, 1, 2, 2, 1]);
+        assert_eq!(table.1.cards[..2], [Card::Paired, Card::Seen(1)]);
+        assert_eq!(table.1.cards[13..15], [Card::Paired, Card::Seen(1)]);
+    }
+
+    #[test]
+    fn known_pairs_are_taken_before_time_runs_out() {
+        let mut table = at_table();
+        // Two aces and two twos are seen, but not in one turn; then flips of one card twice until six are
+        // left.
+        for card in [0, 1, 13, 14] {
+            flip_other(&mut table, card);
+        }
+        for _ in 4..98 {
+            flip_other(&mut table, 40);
+        }
+        let (env, player, seen) = &mut table;
+        let mut flips = Vec::new();
+        let mut action = [0];
+        for _ in 0..6 {
+            player.act(Values::ints(seen), ValuesMut::ints(&mut action));
+            flips.push(action[0]);
+            env.step(Values::ints(&action), ValuesMut::ints(seen)).unwrap();
+        }
+        // There is time for one turn with unseen cards before both pairs.
+        assert_eq!(flips, [2, 3, 0, 13, 1, 14]);
+    }
+
+    #[test]
+    fn cards_of_a_kind_are_equally_good() {
+        let mut player = ConcentrationPlayer::new(Difficulty::Hard);
+        player.cards[..4].copy_from_slice(&[Card::Seen(3), Card::Seen(3), Card::Paired, Card::Seen(5)]);
+        player.counts[3].seen = 2;
+        let among = |player: &ConcentrationPlayer, ties| -> Vec<usize> {
+            (0..6).filter(|i| player.is_among(ties, *i)).collect()
+        };
+        assert_eq!(among(&player, Ties::Unseen), [4, 5]);
+        assert_eq!(among(&player, Ties::Pairs), [0, 1]);
+        assert_eq!(among(&player, Ties::Partners(3, 0)), [1]);
+        assert!(among(&player, Ties::Nothing).is_empty());
     }
 }

@@ -69,6 +69,12 @@ impl Chances {
     /// Fills in `arrangements` and `mine`. With no arrangement all chances are 0.
     pub fn find(&mut self, view: &View) {
         let unknown = self.board & !view.viewed;
+        // Clues without an unviewed cell beside them are in no group.
+        let alone = |clue: &usize| self.blocks[*clue] & unknown == 0;
+        if cells(view.viewed).filter(alone).any(|clue| view.clues[clue] > 0) {
+            (self.arrangements, self.mine) = (0.0, [0.0; 64]);
+            return;
+        }
         self.group(view, unknown);
         let mut rest = unknown;
         for i in 0..self.components.len() {
@@ -256,5 +262,9 @@ mod tests {
             chances.find(&View::default().with(0, clue));
             assert_eq!((chances.arrangements, chances.mine[3]), (0.0, 0.0));
         }
+        // A corner that claims a mine, when all cells around it are known to be clear.
+        let corner = [0, 1, 4, 5].iter().fold(View::default(), |view, cell| view.with(*cell, 1));
+        chances.find(&corner);
+        assert_eq!((chances.arrangements, chances.mine[3]), (0.0, 0.0));
     }
 }

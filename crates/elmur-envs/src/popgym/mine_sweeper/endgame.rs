@@ -1,7 +1,7 @@
 //! The best play where few arrangements of mines are left.
 //!
 //! With L clear cells, s = 1/L and the costs b of a mine and w of a wasted click, the expected return from
-//! here on is, with k clear cells to go,
+//! here on is, with k clicks to go (as many as there are clear cells left, less those that were wasted),
 //!
 //! ```text
 //! one arrangement left:      k s
@@ -11,8 +11,8 @@
 //!     any cell:              -p b + (1 - p) (s + mean value after its clue), p its chance of a mine
 //! ```
 //!
-//! A wasted click makes the last clear cell unreachable and teaches nothing, so there is no point in wasting
-//! one and going on.
+//! A wasted click makes one more clear cell unreachable and teaches nothing, so there is no point in wasting
+//! one and going on. Where others have wasted some, there are fewer clicks to go.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -27,6 +27,19 @@ pub(super) enum Choice {
     GiveUp,
 }
 
+/// The best that can be done where no cell is surely clear.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Guess {
+    /// Expected return from here on.
+    pub value: f64,
+    pub choice: Choice,
+    /// Cells that are worth as much when clicked: viewed ones too, where giving up is.
+    pub ties: u64,
+}
+
+/// Values that differ by less are equal but for rounding.
+pub(super) const ROUNDING: f64 = 1e-9;
+
 /// Solves positions, and remembers them.
 #[derive(Debug, Clone)]
 pub(super) struct Endgame {
@@ -34,9 +47,11 @@ pub(super) struct Endgame {
     blocks: [u64; 64],
     /// Lists of arrangements, one on top of the other, each with the clue that told it from its neighbours.
     lists: Vec<(u32, u64)>,
-    /// Positions in which nothing is surely clear, by a hash of their arrangements and their number. (The
-    /// arrangements tell what has been viewed: all that is clear in all of them.)
-    known: HashMap<(u64, usize), (f64, Choice)>,
+    /// Positions in which nothing is surely clear, by a hash of their arrangements, their number and the
+    /// wasted clicks. (The arrangements tell what has been viewed: all that is clear in all of them.)
+    known: HashMap<(u64, usize, usize), Guess>,
+    /// Clicks that were wasted, of those that all clear cells need.
+    wasted: usize,
 }
 
 /// Most positions remembered.
@@ -44,12 +59,14 @@ const MAX_KNOWN: usize = 100_000;
 
 impl Endgame {
     pub fn new(rules: &Rules) -> Self {
-        Self { rules: *rules, blocks: rules.blocks(), lists: Vec::new(), known: HashMap::new() }
+        Self { rules: *rules, blocks: rules.blocks(), lists: Vec::new(), known: HashMap::new(), wasted: 0 }
     }
 
-    /// The best expected return from a position in which no cell is surely clear, and how to get it.
-    pub fn solve(&mut self, view: &View) -> (f64, Choice) {
+    /// The best expected return from a position in which no cell is surely clear, and how to get it, after so
+    /// many wasted clicks.
+    pub fn solve(&mut self, view: &View, wasted: usize) -> Guess {
         self.lists.clear();
+        self.wasted = wasted;
         if self.known.len() > MAX_KNOWN {
             self.known.clear();
         }
@@ -84,27 +101,28 @@ impl Endgame {
         }
     }
 
-    /// Clear cells to go.
+    /// Clicks to go.
     fn left(&self, viewed: u64) -> f64 {
-        self.rules.clear as f64 - f64::from(viewed.count_ones())
+        self.rules.clear.saturating_sub(viewed.count_ones() as usize + self.wasted) as f64
     }
 
     /// Expected return from here on.
     fn value(&mut self, list: Range<usize>, viewed: u64) -> f64 {
-        if list.len() == 1 {
-            return self.left(viewed) * self.rules.found;
+        let left = self.left(viewed);
+        if list.len() == 1 || left == 0.0 {
+            return left * self.rules.found;
         }
         let mined = self.lists[list.clone()].iter().fold(0, |all, (_, mines)| all | mines);
         match cells(self.rules.board() & !mined & !viewed).next() {
             Some(clear) => self.click(clear, list, viewed),
-            None => self.guess(list, viewed).0,
+            None => self.guess(list, viewed).value,
         }
     }
 
-    fn guess(&mut self, list: Range<usize>, viewed: u64) -> (f64, Choice) {
+    fn guess(&mut self, list: Range<usize>, viewed: u64) -> Guess {
         let hash =
             self.lists[list.clone()].iter().fold(0u64, |hash, (_, mines)| hash.wrapping_add(mix(*mines)));
-        let key = (hash, list.len());
+        let key = (hash, list.len(), self.wasted);
         if let Some(known) = self.known.get(&key) {
             return *known;
         }
@@ -117,16 +135,18 @@ impl Endgame {
         let risks = &mut risks[..unviewed.count_ones() as usize];
         risks.sort_unstable();
         let left = self.left(viewed);
-        let mut best = (left * self.rules.wasted, Choice::GiveUp);
+        let mut best = Guess { value: left * self.rules.wasted, choice: Choice::GiveUp, ties: viewed };
         for (mines, cell) in risks.iter() {
             // No more than if everything went well after this click.
             let risk = *mines as f64 / list.len() as f64;
-            if risk * self.rules.blown + (1.0 - risk) * left * self.rules.found <= best.0 + 1e-9 {
+            if risk * self.rules.blown + (1.0 - risk) * left * self.rules.found < best.value - ROUNDING {
                 break;
             }
             let value = self.click(*cell, list.clone(), viewed);
-            if value > best.0 + 1e-9 {
-                best = (value, Choice::Click(*cell));
+            if value > best.value + ROUNDING {
+                best = Guess { value, choice: Choice::Click(*cell), ties: 1 << cell };
+            } else if value > best.value - ROUNDING {
+                best.ties |= 1 << cell;
             }
         }
         self.known.insert(key, best);
@@ -173,9 +193,11 @@ mod tests {
 
     #[test]
     fn the_best_play_of_the_smallest_board_is_known() {
-        let (value, choice) = Endgame::new(&Rules::new(Difficulty::Easy)).solve(&View::default());
+        let Guess { value, choice, ties } =
+            Endgame::new(&Rules::new(Difficulty::Easy)).solve(&View::default(), 0);
         assert!((value - 0.766).abs() < 5e-4, "{value}");
         assert_eq!(choice, Choice::Click(0));
+        assert_eq!(ties, 1 | 1 << 3 | 1 << 12 | 1 << 15, "the corners");
     }
 
     /// The view of a Medium board with these mines and these unviewed cells besides.
@@ -193,16 +215,32 @@ mod tests {
         // A mine in cell 0 or 1, behind mines in 2 and 8: an even chance of 0.033 or -0.533, or -0.018 for a
         // wasted click.
         let (mut endgame, view) = view(&[0, 2, 8, 33, 34, 35], &[1]);
-        let (value, choice) = endgame.solve(&view);
-        assert_eq!(choice, Choice::GiveUp);
+        let Guess { value, choice, ties } = endgame.solve(&view, 0);
+        assert_eq!((choice, ties), (Choice::GiveUp, view.viewed));
         assert!((value + 0.5 / 28.0).abs() < 1e-12, "{value}");
     }
 
     #[test]
     fn what_has_been_solved_is_remembered() {
         let (mut endgame, view) = view(&[0, 2, 8, 33, 34, 35], &[1]);
-        let first = endgame.solve(&view);
+        let first = endgame.solve(&view, 0);
         let known = endgame.known.len();
-        assert!(known > 0 && endgame.solve(&view) == first && endgame.known.len() == known);
+        assert!(known > 0 && endgame.solve(&view, 0) == first && endgame.known.len() == known);
+        // The last click was wasted by another: there is nothing to lose any more, but by a mine.
+        let late = endgame.solve(&view, 1);
+        assert_eq!((late.value, late.choice, late.ties), (0.0, Choice::GiveUp, view.viewed));
+    }
+
+    /// Mines in one of cells 0 and 1 and in one of cells 30 and 31: two clear cells to go. With all clicks a
+    /// guess at both costs more than to give up, and so does one where only one click is left.
+    #[test]
+    fn clicks_that_others_wasted_are_not_counted_on() {
+        let (mut endgame, view) = view(&[0, 2, 8, 30, 32, 26], &[1, 31]);
+        let values = [0, 1, 2].map(|wasted| endgame.solve(&view, wasted).value);
+        assert!(
+            (values[0] + 1.0 / 28.0).abs() < 1e-12 && (values[1] + 0.5 / 28.0).abs() < 1e-12,
+            "{values:?}"
+        );
+        assert_eq!(values[2], 0.0);
     }
 }

@@ -168,9 +168,7 @@ impl Player for PositionOnlyPendulumPlayer {
         self.last = Some(angle);
     }
 
-    fn overruled(&mut self, _: Values<'_>) -> bool {
-        true
-    }
+    fn took(&mut self, _: Values<'_>) {}
 }
 
 /// Side of the grid of nodes, and its half-width in standard deviations.
@@ -297,9 +295,8 @@ impl Player for NoisyPositionOnlyPendulumPlayer {
         action.floats[0] = torque;
     }
 
-    fn overruled(&mut self, action: Values<'_>) -> bool {
+    fn took(&mut self, action: Values<'_>) {
         self.torque = Some(action.floats[0].clamp(-MAX_TORQUE, MAX_TORQUE));
-        true
     }
 }
 

@@ -297,6 +297,7 @@ impl Replay<'_> {
         let settings = TrainSettings {
             batch: self.arguments.batch,
             label_smoothing: 0.0,
+            ties: false,
             optimizer: AdamW {
                 betas: optimizer.betas,
                 eps: optimizer.eps,

@@ -13,8 +13,8 @@ mod tmaze;
 mod transformer;
 
 use elmur_base::nearest;
-use elmur_envs::Registry;
 use elmur_envs::popgym::Task;
+use elmur_envs::{Registry, Wrappers};
 use elmur_model::PolicyConfig;
 use elmur_model::baselines::{
     Cql, CqlObjective, DMambaCompat, Denoiser, Diffusion, DiffusionCompat, DiffusionSampler,
@@ -305,16 +305,22 @@ impl RunConfig {
     /// run is not made longer, unless by the published number of epochs of a `-compat` policy.
     ///
     /// Beside these, POPGym's environments stop showing the previous action to policies that have it as a
-    /// token (a `-compat` policy draws actions there and asks for a return of 1, as published), and T-Maze
-    /// policies that cannot act on what lies far back are validated on the length they train on.
+    /// token (a `-compat` policy draws actions there, asks for a return of 1 and has no flag at the start of
+    /// an episode, as published), and T-Maze policies that cannot act on what lies far back are validated on
+    /// the length they train on.
     pub fn with_policy(&self, name: &str, registry: &Registry) -> Result<Self> {
         let mut name = PolicyName::find(name)?;
         let mut run = self.clone();
         let benchmark = Benchmark::of(&run);
         if let (Benchmark::Popgym(task), Some(env)) = (benchmark, &mut run.env) {
-            let seen = |tokens| super::popgym::env_of(task, tokens).wrappers;
-            if [true, false].map(seen).contains(&env.wrappers) {
-                env.wrappers = seen(name.policy.has_action_tokens());
+            // Published policies are not told where an episode starts.
+            let seen = |tokens, told| {
+                let wrappers = super::popgym::env_of(task, tokens).wrappers;
+                Wrappers { first_step: wrappers.first_step && told, ..wrappers }
+            };
+            if [(true, true), (false, true), (false, false)].iter().any(|(a, b)| seen(*a, *b) == env.wrappers)
+            {
+                env.wrappers = seen(name.policy.has_action_tokens(), !name.compat);
             }
         }
         let mut fitted = run.model.clone();

@@ -240,6 +240,32 @@ fn previous_actions_are_shown_to_policies_without_action_tokens() {
 }
 
 #[test]
+fn the_start_of_an_episode_is_flagged_where_previous_actions_are_shown() {
+    let wrappers = |run: &RunConfig| run.env.as_ref().unwrap().wrappers;
+    let flagged = |run: &RunConfig| wrappers(run).first_step;
+    for task in Task::all() {
+        let run = RunConfig::preset(task.name()).unwrap();
+        assert_eq!(flagged(&run), wrappers(&run).previous_action, "{}", task.name());
+        assert!(!flagged(&RunConfig::preset(&format!("{}-compat", task.name())).unwrap()), "{}", task.name());
+    }
+    let task = "popgym-MineSweeperEasy";
+    assert!(flagged(&with(task, "lstm")) && flagged(&with(&format!("{task}-dt"), "mlp")));
+    assert!(!flagged(&with(task, "dt")) && !flagged(&with(task, "lstm-compat")));
+    assert!(flagged(&with_policy_of(&with(task, "lstm-compat"), "elmur")));
+    // A run that was saved before the flag was the default, and one that a user has decided on.
+    let mut earlier = RunConfig::preset(task).unwrap();
+    earlier.env.as_mut().unwrap().wrappers.first_step = false;
+    assert!(flagged(&with_policy_of(&earlier, "lstm")));
+    let without = changed(task, &["env.wrappers.first_step=false"]).unwrap();
+    let leaves = |run: &RunConfig| run.model.architecture().ends().observation.len();
+    assert_eq!((leaves(&RunConfig::preset(task).unwrap()), leaves(&without)), (3, 2));
+}
+
+fn with_policy_of(run: &RunConfig, policy: &str) -> RunConfig {
+    run.with_policy(policy, &Registry::builtin()).unwrap()
+}
+
+#[test]
 fn presets_with_a_policy_in_their_name_are_the_same_run() {
     for (preset, base, policy) in [
         ("tmaze-bc-lstm", "tmaze", "lstm"),
@@ -283,6 +309,8 @@ fn recording(name: &str, spaces: elmur_base::Spaces) -> std::path::PathBuf {
         terminated: false,
         truncated: true,
         imitate: None,
+        labels: None,
+        accepted: None,
     };
     let path = std::env::temp_dir().join(format!("elmur-policies-{name}-{}.elmur", std::process::id()));
     let _ = std::fs::remove_file(&path);
