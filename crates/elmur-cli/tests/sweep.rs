@@ -193,7 +193,7 @@ fn a_killed_workers_run_is_taken_over_and_ends_with_the_same_bytes() {
     let mut sweep = tiny_sweep(&folder);
     (sweep["policies"], sweep["seeds"]) = (json!(["preset"]), json!([3]));
     sweep["settings"]["train.batches"] = json!(600);
-    sweep["settings"]["train.checkpoint_every"] = json!(10);
+    sweep["settings"]["train.checkpoint_every"] = json!(40);
     let file = write(&folder, "sweep.json", &sweep);
     let status = || fine(&["sweep", "status", &file]);
 

@@ -340,6 +340,9 @@ impl Window<'_> {
         out.fill(false);
         self.each(count, out, |row, out| {
             let there = row.there(Part::Accepted);
+            if there == 0 {
+                return Ok(());
+            }
             let rows = row.first..row.first + there;
             self.source.read(Part::Accepted, row.episode, rows, FieldMut::Bool(&mut out[..there * count]))
         })?;
@@ -505,12 +508,15 @@ pub(crate) mod tests {
             let marked = |t: usize| (0..6).filter(|i| accepted[6 * t + i]).collect::<Vec<_>>();
             (0..4).map(marked).collect::<Vec<_>>()
         };
+        let shown = |episode: &Episode| shown_from(episode, 0);
         // Alone: joint choice 3 i + j; nothing where a step is not imitated or not there.
         assert_eq!(shown(&episode), [vec![1], vec![], vec![5], vec![]]);
+        assert_eq!(shown_from(&episode, 2), [vec![5], vec![], vec![], vec![]]);
         let mut ties = vec![false; 3 * 6];
         [0, 6, 7, 12, 13].iter().for_each(|i| ties[*i] = true);
         episode.accepted = Some(ties);
         assert_eq!(shown(&episode), [vec![0, 1], vec![], vec![0, 1, 5], vec![]]);
+        assert_eq!(shown_from(&episode, 2), [vec![0, 1, 5], vec![], vec![], vec![]]);
         episode.accepted = Some(vec![true; 5]);
         let error = Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![episode]).unwrap_err();
         assert!(error.to_string().contains("3 rows of 6 choices"), "{error}");
