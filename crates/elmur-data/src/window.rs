@@ -499,10 +499,10 @@ pub(crate) mod tests {
             labels: None,
             accepted: None,
         };
-        let shown = |episode: &Episode| {
+        let shown_from = |episode: &Episode, start: usize| {
             let data =
                 Dataset::from_episodes(spaces.clone(), BTreeMap::new(), vec![episode.clone()]).unwrap();
-            let window = Window { source: &data, crops: &[Crop::new(0, 0)], offset: 0, length: 4 };
+            let window = Window { source: &data, crops: &[Crop::new(0, start)], offset: 0, length: 4 };
             let mut accepted = [true; 4 * 6];
             window.fill(Field::Accepted, FieldMut::Bool(&mut accepted)).unwrap();
             let marked = |t: usize| (0..6).filter(|i| accepted[6 * t + i]).collect::<Vec<_>>();
