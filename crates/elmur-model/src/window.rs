@@ -46,7 +46,7 @@ pub struct TrainSettings {
     pub batch: usize,
     /// Label smoothing of discrete actions.
     pub label_smoothing: f64,
-    /// Whether any accepted choice ([`Field::Accepted`](elmur_base::Field::Accepted)) is right instead of the target
+    /// Whether any accepted choice ([`Field::Accepted`]) is right instead of the target
     /// alone, where the action is one choice of a list.
     pub ties: bool,
     /// Optimizer; one group for all parameters, as in the published code.
