@@ -15,7 +15,7 @@ pub enum Field {
     /// The action as what a policy should output. A discrete component that is not to be imitated, or lies
     /// beyond the end of an episode, is [`Field::IGNORED`]; a continuous one beyond the end is 0.
     Target,
-    /// Which choices are as good as [`Field::Target`], where the action is one choice of a list (of several integers:
+    /// The choices that are as good as [`Field::Target`], where the action is one choice of a list (of several integers:
     /// of all combinations, the last integer running fastest): the target itself, and those that were recorded
     /// beside it. None where the step is not to be imitated.
     Accepted,

@@ -69,16 +69,7 @@ pub(crate) fn play_with(
     let spaces = env.spaces().clone();
     let mut observation = Row::of(&spaces.observation);
     let mut action = Row::of(&spaces.action);
-    let mut episode = Episode {
-        observations: Column::of(&spaces.observation),
-        actions: Column::of(&spaces.action),
-        rewards: Vec::new(),
-        terminated: false,
-        truncated: false,
-        imitate: None,
-        labels: None,
-        accepted: None,
-    };
+    let mut episode = Episode::empty(&spaces);
     let mut imitate = Vec::new();
     let mut named = ties.then(|| Ties::of(&spaces.action));
     let mut rng = Rng::new(seed, NOISE);

@@ -132,7 +132,7 @@ pub struct Episode {
     /// The actions to imitate where others were taken: one column per leaf of the action space, [T, leaf length];
     /// none: those that were taken.
     pub labels: Option<Vec<Column>>,
-    /// Which choices of a discrete action are as good as the one to imitate, [T, choices] (of several integers: all
+    /// Choices of a discrete action that are as good as the one to imitate, [T, choices] (of several integers: all
     /// combinations, the last integer running fastest); none: no other.
     pub accepted: Option<Vec<bool>>,
 }
@@ -154,11 +154,25 @@ pub struct EpisodeRef<'a> {
     pub imitate: Option<&'a [bool]>,
     /// The actions to imitate where others were taken; see [`Episode::labels`].
     pub labels: Option<Vec<ColumnRef<'a>>>,
-    /// Which choices are as good as the one to imitate; see [`Episode::accepted`].
+    /// Choices that are as good as the one to imitate; see [`Episode::accepted`].
     pub accepted: Option<&'a [bool]>,
 }
 
 impl Episode {
+    /// An episode without steps, to record in: see [`Column::append`].
+    pub fn empty(spaces: &Spaces) -> Self {
+        Self {
+            observations: Column::of(&spaces.observation),
+            actions: Column::of(&spaces.action),
+            rewards: Vec::new(),
+            terminated: false,
+            truncated: false,
+            imitate: None,
+            labels: None,
+            accepted: None,
+        }
+    }
+
     /// Borrows the episode.
     pub fn view(&self) -> EpisodeRef<'_> {
         EpisodeRef {

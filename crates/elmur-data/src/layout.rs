@@ -46,7 +46,7 @@ pub enum Part {
     /// Leaf `i` of the action to imitate, [T, leaf length]; recorded only where [`Outline::labelled`], otherwise it
     /// is the action that was taken.
     Label(usize),
-    /// Which choices are as good as the action to imitate, [T, choices], as bool; recorded only where
+    /// Choices that are as good as the action to imitate, [T, choices], as bool; recorded only where
     /// [`Outline::tied`].
     Accepted,
     /// Rewards, `[T]`, as f32.

@@ -105,7 +105,7 @@ enum Supply {
     Fresh(Box<Stream>),
 }
 
-/// Which batch comes next.
+/// The order in which batches come.
 #[derive(Debug)]
 enum Order {
     Sampled(Sampler),

@@ -330,7 +330,7 @@ impl Window<'_> {
         })
     }
 
-    /// Which choices are as good as the targets, [rows, length, choices].
+    /// Marks the choices that are as good as the targets, [rows, length, choices].
     fn accepted(&self, field: Field, out: &mut [bool]) -> Result<()> {
         let count = self.source.layout().choices;
         self.check_room(field, count, out.len())?;

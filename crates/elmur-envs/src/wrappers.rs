@@ -202,8 +202,7 @@ impl Wrapping {
         }
     }
 
-    /// Writes the environment's own action that a flat action stands for.
-    /// The environment's own action that an action behind the wrappers stands for; `own` has room for one.
+    /// Writes the environment's own action that an action behind the wrappers stands for; `own` has room for one.
     pub fn unwrap_action(&self, action: Values<'_>, own: &mut Row) -> Result<()> {
         if self.wrappers.flat_action {
             return self.unwrap_flat(action, own);
@@ -213,6 +212,7 @@ impl Wrapping {
         Ok(())
     }
 
+    /// Writes the environment's own action that a flat action stands for.
     fn unwrap_flat(&self, action: Values<'_>, own: &mut Row) -> Result<()> {
         let count = self.choices.iter().product::<usize>();
         let choice = match action {

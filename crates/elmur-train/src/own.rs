@@ -202,16 +202,7 @@ impl Played {
             action: Row::of(&spaces.action),
             label: Row::of(&spaces.action),
             to_go: target,
-            episode: Episode {
-                observations: Column::of(&spaces.observation),
-                actions: Column::of(&spaces.action),
-                rewards: Vec::new(),
-                terminated: false,
-                truncated: false,
-                imitate: None,
-                labels: Some(Column::of(&spaces.action)),
-                accepted: None,
-            },
+            episode: Episode { labels: Some(Column::of(&spaces.action)), ..Episode::empty(spaces) },
             marks: Vec::new(),
             ties: ties.then(|| Ties::of(&spaces.action)),
         };

@@ -1,5 +1,6 @@
 //! One batch after the other. A trainer's whole state is its parameters, its optimizer's states and four
 //! counters (batches, optimizer steps, imitated actions, sampler position), so saving and resuming are exact.
+//! Where the policy plays episodes itself, what it was when it did belongs to the state too.
 //! Within a batch, what the windows so far carry to the next belongs to it too.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
