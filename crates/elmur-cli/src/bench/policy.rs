@@ -15,7 +15,7 @@ use elmur_model::ends::{Encoder, Ends};
 use elmur_model::session::{Seen, Session};
 use elmur_model::window::{Begin, TrainSettings, WindowProgram, training_graph};
 use elmur_model::{Architecture, PolicyConfig, init};
-use elmur_train::{Error, PolicyName, Result, RunConfig};
+use elmur_train::{Error, PolicyName, Result, RunConfig, overrides};
 use serde_json::json;
 
 use super::{Times, WARM_UP, print, round};
@@ -62,6 +62,9 @@ pub struct TrainArgs {
     /// Train this many models side by side, as runs of one experiment.
     #[arg(long, default_value_t = 1, value_parser = crate::count(256))]
     runs: usize,
+    /// Train models of these presets too, side by side with the first, and compare with each alone.
+    #[arg(long, value_name = "PRESETS", value_delimiter = ',', conflicts_with_all = ["runs", "profile"])]
+    beside: Vec<String>,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -78,6 +81,9 @@ pub(super) struct Model {
     /// Replace images by vectors of 64 numbers, to measure the policy without its image encoder.
     #[arg(long)]
     no_images: bool,
+    /// Settings of the preset that are changed, as in `elmur train`.
+    #[arg(value_name = "KEY=VALUE")]
+    settings: Vec<String>,
 }
 
 impl Model {
@@ -98,9 +104,17 @@ impl Model {
 
     /// The preset with this policy, or with its own.
     pub fn with(&self, policy: Option<&str>, registry: &Registry) -> Result<RunConfig> {
-        let mut preset = RunConfig::preset(&self.preset)?;
+        self.of(&self.preset, policy, registry)
+    }
+
+    /// A named preset with this policy, or with its own.
+    fn of(&self, name: &str, policy: Option<&str>, registry: &Registry) -> Result<RunConfig> {
+        let mut preset = RunConfig::preset(name)?;
         if let Some(policy) = policy {
             preset = preset.with_policy(policy, registry)?;
+        }
+        if !self.settings.is_empty() {
+            preset = overrides::apply(&preset, &self.settings, registry)?;
         }
         if self.no_images {
             let ends = preset.model.architecture().ends();
@@ -252,11 +266,16 @@ pub fn train(args: &TrainArgs, context: &Context) -> Result<()> {
     let begin = Instant::now();
     let device = args.device.open(args.threads)?;
     let opened = begin.elapsed();
+    if !args.beside.is_empty() {
+        let others = args.beside.iter().map(|name| args.model.of(name, None, &context.registry));
+        let presets: Result<Vec<RunConfig>> = std::iter::once(Ok(preset)).chain(others).collect();
+        return train_beside(args, &presets?, &device);
+    }
     let mut first = None;
     // The peers are measured without dropout.
     for (dropout, work) in [(false, "train"), (true, "train with dropout")] {
         if args.runs > 1 {
-            train_side_by_side(args, (&preset, dropout), &device, work)?;
+            train_runs(args, (&preset, dropout), &device, work)?;
             continue;
         }
         let mut bench = TrainBench::new(&preset, dropout, &device)?;
@@ -330,35 +349,56 @@ fn stride(device: &Device) -> usize {
     if device.is_cpu() { 1 } else { 20 }
 }
 
-/// Several models, each on a thread and a queue of its own, all at once.
-fn train_side_by_side(
-    args: &TrainArgs,
-    (preset, dropout): (&RunConfig, bool),
-    device: &Device,
-    work: &str,
-) -> Result<()> {
-    let batches = args.batches * stride(device);
-    let barrier = std::sync::Barrier::new(args.runs + 1);
-    let elapsed = std::thread::scope(|scope| -> Result<Duration> {
-        let threads: Vec<_> = (0..args.runs)
-            .map(|_| {
-                scope.spawn(|| -> Result<()> {
-                    let prepared = (|| -> Result<(Device, TrainBench<'_>)> {
-                        let device = device.another()?;
-                        let mut bench = TrainBench::new(preset, dropout, &device)?;
-                        bench.batch()?;
-                        device.synchronize()?;
-                        Ok((device, bench))
-                    })();
-                    barrier.wait();
-                    let (device, mut bench) = prepared?;
-                    for _ in 0..batches {
-                        bench.batch()?;
-                    }
-                    Ok(device.synchronize()?)
-                })
-            })
-            .collect();
+/// Models of several presets side by side, beside the time that each takes alone. Each has as many batches as
+/// it computes alone while the first computes the number asked for.
+fn train_beside(args: &TrainArgs, presets: &[RunConfig], device: &Device) -> Result<()> {
+    let mut alone = Vec::new();
+    for preset in presets {
+        let (times, _) = TrainBench::new(preset, true, device)?.times(device, args.batches)?;
+        alone.push(times.ms(0.5));
+    }
+    let share = |ms: &f64| ((args.batches * stride(device)) as f64 * alone[0] / ms).ceil() as usize;
+    let counts: Vec<usize> = alone.iter().map(share).collect();
+    let runs: Vec<_> = presets.iter().zip(counts.iter().copied()).collect();
+    let ms = side_by_side(&runs, true, device)?.as_secs_f64() * 1e3;
+    let names: Vec<&str> =
+        std::iter::once(&args.model.preset).chain(&args.beside).map(String::as_str).collect();
+    let one_by_one: f64 = counts.iter().zip(&alone).map(|(count, ms)| *count as f64 * ms).sum();
+    print(
+        args.json,
+        &json!({
+            "peer": "elmur", "device": args.device.name(), "precision": args.device.precision()?.name(),
+            "work": "train with dropout, side by side", "presets": names, "batches": counts,
+            "alone_ms": alone.iter().map(|ms| round(*ms)).collect::<Vec<_>>(), "one_by_one_ms": round(one_by_one),
+            "ms": round(ms), "speedup": round(one_by_one / ms),
+        }),
+    );
+    Ok(())
+}
+
+/// Trains several models, each on a thread and a queue of its own, for so many batches each. Returns the time
+/// until all have ended.
+fn side_by_side(runs: &[(&RunConfig, usize)], dropout: bool, device: &Device) -> Result<Duration> {
+    let barrier = std::sync::Barrier::new(runs.len() + 1);
+    let train = |preset: &RunConfig, batches: usize| -> Result<()> {
+        let prepared = (|| -> Result<(Device, TrainBench<'_>)> {
+            let device = device.another()?;
+            let mut bench = TrainBench::new(preset, dropout, &device)?;
+            bench.batch()?;
+            device.synchronize()?;
+            Ok((device, bench))
+        })();
+        barrier.wait();
+        let (device, mut bench) = prepared?;
+        for _ in 0..batches {
+            bench.batch()?;
+        }
+        Ok(device.synchronize()?)
+    };
+    let train = &train;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            runs.iter().map(|(preset, batches)| scope.spawn(move || train(preset, *batches))).collect();
         barrier.wait();
         let start = Instant::now();
         for thread in threads {
@@ -370,7 +410,18 @@ fn train_side_by_side(
             ended??;
         }
         Ok(start.elapsed())
-    })?;
+    })
+}
+
+/// Models of one preset side by side.
+fn train_runs(
+    args: &TrainArgs,
+    (preset, dropout): (&RunConfig, bool),
+    device: &Device,
+    work: &str,
+) -> Result<()> {
+    let batches = args.batches * stride(device);
+    let elapsed = side_by_side(&vec![(preset, batches); args.runs], dropout, device)?;
     let ms = elapsed.as_secs_f64() * 1e3 / batches as f64;
     print(
         args.json,
