@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use elmur_base::{Field, Row, Space};
-use elmur_engine::{DType, Device, Pool, Store};
+use elmur_engine::{DType, Device, Store};
 use elmur_envs::Registry;
 use elmur_model::ends::{Encoder, Ends};
 use elmur_model::session::{Seen, Session};
@@ -30,7 +30,7 @@ pub struct StepArgs {
     json: bool,
     #[command(flatten)]
     model: Model,
-    /// Act in this many rows at once; default: measure 1 and 100.
+    /// Act in this many rows at once; default: measure 1 and 100, on a GPU 1,024 too.
     #[arg(long, value_parser = crate::count(1 << 20))]
     batch: Option<usize>,
     /// Use this many threads; 0: as many as are granted. Batch 1 defaults to one thread, larger batches to 0.
@@ -40,6 +40,8 @@ pub struct StepArgs {
     /// many plans, and of both for at most 20 seconds.
     #[arg(long, default_value_t = 100, value_parser = crate::count(1 << 20))]
     segments: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// Options of `elmur bench train`.
@@ -135,15 +137,22 @@ impl Model {
 pub fn step(args: &StepArgs, context: &Context) -> Result<()> {
     let config = args.model.preset(&context.registry)?.model;
     let params = init::parameters(config.architecture(), 0)?;
-    for batch in args.batch.map_or(vec![1, 100], |b| vec![b]) {
-        let pool = Pool::new(args.threads.unwrap_or(usize::from(batch == 1)));
-        let steps = Steps::measure(&config, &params, batch, &pool, args.segments)?;
+    let is_gpu = args.device.name() != "cpu";
+    let usual = if is_gpu { vec![1, 100, 1024] } else { vec![1, 100] };
+    for batch in args.batch.map_or(usual, |b| vec![b]) {
+        let device = args.device.open(args.threads.unwrap_or(usize::from(batch == 1)))?;
+        let steps = Steps::measure(&config, &params, batch, &device, args.segments)?;
         let mut row = json!({
-            "peer": "elmur", "device": "cpu", "work": format!("step B={batch}"), "ms": round(steps.inside.ms(0.5)),
+            "peer": "elmur", "device": args.device.name(), "work": format!("step B={batch}"), "ms": round(steps.inside.ms(0.5)),
             "p99_ms": round(steps.inside.ms(0.99)), "boundary_ms": round(steps.boundary.ms(0.5)),
             "boundary_p99_ms": round(steps.boundary.ms(0.99)), "mean_ms": round(steps.mean),
-            "threads": pool.threads(), "weights": "f32", "preset": args.model.preset, "policy": args.model.label(&config)?,
+            "weights": "f32", "preset": args.model.preset, "policy": args.model.label(&config)?,
         });
+        match &device {
+            Device::Cpu(pool) => row["threads"] = json!(pool.threads()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => row["precision"] = json!(args.device.precision()?.name()),
+        }
         if let Some(state) = steps.state {
             row["state"] = state.into();
         }
@@ -173,16 +182,17 @@ impl Steps {
         config: &PolicyConfig,
         params: &Store,
         batch: usize,
-        pool: &Pool,
+        device: &Device,
         segments: usize,
     ) -> Result<Self> {
         let architecture = config.architecture();
-        let mut session = Session::new(config, params, batch, pool)?;
+        let params = params.to(device)?;
+        let mut session = Session::new(config, &params, batch, device)?;
         let observation = observations(architecture, batch);
         let returns = vec![1.0; batch];
         let seen = Seen { observation: observation.values(), returns: Some(&returns) };
         let window = architecture.window();
-        let planner = architecture.planner(params, &pool.into(), batch)?;
+        let planner = architecture.planner(&params, device, batch)?;
         // Steps that fill what is looked back on; steps of a cycle; the costly one of them, if one is.
         let (fill, cycle, costly) = match &planner {
             Some(planner) => {
