@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Origin, Value};
+use crate::types::DType;
 
 /// What the backward rule of an op is given.
 pub(crate) struct Backward<'a> {
@@ -71,6 +72,9 @@ impl Graph {
         }
 
         let mut grads: Vec<Option<Value>> = vec![None; self.values.len()];
+        // Further terms of the gradients of small values of `wrt` that no node computes: nothing needs these
+        // gradients before the end, where all are added up together.
+        let mut terms: Vec<Vec<Value>> = vec![Vec::new(); self.values.len()];
         let one = self.scalar(ty.dtype, 1.0)?;
         grads[loss.id as usize] = Some(self.reshape(one, ty.shape)?);
         let Origin::Node(last) = self.values[loss.id as usize].origin else {
@@ -105,16 +109,50 @@ impl Graph {
                     // A gradient that was forwarded unchanged, or assigned to two inputs, is shared: nothing
                     // may be added into its buffer.
                     let is_own = results.iter().flatten().filter(|g| **g == grad).count() == 1;
-                    grads[slot] = Some(match grads[slot] {
-                        None => grad,
-                        Some(sum) => {
-                            self.accumulate_since(sum, grad, if is_own { before } else { usize::MAX })?
+                    let since = if is_own { before } else { usize::MAX };
+                    let waits = self.is_small_leaf(input) && wrt.contains(&input);
+                    match grads[slot] {
+                        None => grads[slot] = Some(grad),
+                        Some(sum) if waits => {
+                            let adds = terms[slot].is_empty();
+                            match if adds { self.accumulated(sum, grad, since) } else { None } {
+                                Some(sum) => grads[slot] = Some(sum),
+                                None => terms[slot].push(grad),
+                            }
                         }
-                    });
+                        Some(sum) => grads[slot] = Some(self.accumulate_since(sum, grad, since)?),
+                    }
                 }
             }
         }
+        self.add_terms(&mut grads, terms)?;
         Ok(wrt.iter().map(|v| grads[v.id as usize]).collect())
+    }
+
+    /// Whether a value is a small one that no node computes.
+    fn is_small_leaf(&self, value: Value) -> bool {
+        const SMALL: usize = 1 << 14;
+        self.producer(value).is_none() && self.ty_of(value).len() <= SMALL
+    }
+
+    /// Adds the further terms to the gradients that have some.
+    fn add_terms(&mut self, grads: &mut [Option<Value>], terms: Vec<Vec<Value>>) -> Result<()> {
+        for dtype in [DType::F32, DType::F64] {
+            let (mut slots, mut lists) = (Vec::new(), Vec::new());
+            for (slot, terms) in terms.iter().enumerate() {
+                if let (Some(first), true) = (grads[slot], !terms.is_empty())
+                    && self.ty_of(first).dtype == dtype
+                {
+                    slots.push(slot);
+                    lists.push([&[first], &terms[..]].concat());
+                }
+            }
+            if !slots.is_empty() {
+                let sums = self.add_each(&lists)?;
+                slots.into_iter().zip(sums).for_each(|(slot, sum)| grads[slot] = Some(sum));
+            }
+        }
+        Ok(())
     }
 
     /// `sum + x`, for an `x` that was computed after `sum` and that nothing else uses. Where the op that
@@ -128,14 +166,19 @@ impl Graph {
     /// `sum + x`. The node that computes `x` is made to add into `sum` if its number is at least `since`, its
     /// op can do so, nothing else uses its result, and it comes after `sum`.
     fn accumulate_since(&mut self, sum: Value, x: Value, since: usize) -> Result<Value> {
-        if let Some(node) = self.adder(sum, x, since)
-            && let Some(op) = self.nodes[node].op.accumulating()
-        {
-            self.nodes[node].op = op;
-            self.nodes[node].inputs.push(sum);
-            return Ok(x);
+        match self.accumulated(sum, x, since) {
+            Some(total) => Ok(total),
+            None => self.add(sum, x),
         }
-        self.add(sum, x)
+    }
+
+    /// `sum + x` where the node that computes `x` can be made to add into `sum`.
+    fn accumulated(&mut self, sum: Value, x: Value, since: usize) -> Option<Value> {
+        let node = self.adder(sum, x, since)?;
+        let op = self.nodes[node].op.accumulating()?;
+        self.nodes[node].op = op;
+        self.nodes[node].inputs.push(sum);
+        Some(x)
     }
 
     /// The node that can add `sum` to `x` while it computes `x`. Reshapes between that node and `x` are
@@ -166,7 +209,8 @@ impl Graph {
                 Origin::Node(first) => first < node,
                 _ => true,
             };
-            return (before && self.nodes[node].op.accumulating().is_some()).then_some(node);
+            let first = self.nodes[node].outputs[0] == value;
+            return (before && first && self.nodes[node].op.accumulating().is_some()).then_some(node);
         }
     }
 }

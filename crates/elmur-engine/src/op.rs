@@ -49,8 +49,8 @@ pub(crate) trait Op: Debug + Send + Sync {
         false
     }
 
-    /// For an op that can add its only output into an existing buffer at no cost: the op that does so, with
-    /// that buffer as an additional last input.
+    /// For an op that can add another tensor to its output 0 at no cost: the op that does so, with that tensor as
+    /// an additional last input.
     fn accumulating(&self) -> Option<Arc<dyn Op>> {
         None
     }

@@ -138,6 +138,21 @@ fn linear() {
         let kind = ACTIVATIONS[case.below(ACTIVATIONS.len())];
         Ok(vec![g.linear(x, w, b, kind)?])
     });
+    // x + f(norm(x)) several times with the same weights: sums are made by the layers and by the gradients of
+    // norms, and gradients of vectors that are used several times are added up together.
+    check("residual layers", 16, |g, case| {
+        let (rows, d) = (case.extent(17), 1 + case.extent(40));
+        let mut x = case.param(g, [rows, d])?;
+        let (w, b, gamma) = (case.param(g, [d, d])?, case.param(g, [d])?, case.param(g, [d])?);
+        let w = g.scale(w, 0.3)?;
+        let kind = if case.flip() { NormKind::Layer { beta: case.param(g, [d])? } } else { NormKind::Rms };
+        for _ in 0..3 {
+            let normed = g.norm(x, Norm { kind, gamma, eps: 0.1 })?;
+            let y = g.linear(normed, w, case.flip().then_some(b), Activation::Identity)?;
+            x = g.accumulate(x, y)?;
+        }
+        Ok(vec![x])
+    });
 }
 
 #[test]

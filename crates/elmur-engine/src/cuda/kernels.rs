@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// Source that is put before every file.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 33] = [
+const FILES: [&str; 34] = [
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
     concat!(
@@ -57,6 +57,7 @@ const FILES: [&str; 33] = [
     include_str!("../ops/arith.cu"),
     include_str!("../ops/layout.cu"),
     include_str!("../ops/activation.cu"),
+    include_str!("../ops/add_each.cu"),
     include_str!("../ops/average.cu"),
     include_str!("../ops/causal_conv1d.cu"),
     include_str!("../ops/conv.cu"),

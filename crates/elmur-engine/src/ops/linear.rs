@@ -1,5 +1,7 @@
 //! Linear layers: y = f(x Wᵀ + b).
 
+use std::sync::Arc;
+
 use crate::autodiff::Backward;
 use crate::cpu::gemm::{Mat, Product, Tile, gemm, scratch_len};
 use crate::cpu::pool::RowsMut;
@@ -25,7 +27,7 @@ impl Graph {
     ) -> Result<Value> {
         let mut inputs = vec![x, weight];
         inputs.extend(bias);
-        self.push1(Linear { bias: bias.is_some(), activation }, &inputs)
+        self.push1(Linear { bias: bias.is_some(), activation, adds: false }, &inputs)
     }
 }
 
@@ -37,16 +39,24 @@ kernel_args! {
     }
 }
 
-#[derive(Debug)]
+/// Inputs x, weight, [bias], [what is added]; outputs y, [the argument of the activation].
+#[derive(Debug, Clone)]
 struct Linear {
     bias: bool,
     activation: Activation,
+    /// Whether the last input is added to y; without activation only.
+    adds: bool,
 }
 
 impl Linear {
     /// Whether the argument of the activation must be kept for the backward pass.
     fn keeps_argument(&self) -> bool {
         !self.activation.derives_from_output()
+    }
+
+    /// Position of what is added.
+    fn addend(&self) -> Option<usize> {
+        self.adds.then_some(2 + usize::from(self.bias))
     }
 }
 
@@ -76,10 +86,20 @@ impl Op for Linear {
         let mut shape = x.shape.clone();
         shape[x.shape.len() - 1] = *out;
         let y = x.with(shape);
+        if let Some(addend) = self.addend() {
+            want("linear", "what is added", &inputs[addend], y.dtype, &y.shape)?;
+        }
         Ok(if self.keeps_argument() { vec![y.clone(), y] } else { vec![y] })
+    }
+    fn accumulating(&self) -> Option<Arc<dyn Op>> {
+        let can = self.activation == Activation::Identity && !self.adds;
+        can.then(|| Arc::new(Self { adds: true, ..self.clone() }) as Arc<dyn Op>)
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = b.grad(0) else { return Ok(()) };
+        if let Some(addend) = self.addend() {
+            b.set(addend, dy);
+        }
         let seen = b.outputs[usize::from(self.keeps_argument())];
         let dz = b.graph.activation_grad(self.activation, seen, dy)?;
         let dz = flatten(b.graph, dz)?;
@@ -111,13 +131,14 @@ impl Op for Linear {
         dispatch_float!(io.dtype(), T => {
             let (x, w) = (io.input::<T>(0), io.input::<T>(1));
             let bias = self.bias.then(|| io.input::<T>(2));
+            let addend = self.addend().map(|i| io.input::<T>(i));
             let scratch = io.scratch::<T>(scratch_len::<T>(m, n, k, io.pool.threads()));
             let product = Product { m, n, k, a: Mat::rows(x, k), b: Mat::transposed(w, k), accumulate: false };
             // If the argument of the activation must be kept, it is computed in place and the activation
             // written elsewhere.
             match self.keeps_argument().then(|| io.output_if_used::<T>(1)).flatten() {
                 Some(z) => {
-                    gemm(io.pool, scratch, product, z, n, |tile| finish(tile, bias, Activation::Identity));
+                    gemm(io.pool, scratch, product, z, n, |tile| finish(tile, bias, Activation::Identity, None));
                     if let Some(y) = io.output_if_used::<T>(0) {
                         let z = &*z;
                         io.pool.rows(m, 8 * n, RowsMut::new(y, n), |first, y| {
@@ -126,7 +147,9 @@ impl Op for Linear {
                         });
                     }
                 }
-                None => gemm(io.pool, scratch, product, io.output::<T>(0), n, |tile| finish(tile, bias, self.activation)),
+                None => gemm(io.pool, scratch, product, io.output::<T>(0), n, |tile| {
+                    finish(tile, bias, self.activation, addend.map(|addend| (addend, n)));
+                }),
             }
         });
         Ok(())
@@ -140,6 +163,7 @@ impl Op for Linear {
         let product = GpuProduct {
             bias: if simple { bias } else { 0 },
             relu: simple && self.activation == Activation::Relu,
+            addend: launch.input_if(self.addend()),
             // Layers with few outputs are routers and heads, whose results are compared with each other.
             exact: n <= 16,
             c: if y != 0 { y } else { z },
@@ -155,20 +179,28 @@ impl Op for Linear {
     }
 }
 
-/// Bias and activation on a finished tile.
-fn finish<T: crate::cpu::float::Float>(mut tile: Tile<T>, bias: Option<&[T]>, activation: Activation) {
+/// Adds the bias to a tile of y, applies the activation, and adds the same tile of a matrix with so many columns.
+fn finish<T: crate::cpu::float::Float>(
+    mut tile: Tile<T>,
+    bias: Option<&[T]>,
+    activation: Activation,
+    addend: Option<(&[T], usize)>,
+) {
     for row in tile.row..tile.row + tile.rows {
         let (col, cols) = (tile.col, tile.cols);
         let y = tile.row_mut(row);
         if let Some(bias) = bias {
-            add_bias(y, &bias[col..col + cols]);
+            add_vector(y, &bias[col..col + cols]);
         }
         apply(activation, y);
+        if let Some((addend, columns)) = addend {
+            add_vector(y, &addend[row * columns + col..][..cols]);
+        }
     }
 }
 
 simd_fn! {
-    fn add_bias<T>(y: &mut [T], bias: &[T]) {
-        add_assign(y, bias);
+    fn add_vector<T>(y: &mut [T], x: &[T]) {
+        add_assign(y, x);
     }
 }

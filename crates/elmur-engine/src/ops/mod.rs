@@ -1,6 +1,7 @@
 //! The ops. One file each: builder method with its contract, backward rule, CPU kernel.
 
 pub(crate) mod activation;
+pub(crate) mod add_each;
 pub(crate) mod arith;
 pub(crate) mod attention;
 pub(crate) mod average;

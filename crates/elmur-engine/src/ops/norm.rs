@@ -9,6 +9,8 @@
 //! - RMSNorm: ds = r (g - n mean(g n))
 //! - both: dgamma = Σ dy n, dbeta = Σ dy
 
+use std::sync::Arc;
+
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::pool::RowsMut;
@@ -245,7 +247,7 @@ kernel_args! {
 }
 
 /// Inputs s, statistics, gamma, dy, [gradient passed through s]; outputs ds, dgamma, [dbeta].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Gradient {
     layer: bool,
     passed: bool,
@@ -267,6 +269,9 @@ impl Op for Gradient {
             outputs.push(inputs[2].clone());
         }
         Ok(outputs)
+    }
+    fn accumulating(&self) -> Option<Arc<dyn Op>> {
+        (!self.passed).then(|| Arc::new(Self { passed: true, ..self.clone() }) as Arc<dyn Op>)
     }
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
         let (rows, d) = (inputs[0].rows(), inputs[0].cols());

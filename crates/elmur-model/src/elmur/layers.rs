@@ -88,7 +88,7 @@ impl Elmur {
         if self.pre_norm {
             let normed = net.g.norm(x, norm)?;
             let y = f(net, normed)?;
-            Ok(net.g.add(x, y)?)
+            Ok(net.g.accumulate(x, y)?)
         } else {
             let y = f(net, x)?;
             Ok(net.g.residual_norm(x, y, norm)?.0)
