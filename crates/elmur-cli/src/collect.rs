@@ -17,8 +17,13 @@ use crate::{Context, note, say};
 /// Options of `elmur collect`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Environment: tmaze, cartpole, or a POPGym task such as popgym-RepeatFirstEasy.
-    env: String,
+    /// Environment: tmaze, cartpole, a POPGym task such as popgym-RepeatFirstEasy, or one in Python:
+    /// python:module:Class, python:file.py:Class or python:GYMNASIUM-ID, with --set expert=module:function.
+    #[arg(required_unless_present = "env_option", conflicts_with = "env_option")]
+    env: Option<String>,
+    /// Environment, as an option instead of the first argument.
+    #[arg(long = "env", id = "env_option", value_name = "ENV")]
+    env_option: Option<String>,
     /// Record this many episodes.
     #[arg(long, default_value_t = 4800, value_parser = crate::count(1 << 32))]
     episodes: usize,
@@ -42,7 +47,8 @@ pub struct Args {
     /// be imitated; the player's next actions show how to recover.
     #[arg(long, default_value_t = 0.0)]
     noise: f64,
-    /// Play on this many threads; 0: as many as are granted. Episodes do not depend on it.
+    /// Play on this many threads, each with an environment of its own (in Python: a process); 0: as many as are
+    /// granted. Episodes do not depend on it.
     #[arg(long, default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
     /// Write this file (native format), or with --npz this folder.
@@ -64,7 +70,8 @@ pub struct Args {
 
 impl Args {
     fn environment(&self, context: &Context) -> Result<Environment> {
-        let mut spec = EnvSpec::new(&self.env).with_wrappers(Wrappers::named(&self.wrappers)?);
+        let name = self.env.as_ref().or(self.env_option.as_ref()).map_or("", String::as_str);
+        let mut spec = EnvSpec::new(name).with_wrappers(Wrappers::named(&self.wrappers)?);
         for text in &self.set {
             let (key, value) = setting(text)?;
             spec = spec.with(key, value);

@@ -33,9 +33,10 @@ pub struct Args {
     /// error of continuous ones.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["env", "set", "lengths", "sample", "plot", "metric", "target_return"])]
     data: Option<PathBuf>,
-    /// Evaluate at these values of a setting of the environment: KEY=V1,V2.
+    /// Evaluate at these values of a setting of the environment: KEY=V1,V2. Give it once per setting; one of
+    /// them may have several values.
     #[arg(long, value_name = "KEY=VALUES", conflicts_with = "lengths")]
-    set: Option<String>,
+    set: Vec<String>,
     /// T-Maze: evaluate at these episode lengths, such as 9,30,900 (as --set length=9,30,900); default: that of
     /// the run's validation.
     #[arg(long, value_delimiter = ',')]
@@ -274,12 +275,19 @@ fn environment_of(args: &Args, policy: &Policy, context: &Context) -> Result<Env
         Some(run) => run.validation_environment(registry)?,
         None => None,
     };
+    let settings = args.set.iter().map(|text| crate::keys::setting(text)).collect::<Result<Vec<_>>>()?;
+    // Of several values the first: each is tried later.
+    let settings = settings.into_iter().filter_map(|(key, values)| Some((key, values.into_iter().next()?)));
     match (&args.env, of_run) {
         (Some(name), of_run) => {
             let wrappers = of_run.map(|env| env.spec().wrappers).unwrap_or_default();
-            Ok(registry.find(&EnvSpec::new(name).with_wrappers(wrappers))?)
+            let spec = EnvSpec::new(name).with_wrappers(wrappers);
+            Ok(registry.find(&settings.fold(spec, |spec, (key, value)| spec.with(key, value)))?)
         }
-        (None, Some(environment)) => Ok(environment),
+        (None, Some(environment)) => {
+            let spec = environment.spec().clone();
+            Ok(registry.find(&settings.fold(spec, |spec, (key, value)| spec.with(key, value)))?)
+        }
         (None, None) => {
             let expected = "--env NAME or --data PATH: this policy was not trained in an environment";
             Err(crate::keys::config("env", expected, "none"))
@@ -289,8 +297,15 @@ fn environment_of(args: &Args, policy: &Policy, context: &Context) -> Result<Env
 
 /// The setting that varies and its values; none where only the environment as it is counts.
 fn varied(args: &Args, first: &Environment) -> Result<Option<(String, Vec<Value>)>> {
-    if let Some(text) = &args.set {
-        let (key, values) = crate::keys::setting(text)?;
+    let mut settings = args.set.iter().map(|text| crate::keys::setting(text)).collect::<Result<Vec<_>>>()?;
+    if settings.len() > 1 {
+        settings.retain(|(_, values)| values.len() > 1);
+    }
+    if let [(first, _), (second, _), ..] = &settings[..] {
+        let expected = format!("several values of one setting, not of {first} too");
+        return Err(crate::keys::config(*second, expected, "several"));
+    }
+    if let Some((key, values)) = settings.pop() {
         return Ok(Some((key.to_owned(), values)));
     }
     let own = first.spec().settings.get("length");

@@ -23,10 +23,11 @@ pub fn config(key: impl Into<String>, expected: impl Into<String>, got: impl ToS
     Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
 }
 
-/// Splits `KEY=V1,V2` of `--set`; values are JSON where they are JSON, else words.
+/// Splits `KEY=V1,V2` of `--set`; values are JSON where they are JSON, else words. A JSON object is one value.
 pub fn setting(text: &str) -> Result<(&str, Vec<Value>)> {
     let value = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
     match text.split_once('=') {
+        Some((key, object)) if value(object).is_object() => Ok((key, vec![value(object)])),
         Some((key, values)) => Ok((key, values.split(',').map(value).collect())),
         None => Err(config("set", "KEY=VALUE, such as length=90", text)),
     }
@@ -105,10 +106,11 @@ fn page(registry: &Registry) -> Result<String> {
     let mut page = include_str!("configuration.md").to_owned();
     let mut all = Vec::new();
     all.push(Description::new("env", "name", "Name of the environment.", Vec::new()));
-    for name in ["tmaze", "popgym-PositionOnlyPendulumEasy"] {
-        for setting in registry.find(&elmur_envs::EnvSpec::new(name))?.settings() {
-            let text =
-                format!("{name}: {}", setting.text).replace("popgym-PositionOnlyPendulumEasy", "POPGym");
+    for (name, shown) in
+        [("tmaze", "tmaze"), ("popgym-PositionOnlyPendulumEasy", "POPGym"), ("python:ID", "Python")]
+    {
+        for setting in registry.settings(name) {
+            let text = format!("{shown}: {}", setting.text);
             all.push(Description::new("env", setting.key, &text, Vec::new()));
         }
     }

@@ -59,6 +59,7 @@ enum Command {
     ///   elmur collect tmaze --episodes 1000 --out tmaze.elmur
     ///   elmur collect tmaze --set length=90 --out long.elmur
     ///   elmur collect tmaze --episodes 500 --append --out tmaze.elmur
+    ///   elmur collect python:CartPole-v1 --set expert=my_module:balance --episodes 100 --out pole.elmur
     #[command(verbatim_doc_comment)]
     Collect(collect::Args),
     /// Train a policy by imitation.
@@ -68,6 +69,7 @@ enum Command {
     ///   elmur train tmaze train.batches=1000 --seed 1 --out out/first
     ///   elmur train tmaze policy=bc-lstm
     ///   elmur train small --data recordings/
+    ///   elmur train small --env python:my_module:MyEnv --data recordings/
     ///   elmur train out/first/config.json --out out/again
     ///   elmur train --resume out/first
     #[command(verbatim_doc_comment)]
@@ -79,6 +81,7 @@ enum Command {
     ///   elmur eval out/tmaze-0 out/tmaze-1 --json
     ///   elmur eval out/tmaze-dt-0 --target-return 0.5
     ///   elmur eval out/own --data recordings/
+    ///   elmur eval out/own --env python:my_module:MyEnv --set workers=4
     #[command(verbatim_doc_comment)]
     Eval(eval::Args),
     /// Train and evaluate many runs from one file, and make the table of their scores.
@@ -162,9 +165,12 @@ enum Bench {
     ///
     /// Example: elmur bench bank --preset remember-color --no-images --rows 1000
     Bank(bench::bank::Args),
-    /// Measure steps per second of POPGym's environments, with random actions and resets included.
+    /// Measure steps per second of environments (POPGym's, or --env NAME), with random actions and resets.
     ///
-    /// Example: elmur bench envs --json
+    /// Examples:
+    ///   elmur bench envs --json
+    ///   elmur bench envs --env python:CartPole-v1 --rows 2
+    #[command(verbatim_doc_comment)]
     Envs(bench::envs::Args),
     /// Measure how fast batches of a run's data come, without training on them.
     ///
@@ -194,6 +200,7 @@ where
     let cli = Cli::try_parse_from(args).unwrap_or_else(|error| refuse(&error));
     progress::set_quiet(cli.quiet);
     let context = Context { registry, stop: Stop::default() };
+    context.registry.stop_with(&context.stop);
     // Other commands have nothing to save: signals end them at once.
     let saves = matches!(
         cli.command,
@@ -208,7 +215,9 @@ where
             "warning: could not install signal handlers; Ctrl-C will not save a checkpoint: {error}"
         ));
     }
-    match run(cli.command, &context) {
+    let result = run(cli.command, &context);
+    context.registry.incidents().iter().for_each(|line| note(line));
+    match result {
         Ok(code) => code,
         Err(error) => {
             report(&format!("error: {error}"));
@@ -271,7 +280,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
             Bench::Policies(args) => bench::policies::run(&args, context)?,
             Bench::Data(args) => bench::data::run(&args, context)?,
             Bench::Bank(args) => bench::bank::run(&args, context)?,
-            Bench::Envs(args) => bench::envs::run(&args)?,
+            Bench::Envs(args) => bench::envs::run(&args, context)?,
         },
         Command::Completions { shell } => {
             let mut script = Vec::new();

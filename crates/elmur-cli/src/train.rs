@@ -39,6 +39,9 @@ pub struct Args {
     /// the run's data lie now.
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
+    /// Train and validate in this environment (as env=NAME): see `elmur collect --help`.
+    #[arg(long, value_name = "NAME", conflicts_with = "resume")]
+    env: Option<String>,
     /// Use this seed for weights, data order and dropout (as train.seed=N).
     #[arg(long)]
     seed: Option<u64>,
@@ -116,6 +119,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
 /// What the options change in the config.
 fn changes(args: &Args) -> Vec<String> {
     let mut changes = args.overrides.clone();
+    changes.extend(args.env.as_ref().map(|env| format!("env={env}")));
     changes.extend(args.seed.map(|seed| format!("train.seed={seed}")));
     changes.extend(args.threads.map(|threads| format!("train.threads={threads}")));
     changes.extend(args.device.as_ref().map(|device| format!("train.device={device}")));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use elmur_base::{Row, Space, Stop, Values};
-use elmur_envs::{Choices, Env, Environment, Player, Purpose};
+use elmur_envs::{Choices, Env, Environment, Played, Player};
 use elmur_pool::{MAX_THREADS, granted_threads};
 use elmur_rng::Rng;
 
@@ -15,8 +15,9 @@ use crate::{Column, Episode, Error, Result};
 
 /// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
 /// player's, so that the player's next actions show how to recover. Random actions, and actions that the
-/// environment does not use, are marked as not worth imitating. A requested stop is noticed every 1,024 steps
-/// and ends the episode with [`Error::Stopped`].
+/// environment does not use, are marked as not worth imitating. An episode whose process dies
+/// ([`elmur_envs::Error::Lost`]) is begun anew. A requested stop is noticed at every step and ends the episode
+/// with [`Error::Stopped`].
 pub fn play(
     env: &mut dyn Env,
     player: &mut dyn Player,
@@ -63,6 +64,23 @@ pub(crate) fn play_with(
     env: &mut dyn Env,
     player: &mut dyn Player,
     seed: u64,
+    how: (f64, bool),
+    stop: &Stop,
+) -> Result<Episode> {
+    loop {
+        match play_once(env, player, seed, how, stop) {
+            // Whoever waits for another process is interrupted by the same stop.
+            Err(Error::Env(_)) if stop.requested() => return Err(Error::Stopped),
+            Err(Error::Env(error)) if error.is_lost() => {}
+            played => return played,
+        }
+    }
+}
+
+fn play_once(
+    env: &mut dyn Env,
+    player: &mut dyn Player,
+    seed: u64,
     (noise, ties): (f64, bool),
     stop: &Stop,
 ) -> Result<Episode> {
@@ -82,7 +100,7 @@ pub(crate) fn play_with(
             episode.accepted = named.and_then(Ties::into_accepted);
             return Ok(episode);
         }
-        if episode.rewards.len().is_multiple_of(STEPS_PER_LOOK) && stop.requested() {
+        if stop.requested() {
             return Err(Error::Stopped);
         }
         player.act(observation.values(), action.as_mut());
@@ -106,9 +124,6 @@ pub(crate) fn play_with(
 /// Number of the stream that noise is drawn from.
 const NOISE: u32 = 1 << 30;
 
-/// Steps between two looks at whether a stop was requested.
-const STEPS_PER_LOOK: usize = 1 << 10;
-
 /// Demonstrations to be played: environment, numbers of episodes, seed and noise.
 #[derive(Debug, Clone)]
 pub struct Demonstrations<'a> {
@@ -128,9 +143,8 @@ pub struct Demonstrations<'a> {
 }
 
 impl Demonstrations<'_> {
-    fn players(&self) -> Result<(Box<dyn Env>, Box<dyn Player>)> {
-        let plain = self.environment.plain();
-        Ok((plain.make(Purpose::Collect)?, plain.player()?))
+    fn players(&self) -> Result<Played> {
+        Ok(self.environment.plain().played()?)
     }
 
     /// Plays all episodes with the environment's own player and hands each to `keep`, in order. An error of
@@ -192,7 +206,9 @@ impl Demonstrations<'_> {
             ("expert", "scripted".to_owned()),
             ("seed", self.seed.to_string()),
         ];
-        for (key, value) in &spec.settings {
+        let settings = self.environment.settings();
+        let shapes = |key: &str| settings.iter().any(|setting| setting.key == key && setting.shapes_episodes);
+        for (key, value) in spec.settings.iter().filter(|(key, _)| shapes(key)) {
             notes.push((key, value.as_str().map_or_else(|| value.to_string(), str::to_owned)));
         }
         if self.noise > 0.0 {
@@ -370,7 +386,7 @@ mod tests {
         let stop = Stop::default();
         let mut env = Endless { spaces, steps: 0, stop: stop.clone() };
         assert!(matches!(play(&mut env, &mut Idle, 0, 0.0, &stop), Err(Error::Stopped)));
-        assert_eq!(env.steps, 2048);
+        assert_eq!(env.steps, 1500);
         // Requested before: nothing is played.
         let tmaze = task("tmaze");
         let demonstrations = Demonstrations { stop, ..of(&tmaze, 0..9) };

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use elmur_base::Stop;
-use elmur_envs::{Env, Environment, Player, Purpose};
+use elmur_envs::{Env, Environment, Player};
 use elmur_rng::Stream as Draws;
 
 use crate::collect::play_with;
@@ -59,8 +59,8 @@ pub(crate) struct Playing {
 impl Stream {
     /// An environment and a player for one thread.
     pub(crate) fn playing(&self) -> Result<Playing> {
-        let plain = self.environment.plain();
-        Ok(Playing { env: plain.make(Purpose::Collect)?, player: plain.player()? })
+        let (env, player) = self.environment.plain().played()?;
+        Ok(Playing { env, player })
     }
 
     /// The episodes and the `rows` crops of the batch at `position`, which counts the crops of the batches

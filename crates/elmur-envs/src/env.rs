@@ -43,6 +43,24 @@ pub trait Env: Send {
     fn uses_action(&self) -> bool {
         true
     }
+
+    /// Sends a reset or a step to where the environment computes, another process for example, and does not
+    /// wait for the answer: the same [`Env::reset`] or [`Env::step`] follows, and has the result and the errors.
+    /// So rows of such environments compute at the same time. False if nothing was sent, which is all that
+    /// environments in this process have to say.
+    fn send(&mut self, next: Next<'_>) -> bool {
+        let _ = next;
+        false
+    }
+}
+
+/// What an environment is asked to do next: see [`Env::send`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Next<'a> {
+    /// A reset with this seed.
+    Reset(u64),
+    /// A step with this action.
+    Step(Values<'a>),
 }
 
 impl<E: Env + ?Sized> Env for Box<E> {
@@ -57,6 +75,9 @@ impl<E: Env + ?Sized> Env for Box<E> {
     }
     fn uses_action(&self) -> bool {
         (**self).uses_action()
+    }
+    fn send(&mut self, next: Next<'_>) -> bool {
+        (**self).send(next)
     }
 }
 

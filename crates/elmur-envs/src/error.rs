@@ -37,6 +37,21 @@ pub enum Error {
     /// A step without a running episode.
     #[error("step after the end of an episode: call reset first")]
     Finished,
+    /// An episode that cannot go on because the process that played it has died or does not answer. Nothing
+    /// else is lost: a reset begins the episode anew.
+    #[error("the episode was lost: {cause}")]
+    Lost {
+        /// What happened to the process.
+        cause: String,
+    },
+    /// A worker that cannot be started, refuses what is asked or does not keep to the protocol.
+    #[error("{name}: {cause}")]
+    Worker {
+        /// Name of the environment.
+        name: String,
+        /// What went wrong, in the worker's own words where it has some.
+        cause: String,
+    },
     /// An error of an environment that is not part of this crate.
     #[error("{0}")]
     Foreign(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -46,6 +61,11 @@ impl Error {
     /// An [`Error::Config`].
     pub fn config(key: impl Into<String>, expected: impl Into<String>, got: impl ToString) -> Self {
         Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
+    }
+
+    /// Whether the episode can be begun anew: [`Error::Lost`].
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Error::Lost { .. })
     }
 
     /// An [`Error::Foreign`]: any error, or a message, of an environment of your own.

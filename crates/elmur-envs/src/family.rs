@@ -1,6 +1,6 @@
 //! Families: environments that are made by name, with settings of their own.
 
-use elmur_base::Describe;
+use elmur_base::{Describe, Stop};
 use elmur_pool::Pool;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,9 @@ pub struct Facts {
     pub good_return: Option<f64>,
     /// What evaluations judge episodes by.
     pub metric: Metric,
+    /// Most rows that are worth making, where rows are expensive: a process each, for example. Evaluations then
+    /// play one episode after the other in each of them.
+    pub max_rows: Option<usize>,
 }
 
 /// A setting of an environment, as `env.KEY` in configs and on the command line.
@@ -52,16 +55,25 @@ pub struct Setting {
     pub default: Value,
     /// What the setting does, in a sentence.
     pub text: &'static str,
+    /// Whether the setting changes what happens in episodes, so that data tell with which value they were
+    /// recorded.
+    pub shapes_episodes: bool,
 }
 
 impl Setting {
     /// A setting with its default and what it does.
     pub fn new(key: &'static str, default: impl Into<Value>, text: &'static str) -> Self {
-        Self { key, default: default.into(), text }
+        Self { key, default: default.into(), text, shapes_episodes: true }
+    }
+
+    /// The setting as one that does not change what happens in episodes: time-outs, numbers of processes.
+    pub fn technical(mut self) -> Self {
+        self.shapes_episodes = false;
+        self
     }
 }
 
-/// Environments that are made by name: the three of this crate (T-Maze, CartPole, POPGym), or your own.
+/// Environments that are made by name: those of this crate (T-Maze, CartPole, POPGym, Python's), or your own.
 ///
 /// A family in a [`Registry`](crate::Registry) is all that `collect`, `train` with validation, `eval` and pictures need.
 pub trait Family: Send + Sync {
@@ -101,12 +113,32 @@ pub trait Family: Send + Sync {
         Ok(None)
     }
 
+    /// Makes an environment without wrappers together with a player of its episodes; none if nobody can play
+    /// it. Families whose players live where the environment does make both at once.
+    fn make_played(&self, spec: &EnvSpec) -> Result<Option<Played>> {
+        let Some(player) = self.player(spec)? else { return Ok(None) };
+        Ok(Some((self.make(spec, Purpose::Collect)?, player)))
+    }
+
     /// What is known about the environment without playing it.
     fn facts(&self, spec: &EnvSpec) -> Facts {
         let _ = spec;
         Facts::default()
     }
+
+    /// Ends waiting for other processes when `stop` is requested. Families that wait for none ignore it.
+    fn stop_with(&self, stop: &Stop) {
+        let _ = stop;
+    }
+
+    /// What users should know about episodes played so far, such as how often a process died; a line each.
+    fn incidents(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
+
+/// An environment and a player of its episodes.
+pub type Played = (Box<dyn Env>, Box<dyn Player>);
 
 /// An environment by name, with its settings and wrappers: plain data for configs, which may also give the
 /// name alone. [`Registry::find`](crate::Registry::find) turns it into an [`Environment`](crate::Environment).

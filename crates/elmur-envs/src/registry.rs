@@ -4,13 +4,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use elmur_base::{Spaces, nearest};
+use elmur_base::{Spaces, Stop, nearest};
 use elmur_pool::Pool;
 use serde_json::{Map, Value};
 
 use crate::env::{Env, Player};
 use crate::error::{Error, Result};
-use crate::family::{EnvSpec, Facts, Family, Purpose, Setting};
+use crate::family::{EnvSpec, Facts, Family, Played, Purpose, Setting};
 use crate::vec_env::{AnyVecEnv, VecEnv};
 use crate::wrappers::{Wrapped, Wrappers};
 
@@ -41,20 +41,39 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// The environments of this crate: T-Maze, CartPole and POPGym's 48 tasks.
+    /// The environments of this crate: T-Maze, CartPole, POPGym's 48 tasks, and on Unix any environment in
+    /// Python (`python:module:Class`, `python:GYMNASIUM-ID`).
     pub fn builtin() -> Self {
-        let families: [Arc<dyn Family>; 3] = [
+        let families: Vec<Arc<dyn Family>> = vec![
             Arc::new(crate::tmaze::TMazeFamily),
             Arc::new(crate::cartpole::CartPoleFamily),
             Arc::new(crate::popgym::Popgym),
+            #[cfg(unix)]
+            Arc::new(crate::python::Python::default()),
         ];
-        Self(families.into())
+        Self(families)
     }
 
     /// The registry with one more family. Its names hide those of families added before it.
     pub fn with(mut self, family: impl Family + 'static) -> Self {
         self.0.insert(0, Arc::new(family));
         self
+    }
+
+    /// Ends waiting for environments in other processes when `stop` is requested.
+    pub fn stop_with(&self, stop: &Stop) {
+        self.0.iter().for_each(|family| family.stop_with(stop));
+    }
+
+    /// What users should know about episodes played so far, such as how often a process died; a line each.
+    pub fn incidents(&self) -> Vec<String> {
+        self.0.iter().flat_map(|family| family.incidents()).collect()
+    }
+
+    /// The settings of the environment of this name, without making it; none if there is no such name.
+    pub fn settings(&self, name: &str) -> Vec<Setting> {
+        let found = self.0.iter().find_map(|family| Some((family, family.resolve(name)?)));
+        found.map(|(family, name)| family.settings(&name)).unwrap_or_default()
     }
 
     /// The names of all environments.
@@ -78,7 +97,10 @@ impl Registry {
         let hint = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
         let own = all.iter().filter(|name| !name.starts_with("popgym-")).map(String::as_str);
         let own = own.collect::<Vec<_>>().join(", ");
-        let expected = format!("{own} or a POPGym task such as popgym-RepeatFirstEasy{hint}");
+        let expected = format!(
+            "{own}, a POPGym task such as popgym-RepeatFirstEasy, or an environment in Python such as \
+             python:module:Class or python:CartPole-v1{hint}"
+        );
         Error::config("name", expected, name)
     }
 }
@@ -176,10 +198,18 @@ impl Environment {
     /// Makes a player of the environment without wrappers. An environment that nobody can demonstrate is an
     /// error.
     pub fn player(&self) -> Result<Box<dyn Player>> {
-        self.family.player(&self.spec)?.ok_or_else(|| {
-            let expected = "an environment with a player that can demonstrate it; give recordings instead";
-            Error::config("name", expected, &self.spec.name)
-        })
+        self.family.player(&self.spec)?.ok_or_else(|| self.nobody_plays())
+    }
+
+    fn nobody_plays(&self) -> Error {
+        let expected = "an environment with a player that can demonstrate it; give recordings instead";
+        Error::config("name", expected, &self.spec.name)
+    }
+
+    /// Makes the environment without wrappers, for demonstrations, together with its player. An environment
+    /// that nobody can demonstrate is an error.
+    pub fn played(&self) -> Result<Played> {
+        self.family.make_played(&self.spec)?.ok_or_else(|| self.nobody_plays())
     }
 
     /// What is known about the environment without playing it.

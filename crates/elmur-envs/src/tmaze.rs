@@ -191,7 +191,12 @@ impl Family for TMazeFamily {
     }
 
     fn facts(&self, spec: &EnvSpec) -> Facts {
-        Facts { max_steps: spec.get(LENGTH).ok(), good_return: Some(1.0), metric: Metric::Success }
+        Facts {
+            max_steps: spec.get(LENGTH).ok(),
+            good_return: Some(1.0),
+            metric: Metric::Success,
+            max_rows: None,
+        }
     }
 }
 

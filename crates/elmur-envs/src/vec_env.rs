@@ -1,13 +1,14 @@
 //! Many rows of one environment.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use elmur_base::{Row, Spaces, Values, ValuesMut, Widths};
 use elmur_pool::{Claims, Pool, RowsMut};
 use elmur_rng::Stream;
 
-use crate::env::Env;
+use crate::env::{Env, Next};
 use crate::error::{Error, Result};
 
 /// Rows of one environment, each in an episode of its own.
@@ -31,6 +32,8 @@ pub struct VecEnv<E> {
     claims: Claims,
     /// Number of calls with a list of rows so far; a row keeps the number of the last that listed it.
     lists: u64,
+    /// Whether any row's episode was lost in the newest step.
+    any_lost: AtomicBool,
 }
 
 /// What all rows have in common.
@@ -71,6 +74,9 @@ pub struct VecStep {
     /// Whether the episode that ended in this step solved the task, `[rows]`. `None` where no episode ended,
     /// and in environments without a notion of success.
     pub success: Vec<Option<bool>>,
+    /// Whether the row's episode was lost in this step because the process that played it died, `[rows]`. The
+    /// step has no result then, and the row waits for the next episode as if this one had ended.
+    pub lost: Vec<bool>,
 }
 
 /// Fewest rows that are worth a thread of their own: a few microseconds of the fastest environments.
@@ -100,11 +106,13 @@ impl<E: Env> VecEnv<E> {
                 terminated: vec![false; n],
                 truncated: vec![false; n],
                 success: vec![None; n],
+                lost: vec![false; n],
             },
             rules: Rules { observation, action, autoreset: Autoreset::default() },
             pool: Pool::serial().clone(),
             claims: Claims::default(),
             lists: 0,
+            any_lost: AtomicBool::new(false),
             lanes: rows.into_iter().map(Lane::new).collect(),
         })
     }
@@ -147,12 +155,14 @@ impl<E: Env> VecEnv<E> {
             let expected = format!("{} seeds", self.len());
             return Err(elmur_base::Error::space("reset", expected, seeds.len()).into());
         }
+        send_all(self.lanes.iter_mut().zip(seeds), |(lane, seed)| lane.env.send(Next::Reset(*seed)));
         (0..).zip(seeds).try_for_each(|(row, seed)| self.restart(row, *seed))
     }
 
     /// Starts the listed rows anew, each with its seed; the others go on. No row may be listed twice.
     pub fn reset_rows(&mut self, rows: &[(usize, u64)]) -> Result<()> {
         self.list(rows.iter().map(|(row, _)| *row))?;
+        send_all(rows, |(row, seed)| self.lanes[*row].env.send(Next::Reset(*seed)));
         rows.iter().try_for_each(|(row, seed)| self.restart(*row, *seed))
     }
 
@@ -188,6 +198,8 @@ impl<E: Env> VecEnv<E> {
         {
             return Err(Error::Ended { row });
         }
+        let width = self.rules.action;
+        send_all(self.lanes.iter_mut().enumerate(), |(place, lane)| lane.send(actions.rows(width, place, 1)));
         self.in_blocks(self.blocks(n), |first, lanes| lanes.step(first, actions))
     }
 
@@ -202,6 +214,10 @@ impl<E: Env> VecEnv<E> {
         {
             return Err(Error::Ended { row: *row });
         }
+        let width = self.rules.action;
+        send_all(rows.iter().enumerate(), |(place, row)| {
+            self.lanes[*row].send(actions.rows(width, place, 1))
+        });
         if self.blocks(rows.len()) == 1 {
             return self.in_blocks(1, |_, lanes| lanes.step_listed(rows, actions));
         }
@@ -250,10 +266,17 @@ impl<E: Env> VecEnv<E> {
         body: impl Fn(usize, Lanes<'_, E>) -> Refusal + Sync,
     ) -> Result<&VecStep> {
         let (rules, mut refused) = (self.rules, None);
-        let VecStep { rewards, terminated, truncated, success } = &mut self.step;
+        let VecStep { rewards, terminated, truncated, success, lost } = &mut self.step;
+        if std::mem::take(self.any_lost.get_mut()) {
+            lost.fill(false);
+        }
+        let any_lost = &self.any_lost;
         if blocks == 1 {
             let (lanes, seen, last) = (&mut self.lanes[..], self.seen.as_mut(), self.last.as_mut());
-            refused = body(0, Lanes { lanes, seen, last, rewards, terminated, truncated, success, rules });
+            refused = body(
+                0,
+                Lanes { lanes, seen, last, rewards, terminated, truncated, success, lost, any_lost, rules },
+            );
         } else {
             let (rows, shared) = (self.lanes.len(), Mutex::new(&mut refused));
             let lanes = (
@@ -262,16 +285,27 @@ impl<E: Env> VecEnv<E> {
                 number_rows(&mut self.last, rules.observation),
                 (
                     RowsMut::new(rewards, 1),
-                    RowsMut::new(terminated, 1),
-                    RowsMut::new(truncated, 1),
+                    (RowsMut::new(terminated, 1), RowsMut::new(truncated, 1)),
                     RowsMut::new(success, 1),
+                    RowsMut::new(lost, 1),
                 ),
             );
             self.pool.sticky_blocks(&mut self.claims, rows, rows.div_ceil(blocks), lanes, |first, lanes| {
-                let (lanes, seen, last, (rewards, terminated, truncated, success)) = lanes;
+                let (lanes, seen, last, (rewards, (terminated, truncated), success, lost)) = lanes;
                 let [seen, last] =
                     [seen, last].map(|(floats, ints, bytes)| ValuesMut { floats, ints, bytes });
-                let lanes = Lanes { lanes, seen, last, rewards, terminated, truncated, success, rules };
+                let lanes = Lanes {
+                    lanes,
+                    seen,
+                    last,
+                    rewards,
+                    terminated,
+                    truncated,
+                    success,
+                    lost,
+                    any_lost,
+                    rules,
+                };
                 if let Some((place, error)) = body(first, lanes) {
                     keep_first(&mut shared.lock().unwrap_or_else(PoisonError::into_inner), place, error);
                 }
@@ -300,6 +334,17 @@ fn keep_first(refused: &mut Refusal, place: usize, error: Error) {
     }
 }
 
+/// Sends something to all rows, unless the first says that there is nowhere to send it.
+#[inline]
+fn send_all<T>(rows: impl IntoIterator<Item = T>, mut send: impl FnMut(T) -> bool) {
+    let mut rows = rows.into_iter();
+    if rows.next().is_some_and(&mut send) {
+        rows.for_each(|row| {
+            send(row);
+        });
+    }
+}
+
 /// One row: an environment and where it stands.
 #[derive(Debug)]
 struct Lane<E> {
@@ -318,6 +363,12 @@ struct Lane<E> {
 impl<E: Env> Lane<E> {
     fn new(env: E) -> Self {
         Self { env, seed: 0, episode: 0, ended: false, list: 0, place: 0 }
+    }
+
+    /// Sends the step of an episode that runs.
+    #[inline]
+    fn send(&mut self, action: Values<'_>) -> bool {
+        self.ended || self.env.send(Next::Step(action))
     }
 
     /// Keeps the observation that the episode ended with, and begins the next episode if it is time.
@@ -351,6 +402,8 @@ struct Lanes<'a, E> {
     terminated: &'a mut [bool],
     truncated: &'a mut [bool],
     success: &'a mut [Option<bool>],
+    lost: &'a mut [bool],
+    any_lost: &'a AtomicBool,
     rules: Rules,
 }
 
@@ -366,8 +419,7 @@ impl<E: Env> Lanes<'_, E> {
         while next < n {
             let actions = actions.rows(action, first + next, n - next);
             let Err((row, error)) = self.part(next..n).step_plain(actions) else { break };
-            self.clear(next + row);
-            keep_first(&mut refused, first + next + row, error);
+            self.fail(next + row, first + next + row, error, &mut refused);
             next += row + 1;
         }
         refused
@@ -403,7 +455,24 @@ impl<E: Env> Lanes<'_, E> {
             _ => part.step_plain(action).map_err(|(_, error)| error),
         };
         if let Err(error) = stepped {
-            self.clear(row);
+            self.fail(row, place, error, refused);
+        }
+    }
+
+    /// A row at this place that could not be stepped: its episode is lost, or it refused its action.
+    #[cold]
+    fn fail(&mut self, row: usize, place: usize, error: Error, refused: &mut Refusal) {
+        self.clear(row);
+        if !error.is_lost() {
+            return keep_first(refused, place, error);
+        }
+        self.lost[row] = true;
+        self.any_lost.store(true, Ordering::Relaxed);
+        let same_step = self.rules.autoreset == Autoreset::SameStep;
+        let part = self.part(row..row + 1);
+        let [lane] = part.lanes else { return };
+        lane.ended = !same_step;
+        if same_step && let Err(error) = lane.next_episode(part.seen) {
             keep_first(refused, place, error);
         }
     }
@@ -424,7 +493,9 @@ impl<E: Env> Lanes<'_, E> {
             rewards: &mut self.rewards[rows.clone()],
             terminated: &mut self.terminated[rows.clone()],
             truncated: &mut self.truncated[rows.clone()],
-            success: &mut self.success[rows],
+            success: &mut self.success[rows.clone()],
+            lost: &mut self.lost[rows],
+            any_lost: self.any_lost,
             rules: self.rules,
         }
     }
@@ -653,6 +724,7 @@ mod tests {
                     terminated: vec![false; rows],
                     truncated: vec![false; rows],
                     success: vec![None; rows],
+                    lost: vec![false; rows],
                 };
                 let actions: Vec<i32> = list.iter().map(|row| action(*row, times[*row])).collect();
                 for row in list {

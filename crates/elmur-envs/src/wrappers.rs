@@ -8,7 +8,7 @@ use elmur_base::{Describe, Leaf, Row, Space, Spaces, Values, ValuesMut, Widths, 
 use serde::{Deserialize, Serialize};
 
 use crate::choices::{Choices, row_major, write_row_major};
-use crate::env::{Env, Step};
+use crate::env::{Env, Next, Step};
 use crate::error::{Error, Result};
 
 /// Changes of observations and actions. All are off by default.
@@ -274,6 +274,17 @@ impl<E: Env> Env for Wrapped<E> {
 
     fn uses_action(&self) -> bool {
         self.inner.uses_action()
+    }
+
+    fn send(&mut self, next: Next<'_>) -> bool {
+        match next {
+            Next::Step(action) if self.wrapping.wrappers.flat_action => {
+                // The step that follows tells what is wrong with an action.
+                let inner = self.wrapping.unwrap_flat(action, &mut self.action);
+                inner.is_ok() && self.inner.send(Next::Step(self.action.values()))
+            }
+            next => self.inner.send(next),
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 //! across runs.
 //!
 //! Episodes are acted out in groups whose size depends on their number alone, each group on a thread of its
-//! own, so that the result is the same on any machine with any number of threads.
+//! own, so that the result is the same on any machine with any number of threads. Where rows are processes, there
+//! are few of them: all episodes are one group, and a row whose episode has ended plays the next one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use elmur_base::{Row, Statistics, Stop};
 use elmur_engine::{Device, Pool, Store};
-use elmur_envs::{Environment, Metric, Purpose};
+use elmur_envs::{Autoreset, Environment, Facts, Metric, Purpose};
 use elmur_model::session::{Choose, Seen, Session};
 use elmur_model::{Checkpoint, PolicyConfig};
 use elmur_pool::granted_threads;
@@ -148,7 +149,12 @@ pub fn evaluate(
     evaluation.policy.architecture().ends().check(evaluation.env.spaces(), "environment")?;
     let target = evaluation.asked_return()?.unwrap_or(0.0);
     let seeds: Vec<u64> = (0..evaluation.episodes).map(|i| evaluation.seeds.episode(i)).collect();
-    let group = if evaluation.device.is_cpu() { (evaluation.episodes / 4).clamp(10, 50) } else { 4096 };
+    let facts = evaluation.env.facts();
+    let group = match facts.max_rows {
+        Some(_) => evaluation.episodes,
+        None if evaluation.device.is_cpu() => (evaluation.episodes / 4).clamp(10, 50),
+        None => 4096,
+    };
     let group = group.min(evaluation.episodes);
     let groups: Vec<&[u64]> = seeds.chunks(group).collect();
     let results: Mutex<Vec<Option<Result<Vec<EpisodeResult>>>>> =
@@ -156,19 +162,21 @@ pub fn evaluate(
     let next = AtomicUsize::new(0);
     // Finished episodes count whole, running ones by their steps.
     let done = Mutex::new(0.0);
-    let most = evaluation.env.facts().max_steps;
     let tick = |share: f64| {
         let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
         *done += share;
         progress((*done / groups.len() as f64).min(1.0));
     };
-    let threads = evaluation.threads.unwrap_or_else(granted_threads).clamp(1, groups.len());
+    let granted = evaluation.threads.unwrap_or_else(granted_threads);
+    let threads = granted.clamp(1, groups.len());
+    // Every group has a thread of its own; a single one has them all.
+    let per_group = if facts.max_rows.is_some() { granted.max(1) } else { 1 };
     std::thread::scope(|scope| {
         let work = || {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 let Some(seeds) = groups.get(i) else { break };
-                let result = act_out(evaluation, target, seeds, stop, most, &tick);
+                let result = act_out(evaluation, target, seeds, per_group, stop, &facts, &tick);
                 let failed = result.is_err();
                 results.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(result);
                 if failed {
@@ -222,61 +230,99 @@ pub(crate) fn memory_seed(episode: u64) -> u64 {
 /// Time between two calls of `progress`.
 const TICK: Duration = Duration::from_millis(100);
 
-/// One episode per seed, side by side.
+/// One episode per seed, side by side in as many rows as there may be.
 fn act_out(
     evaluation: &Evaluation<'_>,
     target: f64,
     seeds: &[u64],
+    threads: usize,
     stop: &Stop,
-    most: Option<u64>,
+    facts: &Facts,
     tick: &dyn Fn(f64),
 ) -> Result<Vec<EpisodeResult>> {
-    let rows = seeds.len();
-    let mut env = evaluation.env.make_rows(Purpose::Evaluate, rows, Pool::serial())?;
-    env.reset(seeds)?;
-    // On the CPU every group has a thread of its own.
+    let rows = seeds.len().min(facts.max_rows.unwrap_or(usize::MAX)).max(1);
+    let interrupted = |error: elmur_envs::Error| if stop.requested() { Error::Stopped } else { error.into() };
+    let mut env = evaluation.env.make_rows(Purpose::Evaluate, rows, Pool::serial()).map_err(interrupted)?;
+    env.set_autoreset(Autoreset::Disabled);
     let device =
-        if evaluation.device.is_cpu() { Device::Cpu(Pool::new(1)) } else { evaluation.device.clone() };
+        if evaluation.device.is_cpu() { Device::Cpu(Pool::new(threads)) } else { evaluation.device.clone() };
     let mut session = Session::new(evaluation.policy, evaluation.params, rows, &device)?;
-    session.reset(&seeds.iter().map(|seed| memory_seed(*seed)).enumerate().collect::<Vec<_>>())?;
     let how = if evaluation.sample { Choose::Sample } else { Choose::Greedy };
     let all: Vec<usize> = (0..rows).collect();
-    let mut results = vec![EpisodeResult::default(); rows];
-    let mut running = vec![true; rows];
+    let mut results = vec![EpisodeResult::default(); seeds.len()];
+    // The number of each row's episode; none when there are no more. Rows in `starting` begin theirs.
+    let mut playing: Vec<Option<usize>> = (0..rows).map(Some).collect();
+    let (mut next, mut starting) = (rows, all.clone());
     let mut returns = vec![target as f32; rows];
-    let mut actions = Row::zeros(env.spaces().action.widths(), rows);
+    let widths = env.spaces().action.widths();
+    let mut actions = Row::zeros(widths, rows);
+    let (mut running, mut taken) = (Vec::with_capacity(rows), Row::zeros(widths, rows));
     let (mut told, mut last) = (0.0, Instant::now());
-    for step in 1u64.. {
+    loop {
+        if !starting.is_empty() {
+            let seed = |row: &usize| playing[*row].map(|episode| (*row, seeds[episode]));
+            let begun: Vec<(usize, u64)> = starting.iter().filter_map(seed).collect();
+            env.reset_rows(&begun).map_err(interrupted)?;
+            session.reset(&begun.iter().map(|(row, seed)| (*row, memory_seed(*seed))).collect::<Vec<_>>())?;
+            begun.iter().for_each(|(row, _)| returns[*row] = target as f32);
+            starting.clear();
+        }
+        running.clear();
+        running.extend(all.iter().filter(|row| playing[**row].is_some()));
+        if running.is_empty() {
+            break;
+        }
+        // Rows without an episode act too: to leave them out costs more than to act.
         let seen = Seen { observation: env.observations(), returns: Some(&returns) };
         session.select_action(&all, seen, how, actions.as_mut())?;
-        let taken = env.step(actions.values())?;
-        if let Some(row) = taken.rewards.iter().position(|reward| !reward.is_finite()) {
-            return Err(Error::config("reward", "finite numbers from the environment", taken.rewards[row]));
+        taken.clear();
+        running.iter().for_each(|row| taken.extend(actions.values().rows(widths, *row, 1)));
+        let step = env.step_rows(&running, taken.values()).map_err(interrupted)?;
+        if let Some(row) = step.rewards.iter().position(|reward| !reward.is_finite()) {
+            return Err(Error::config("reward", "finite numbers from the environment", step.rewards[row]));
         }
-        for row in 0..rows {
-            if !running[row] {
+        for row in &running {
+            let row = *row;
+            let Some(episode) = playing[row] else { continue };
+            let result = &mut results[episode];
+            if step.lost[row] {
+                *result = EpisodeResult::default();
+                starting.push(row);
                 continue;
             }
-            results[row].episode_return += taken.rewards[row];
-            results[row].steps += 1;
-            returns[row] -= taken.rewards[row] as f32;
-            results[row].success = taken.success[row];
-            running[row] = !(taken.terminated[row] || taken.truncated[row]);
+            result.episode_return += step.rewards[row];
+            result.steps += 1;
+            returns[row] -= step.rewards[row] as f32;
+            result.success = step.success[row];
+            if step.terminated[row] || step.truncated[row] {
+                playing[row] = (next < seeds.len()).then_some(next);
+                if playing[row].is_some() {
+                    starting.push(row);
+                    next += 1;
+                }
+            }
         }
         if stop.requested() {
             return Err(Error::Stopped);
         }
         if last.elapsed() >= TICK {
-            let share = most.map_or(told, |most| (step as f64 / most as f64).min(1.0));
+            let share = share(&playing, &results, next, facts.max_steps).max(told);
             tick(share - told);
             (told, last) = (share, Instant::now());
-        }
-        if running.iter().all(|running| !running) {
-            break;
         }
     }
     tick(1.0 - told);
     Ok(results)
+}
+
+/// The share of the episodes' steps that were played, where it is known how long they may be.
+fn share(playing: &[Option<usize>], results: &[EpisodeResult], next: usize, most: Option<u64>) -> f64 {
+    let running = playing.iter().flatten();
+    let count = running.clone().count();
+    let ended = (next.min(results.len()) - count) as f64;
+    let steps =
+        |episode: &usize| most.map_or(0.0, |most| (results[*episode].steps as f64 / most as f64).min(1.0));
+    ((ended + running.map(steps).sum::<f64>()) / results.len() as f64).min(1.0)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub fn names_ends(overrides: &[impl AsRef<str>]) -> bool {
 }
 
 /// The config with every `key=value` applied in order, checked, with a value for every setting of its
-/// environment. `env=NAME` and `data.file=PATH` come first; then `policy=NAME`, which is no key of the config
+/// environment. `env=NAME`, `data.file=PATH` and the environment's own settings come first; then `policy=NAME`, which is no key of the config
 /// but replaces the policy and its training ([`RunConfig::with_policy`]); then what changes single settings.
 /// Encoders and head follow from the environment's spaces, so that changed wrappers need no other change, unless
 /// an override names them ([`names_ends`]).
@@ -29,10 +29,11 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
     let turn = |text: &&str| match text.split_once('=') {
         // Policies take their form from the environment or the data.
         Some(("env" | "data.file", _)) => 0,
-        Some((POLICY, _)) => 1,
-        _ => 2,
+        Some((key, _)) if key.starts_with("env.") && !key.starts_with("env.wrappers") => 1,
+        Some((POLICY, _)) => 2,
+        _ => 3,
     };
-    for text in (0..3).flat_map(|now| texts().filter(move |text| turn(text) == now)) {
+    for text in (0..4).flat_map(|now| texts().filter(move |text| turn(text) == now)) {
         let Some((key, value)) = text.split_once('=') else {
             return Err(Error::config(text, "KEY=VALUE, such as train.lr=1e-3", text));
         };

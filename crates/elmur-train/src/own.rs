@@ -13,7 +13,7 @@ use elmur_base::{Row, Stop, Values};
 use elmur_data::collect::Ties;
 use elmur_data::{Column, Episode, Loader, OwnEpisodes};
 use elmur_engine::{Pool, Store};
-use elmur_envs::{Env, Environment, Player, Purpose, Wrapping};
+use elmur_envs::{Env, Environment, Player, Wrapping};
 use elmur_model::PolicyConfig;
 use elmur_model::session::{Choose, Seen, Session};
 
@@ -144,7 +144,14 @@ impl OwnStates {
             let seen = Seen { observation: shown.values(), returns: Some(&returns) };
             session.select_action(&running, seen, Choose::Greedy, actions.as_mut())?;
             for (i, row) in running.iter().enumerate() {
-                rows[*row].step(actions.values().rows(widths, i, 1))?;
+                match rows[*row].step(actions.values().rows(widths, i, 1)) {
+                    Err(crate::Error::Env(_)) if stop.requested() => return Err(crate::Error::Stopped),
+                    Err(crate::Error::Env(error)) if error.is_lost() => {
+                        rows[*row] = Played::new(&self.environment, seeds[*row], self.target, self.ties)?;
+                        session.reset(&[(*row, memory_seed(seeds[*row]))])?;
+                    }
+                    stepped => stepped?,
+                }
             }
         }
     }
@@ -156,7 +163,8 @@ impl OwnEpisodes for OwnStates {
         let play = || -> Result<Vec<Episode>> {
             let mut session = self.session(number)?;
             let mut episodes = Vec::with_capacity(seeds.len());
-            for seeds in seeds.chunks(ROWS) {
+            let rows = self.environment.facts().max_rows.unwrap_or(ROWS).clamp(1, ROWS);
+            for seeds in seeds.chunks(rows) {
                 episodes.extend(self.act_out(&mut session, seeds, stop)?);
             }
             lock(&self.idle).push((number, session));
@@ -193,9 +201,10 @@ impl Played {
         let spaces = plain.spaces();
         let wrapping = Wrapping::new(spaces, environment.spec().wrappers)?;
         let shown = Row::of(&wrapping.spaces().observation);
+        let (env, player) = plain.played()?;
         let mut played = Self {
-            env: plain.make(Purpose::Collect)?,
-            player: plain.player()?,
+            env,
+            player,
             wrapping,
             own: Row::of(&spaces.observation),
             shown,
@@ -278,7 +287,7 @@ mod tests {
             let spaces = plain.spaces();
             let mut differ = 0;
             for (episode, seed) in episodes.iter().zip(7..) {
-                let (mut env, mut player) = (plain.make(Purpose::Collect).unwrap(), plain.player().unwrap());
+                let (mut env, mut player) = plain.played().unwrap();
                 let (mut observation, mut label) = (Row::of(&spaces.observation), Row::of(&spaces.action));
                 env.reset(seed, observation.as_mut()).unwrap();
                 player.reset();

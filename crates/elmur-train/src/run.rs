@@ -94,7 +94,7 @@ pub fn train_on(
     let mut trainer = Trainer::of(prepared, &devices.train)?;
     let mut progress = Progress::default();
     if resume {
-        check_resumable(&folder.config()?, config)?;
+        check_resumable(&folder.config()?, prepared)?;
     }
     folder.same_data(&*prepared.data, resume)?;
     if resume {
@@ -320,8 +320,12 @@ impl Run<'_, '_> {
 }
 
 /// Refuses to resume if a setting that must stay the same has changed: kind of policy, seed, batch size, crop
-/// length, data or environment. Where the data lie may change: their fingerprint is compared.
-fn check_resumable(old: &RunConfig, new: &RunConfig) -> Result<()> {
+/// length, data or environment. Where the data lie may change (their fingerprint is compared), and so may
+/// settings of the environment that change no episode, such as time-outs.
+fn check_resumable(old: &RunConfig, prepared: &Prepared) -> Result<()> {
+    let new = &prepared.config;
+    let settings = prepared.validation.as_ref().map(|env| env.settings()).unwrap_or_default();
+    let technical = |key: &str| settings.iter().any(|setting| setting.key == key && !setting.shapes_episodes);
     let (t, u) = (&old.train, &new.train);
     let elsewhere = |config: &RunConfig| crate::config::DataConfig {
         file: config.data.file.is_some().then(Default::default),
@@ -337,7 +341,7 @@ fn check_resumable(old: &RunConfig, new: &RunConfig) -> Result<()> {
         ("train.batch", t.batch == u.batch),
         ("train.segments", t.segments == u.segments),
         ("data", elsewhere(old) == elsewhere(new)),
-        ("env", same_environment(old.env.as_ref(), new.env.as_ref())),
+        ("env", same_environment(old.env.as_ref(), new.env.as_ref(), &technical)),
         ("eval.on", old.eval.on.is_none() || old.eval.on == new.eval.on),
     ];
     match fixed.iter().find(|(_, same)| !same) {
@@ -350,11 +354,14 @@ fn check_resumable(old: &RunConfig, new: &RunConfig) -> Result<()> {
     }
 }
 
-/// Whether two specs mean the same environment. Settings that one of them leaves out have their defaults.
-fn same_environment(old: Option<&EnvSpec>, new: Option<&EnvSpec>) -> bool {
+/// Whether two specs mean the same environment. Settings that one of them leaves out have their defaults, and
+/// technical ones may differ.
+fn same_environment(old: Option<&EnvSpec>, new: Option<&EnvSpec>, technical: &dyn Fn(&str) -> bool) -> bool {
     let (Some(old), Some(new)) = (old, new) else { return old.is_none() == new.is_none() };
     let settings = &old.settings;
-    let same = |(key, value): (&String, &Value)| new.settings.get(key).is_none_or(|new| new == value);
+    let same = |(key, value): (&String, &Value)| {
+        technical(key) || new.settings.get(key).is_none_or(|new| new == value)
+    };
     old.name == new.name && old.wrappers == new.wrappers && settings.into_iter().all(same)
 }
 

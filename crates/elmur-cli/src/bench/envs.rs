@@ -1,4 +1,5 @@
-//! `elmur bench envs`: steps per second of POPGym's environments, and of their players in them.
+//! `elmur bench envs`: steps per second of POPGym's environments, and of their players in them; with `--env` of
+//! any other.
 //!
 //! Random actions drawn beforehand, resets included, rows stepped as one. A line {"env", "steps_per_s"} per
 //! environment, as the peer prints them for the Python package; the best of several short windows, because
@@ -12,18 +13,22 @@ use std::time::{Duration, Instant};
 use elmur_base::{Row, Space};
 use elmur_engine::Pool;
 use elmur_envs::popgym::{Difficulty, Task, Version};
-use elmur_envs::{AnyVecEnv, Env, Player};
+use elmur_envs::{AnyVecEnv, Env, EnvSpec, Player, Purpose};
 use elmur_rng::Rng;
 use elmur_train::{Error, Result};
 use serde_json::json;
 
 use super::{print, round};
+use crate::Context;
 
 /// Options of `elmur bench envs`.
 #[derive(clap::Args)]
 pub struct Args {
     /// Measure only environments whose id contains this text.
     filter: Option<String>,
+    /// Measure the environment of this name, such as python:CartPole-v1, instead of POPGym's.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["filter", "all", "players"])]
+    env: Option<String>,
     /// Print JSON lines.
     #[arg(long)]
     json: bool,
@@ -36,7 +41,8 @@ pub struct Args {
     /// Use this many threads; with more than one, one thread is measured in turn and the ratio printed.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Step this many environments together; default: 1024, or 32768 with several threads.
+    /// Step this many environments together; default: 1024, or 32768 with several threads; where rows are
+    /// processes: one per thread that is granted.
     #[arg(long)]
     rows: Option<usize>,
     /// Measure this many windows of a tenth of a second.
@@ -48,7 +54,7 @@ pub struct Args {
 const STEPS: usize = 64;
 
 /// Runs `elmur bench envs`.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, context: &Context) -> Result<()> {
     let filter = args.filter.as_deref().unwrap_or_default();
     let chosen = |task: &Task| {
         (args.all || task.difficulty == Difficulty::Easy || !filter.is_empty()) && task.id().contains(filter)
@@ -61,7 +67,9 @@ pub fn run(args: &Args) -> Result<()> {
         return config("filter", "a part of an id such as popgym-RepeatFirstEasy-v0", filter.to_owned());
     }
     // Few enough to stay in a core's cache, and enough to be worth a second one.
-    let rows = args.rows.unwrap_or(if args.threads == 1 { 1024 } else { 32_768 });
+    let named = args.env.as_ref().map(|name| context.registry.find(&EnvSpec::new(name))).transpose()?;
+    let few = named.as_ref().and_then(|env| env.facts().max_rows);
+    let rows = args.rows.or(few).unwrap_or(if args.threads == 1 { 1024 } else { 32_768 });
     if rows == 0 || rows > 1 << 20 {
         return config("rows", "1 to 1048576", rows.to_string());
     }
@@ -79,26 +87,40 @@ pub fn run(args: &Args) -> Result<()> {
             Ok(())
         });
     }
-    for task in tasks {
-        let rates = rates(task, rows, args.windows, pools)?;
+    let tell = |name: &str, make: &dyn Fn(&Pool) -> Result<Box<dyn AnyVecEnv>>| -> Result<()> {
+        let rates = rates(make, rows, args.windows, pools)?;
         let one = rates[0];
-        let row = match rates.get(1) {
-            None => json!({"env": task.id(), "steps_per_s": one.round() as u64}),
+        let mut row = match rates.get(1) {
+            None => json!({"env": name, "steps_per_s": one.round() as u64}),
             Some(many) => json!({
-                "env": task.id(), "steps_per_s": many.round() as u64, "threads": args.threads,
+                "env": name, "steps_per_s": many.round() as u64, "threads": args.threads,
                 "one_thread": one.round() as u64, "ratio": round(many / one),
             }),
         };
+        if few.is_some() {
+            row["rows"] = rows.into();
+        }
         print(args.json, &row);
+        Ok(())
+    };
+    match named {
+        Some(env) => tell(env.name(), &|pool| Ok(env.make_rows(Purpose::Evaluate, rows, pool)?)),
+        None => tasks.into_iter().try_for_each(|task| {
+            tell(task.id(), &|pool| Ok(task.make_rows(Version::default(), rows, pool)?))
+        }),
     }
-    Ok(())
 }
 
 /// Steps per second with each pool.
-fn rates(task: Task, rows: usize, windows: usize, pools: &[Pool]) -> Result<Vec<f64>> {
+fn rates(
+    make: &dyn Fn(&Pool) -> Result<Box<dyn AnyVecEnv>>,
+    rows: usize,
+    windows: usize,
+    pools: &[Pool],
+) -> Result<Vec<f64>> {
     let mut envs = Vec::new();
     for pool in pools {
-        let mut env = task.make_rows(Version::default(), rows, pool)?;
+        let mut env = make(pool)?;
         env.reset(&(0..rows as u64).collect::<Vec<_>>())?;
         envs.push(env);
     }

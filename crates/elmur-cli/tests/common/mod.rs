@@ -238,3 +238,14 @@ fn crc32(bytes: &[u8]) -> u32 {
     }
     !crc
 }
+
+/// Whether there is a Python with Gymnasium; says so where there is none.
+pub fn has_gymnasium() -> bool {
+    let python = std::env::var_os("ELMUR_PYTHON").unwrap_or_else(|| "python3".into());
+    let found = Command::new(&python).args(["-c", "import numpy, gymnasium"]).output();
+    let found = found.is_ok_and(|output| output.status.success());
+    if !found {
+        println!("skipped: {python:?} has no gymnasium; name one that has it in ELMUR_PYTHON");
+    }
+    found
+}

@@ -1,0 +1,231 @@
+//! Environments in Python: any Gymnasium environment by its id, or any class with Gymnasium's methods.
+//!
+//! Every row has a Python process of its own that runs `python/worker.py`, which is part of this library and
+//! needs numpy, and Gymnasium for its ids. What is said there is docs/worker-protocol.md.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use elmur_base::{Spaces, Stop};
+use elmur_pool::granted_threads;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::env::{Env, Player};
+use crate::error::{Error, Result};
+use crate::family::{EnvSpec, Facts, Family, Metric, Played, Purpose, Setting};
+use crate::worker::{Interface, Launch, Part, Task, WorkerEnv, Workers};
+
+/// What names of environments in Python begin with.
+const PREFIX: &str = "python:";
+/// The worker.
+const SCRIPT: &str = include_str!("python/worker.py");
+/// Names the Python interpreter where the setting `python` does not.
+const VARIABLE: &str = "ELMUR_PYTHON";
+
+/// Environments in Python, in the [`Registry`](crate::Registry): `python:module:Class`, `python:file.py:Class`
+/// and `python:GYMNASIUM-ID`.
+#[derive(Default)]
+pub(crate) struct Python {
+    /// Workers by what they were started for.
+    workers: Mutex<HashMap<String, Arc<Workers>>>,
+    stop: Mutex<Stop>,
+}
+
+/// Most workers of an environment.
+const MOST_WORKERS: usize = 256;
+
+impl Python {
+    /// The workers for an environment; the same for the same settings.
+    fn workers(&self, spec: &EnvSpec) -> Result<Arc<Workers>> {
+        let task = task(spec)?;
+        // How many workers there may be changes none of them.
+        let settings: Vec<_> = spec.settings.iter().filter(|(key, _)| *key != "workers").collect();
+        let key = format!("{} {settings:?}", spec.name);
+        let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut all = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::clone(all.entry(key).or_insert_with(|| Arc::new(Workers::new(task, stop)))))
+    }
+}
+
+fn task(spec: &EnvSpec) -> Result<Task> {
+    let entry = spec.name.strip_prefix(PREFIX).unwrap_or(&spec.name);
+    let python = match spec.get::<Option<String>>("python")? {
+        Some(python) => OsString::from(python),
+        None => std::env::var_os(VARIABLE).unwrap_or_else(|| OsString::from("python3")),
+    };
+    let kwargs: Map<String, Value> = spec.get("kwargs")?;
+    let success: String = spec.get("success")?;
+    if !["end", "once"].contains(&success.as_str()) {
+        return Err(Error::config("success", "end or once", success));
+    }
+    let max_steps: Option<u64> = spec.get("max_steps")?;
+    if max_steps == Some(0) {
+        return Err(Error::config("max_steps", "at least 1, or null", 0));
+    }
+    let restarts: u64 = spec.get("restarts")?;
+    let restarts = u32::try_from(restarts).ok().filter(|restarts| *restarts <= 1000);
+    let make = json!({
+        "entry": entry, "kwargs": kwargs, "expert": spec.get::<Option<String>>("expert")?,
+        "max_steps": max_steps,
+    });
+    let Value::Object(make) = make else { return Err(Error::Finished) };
+    if Value::Object(make.clone()).to_string().len() > 1 << 19 {
+        return Err(Error::config("kwargs", "at most 500 kB of JSON", "more"));
+    }
+    Ok(Task {
+        name: spec.name.clone(),
+        launch: Launch {
+            program: python,
+            arguments: vec!["-c".into(), SCRIPT.into()],
+            variables: Vec::new(),
+            show_output: spec.get("show_output")?,
+        },
+        hello: "elmur-python",
+        make,
+        interface,
+        success_once: success == "once",
+        timeout: seconds(spec, "timeout")?,
+        start_timeout: seconds(spec, "start_timeout")?,
+        restarts: restarts
+            .ok_or_else(|| Error::config("restarts", "0 to 1000", &spec.settings["restarts"]))?,
+    })
+}
+
+fn seconds(spec: &EnvSpec, key: &str) -> Result<Duration> {
+    let time: f64 = spec.get(key)?;
+    match time {
+        0.001..=1e6 => Ok(Duration::from_secs_f64(time)),
+        _ => Err(Error::config(key, "0.001 to 1000000 seconds", time)),
+    }
+}
+
+/// Reads a worker's answer to `make`.
+fn interface(answer: &Map<String, Value>) -> Result<Interface, String> {
+    #[derive(Deserialize)]
+    struct Made {
+        spaces: Spaces,
+        observation: Vec<Part>,
+        action: Vec<Part>,
+        max_steps: Option<u64>,
+        good_return: Option<f64>,
+        expert: bool,
+    }
+    let made = Made::deserialize(&Value::Object(answer.clone())).map_err(|error| error.to_string())?;
+    let Made { spaces, observation, action, max_steps, good_return, expert } = made;
+    Ok(Interface { spaces, observation, action, max_steps, good_return, has_expert: expert })
+}
+
+impl Family for Python {
+    /// None: there are as many as there are Python modules.
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn resolve(&self, name: &str) -> Option<String> {
+        name.strip_prefix(PREFIX).filter(|entry| !entry.is_empty()).map(|_| name.to_owned())
+    }
+
+    fn settings(&self, _: &str) -> Vec<Setting> {
+        vec![
+            Setting::new(
+                "kwargs",
+                json!({}),
+                "Arguments of the environment's constructor, as a JSON object.",
+            ),
+            Setting::new(
+                "expert",
+                Value::Null,
+                "Who demonstrates: module:function, called with observation and info; null: nobody.",
+            ),
+            Setting::new(
+                "max_steps",
+                Value::Null,
+                "Truncate episodes after this many steps; null: as the environment does.",
+            ),
+            Setting::new(
+                "success",
+                "end",
+                "Which steps count for success (info[\"success\"] or info[\"is_success\"]): end or once.",
+            ),
+            Setting::new(
+                "python",
+                Value::Null,
+                "Python interpreter that has numpy and gymnasium; null: $ELMUR_PYTHON, else python3.",
+            )
+            .technical(),
+            Setting::new(
+                "workers",
+                Value::Null,
+                "Python processes that an evaluation uses; null: as many as there are threads.",
+            )
+            .technical(),
+            Setting::new("timeout", 30, "Seconds that a worker has for an answer.").technical(),
+            Setting::new(
+                "start_timeout",
+                120,
+                "Seconds that a worker has to start, to make the environment and to begin its first episode.",
+            )
+            .technical(),
+            Setting::new("restarts", 3, "Times that an episode is begun anew when its worker dies.")
+                .technical(),
+            Setting::new("show_output", false, "Show what workers print, instead of only in errors.")
+                .technical(),
+        ]
+    }
+
+    fn make(&self, spec: &EnvSpec, _: Purpose) -> Result<Box<dyn Env>> {
+        max_rows(spec)?;
+        Ok(Box::new(WorkerEnv::new(&self.workers(spec)?)?))
+    }
+
+    fn make_played(&self, spec: &EnvSpec) -> Result<Option<Played>> {
+        let env = WorkerEnv::new(&self.workers(spec)?)?;
+        let Some(player) = env.player() else {
+            let expected =
+                "who demonstrates, as module:function called with observation and info (--set expert=...)";
+            return Err(Error::config("expert", expected, "null"));
+        };
+        Ok(Some((Box::new(env), Box::new(player))))
+    }
+
+    fn player(&self, _: &EnvSpec) -> Result<Option<Box<dyn Player>>> {
+        Ok(None)
+    }
+
+    fn facts(&self, spec: &EnvSpec) -> Facts {
+        let known = self.workers(spec).ok().and_then(|workers| workers.known_interface());
+        Facts {
+            max_steps: known.as_ref().and_then(|known| known.max_steps),
+            good_return: known.as_ref().and_then(|known| known.good_return),
+            metric: Metric::Success,
+            max_rows: max_rows(spec).ok(),
+        }
+    }
+
+    fn stop_with(&self, stop: &Stop) {
+        *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = stop.clone();
+    }
+
+    fn incidents(&self) -> Vec<String> {
+        let all = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = |workers: &Arc<Workers>| match workers.restarts() {
+            (0, _) => None,
+            (count, last) => {
+                let (name, plural) = (&workers.task().name, if count == 1 { "" } else { "s" });
+                Some(format!("{name}: {count} worker{plural} had to be replaced; the newest cause: {last}"))
+            }
+        };
+        all.values().filter_map(told).collect()
+    }
+}
+
+fn max_rows(spec: &EnvSpec) -> Result<usize> {
+    match spec.get::<Option<usize>>("workers")? {
+        None => Ok(granted_threads().min(MOST_WORKERS)),
+        Some(workers @ 1..=MOST_WORKERS) => Ok(workers),
+        Some(workers) => Err(Error::config("workers", format!("1 to {MOST_WORKERS}, or null"), workers)),
+    }
+}
