@@ -312,13 +312,13 @@ struct Depths<'a, T> {
 
 /// The kernels of a matrix unit; see `gemm/amx.rs`.
 struct MatrixUnit<T> {
-    /// Called on a thread before its first product.
-    configure: fn(),
+    /// Called on a thread before its first product, and before `multiply` for another number of rows, 17 to 32.
+    configure: fn(rows: usize),
     /// Called on a thread after its last product.
     release: fn(),
     /// Packs panels of an operand (`left` or right) into blocks, panel by panel.
     pack: fn(target: &mut [T], left: bool, panels: usize, source: Depths<'_, T>),
-    /// C[32, 32] (+)= A B over `steps` blocks.
+    /// C[configured rows, 32] (+)= A B over `steps` blocks.
     multiply: unsafe fn(steps: usize, a: *const T, b: *const T, c: *mut T, ldc: usize, accumulate: bool),
     /// C[16, 64] = A B over `steps` blocks, of which A fills the upper half and B is two panels.
     multiply_half: unsafe fn(steps: usize, a: *const T, b: (*const T, *const T), c: *mut T, ldc: usize),
@@ -412,7 +412,8 @@ impl<T: Float> Blocks<T> {
             (unit.pack)(target, !own_rows, panels, depths(!own_rows, first, panels, k0, depth));
         });
         pool.run(own_panels.div_ceil(per_task), |task, thread| {
-            (unit.configure)();
+            let mut configured = BLOCK;
+            (unit.configure)(configured);
             let first = task * per_task;
             let own = per_task.min(own_panels - first);
             for (k0, depth, steps) in depth_blocks() {
@@ -440,11 +441,16 @@ impl<T: Float> Blocks<T> {
                     };
                     let (rows, cols) = (BLOCK.min(m - row), BLOCK.min(n - col));
                     let add = accumulate || k0 > 0;
-                    // SAFETY: the block lies inside C and belongs to this task; blocks at the edge go through
-                    // a buffer.
+                    let height = if rows > BLOCK / 2 { rows } else { BLOCK };
+                    if height != configured {
+                        configured = height;
+                        (unit.configure)(height);
+                    }
+                    // SAFETY: the block lies inside C and belongs to this task; blocks that do not fill their
+                    // tiles go through a buffer.
                     unsafe {
                         let c = c.get().add(row * ldc + col);
-                        if rows == BLOCK && cols == BLOCK {
+                        if (rows, cols) == (height, BLOCK) {
                             (unit.multiply)(steps, left, right, c, ldc, add);
                         } else {
                             // The same sums as elsewhere: C's elements go first.
