@@ -1114,14 +1114,13 @@ mod tests {
         // More panels on the left, more on the right, and too small for a matrix unit.
         for (m, n, k) in [(200, [70, 33], 600), (64, [160, 100], 130), (90, [40, 5], 31)] {
             let f32s = |len, seed| random(len, seed).into_iter().map(|x| x as f32).collect::<Vec<_>>();
-            let (a, b) = (f32s(k * m, 0), n.map(|n| f32s(k * n, n as u64)));
+            let (a, b) = (f32s(k * m, 0), n.map(|n| f32s(k * n, n as u32)));
             for threads in [1, 3] {
                 let pool = Pool::new(threads);
                 let mut c = n.map(|n| vec![f32::NAN; m * n]);
                 let mut scratch = vec![f32::NAN; pair_scratch_len::<f32>(m, n, k, threads)];
-                let [c0, c1] = &mut c;
-                let products =
-                    [(Mat::rows(&b[0], n[0]), n[0], &mut c0[..]), (Mat::rows(&b[1], n[1]), n[1], c1)];
+                let [c0, c1] = c.each_mut().map(|c| &mut c[..]);
+                let products = [(Mat::rows(&b[0], n[0]), n[0], c0), (Mat::rows(&b[1], n[1]), n[1], c1)];
                 gemm_pair(&pool, &mut scratch, (m, k), Mat::transposed(&a, m), products);
                 for ((n, b), c) in n.into_iter().zip(&b).zip(&c) {
                     let want = product(&pool, (m, n, k), (&a, true), (b, false), None);
