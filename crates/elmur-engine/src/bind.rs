@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::allocation::Allocation;
 use crate::device::Device;
 use crate::error::{Error, Result, nearest};
+use crate::fuse::fuse;
 use crate::graph::{Graph, Origin, Value};
 use crate::lock::{MAX_STORES, StoreUse, StoreUses};
 use crate::op::IndexBound;
@@ -51,6 +52,8 @@ pub(crate) fn bind(graph: &Graph, device: &Device, stores: &[&Store]) -> Result<
         let got = stores.len().to_string();
         return Err(Error::Program { expected: format!("at most {MAX_STORES} stores"), got });
     }
+    let fused = device.pool().map(|_| fuse(graph));
+    let graph = fused.as_ref().unwrap_or(graph);
     let plan = plan(graph, device.unshared_budget());
     let scratch_offset = plan.arena_bytes;
     // On a GPU ops allocate what they need while they are captured.

@@ -29,14 +29,14 @@ pub(crate) enum Origin {
     Node(usize),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ValueInfo {
     pub ty: TensorType,
     pub origin: Origin,
     pub name: Option<String>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub op: Arc<dyn Op>,
     pub inputs: Vec<Value>,
@@ -68,7 +68,7 @@ pub(crate) struct Node {
 /// assert_eq!(program.get::<f32>("loss")?, [1.75]);
 /// # Ok::<(), elmur_engine::Error>(())
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Graph {
     id: u32,
     pub(crate) values: Vec<ValueInfo>,

@@ -19,6 +19,7 @@ mod cuda;
 mod device;
 mod dtype;
 mod error;
+mod fuse;
 pub mod gradcheck;
 mod graph;
 mod lock;

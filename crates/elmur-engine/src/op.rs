@@ -55,6 +55,12 @@ pub(crate) trait Op: Debug + Send + Sync {
         None
     }
 
+    /// For a product of two matrices [rows, columns]: whether the left and the right one are stored transposed. A CPU
+    /// computes two products with the same left operand together.
+    fn matrix_product(&self) -> Option<[bool; 2]> {
+        None
+    }
+
     /// Bytes of scratch memory that the CPU kernel needs with this many threads.
     fn scratch(&self, _inputs: &[TensorType], _outputs: &[TensorType], _threads: usize) -> usize {
         0

@@ -69,7 +69,7 @@ pub(crate) fn plan(graph: &Graph, unshared_budget: usize) -> Plan {
 }
 
 /// Nodes that outputs and updates depend on, in graph order.
-fn live_nodes(graph: &Graph) -> Vec<usize> {
+pub(crate) fn live_nodes(graph: &Graph) -> Vec<usize> {
     let mut live = vec![false; graph.nodes.len()];
     let mark = |live: &mut Vec<bool>, value: Value| {
         if let Origin::Node(node) = graph.values[value.id as usize].origin {

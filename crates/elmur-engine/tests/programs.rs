@@ -33,6 +33,42 @@ fn dead_code_is_not_run() {
 }
 
 #[test]
+fn products_with_one_left_operand_run_together_unless_something_reads_the_first() {
+    // Aᵀ B and Aᵀ D; the left operands are two reshapes of one input.
+    let build = |read_between: bool, names: &[&str]| {
+        let mut g = Graph::new();
+        let a = g.input("a", F32, [4, 5, 40]).unwrap();
+        let mut right = |name: &str, n: usize| g.input(name, F32, [20, n]).unwrap();
+        let (b, d) = (right("b", 33), right("d", 7));
+        let [first, second] = [0, 1].map(|_| g.reshape(a, [20, 40]).unwrap());
+        let mut c = g.matmul_with(first, b, true, false).unwrap();
+        if read_between {
+            c = g.scale(c, 1.0).unwrap();
+        }
+        let e = g.matmul_with(second, d, true, false).unwrap();
+        for (name, value) in [("c", c), ("e", e)].into_iter().filter(|(name, _)| names.contains(name)) {
+            g.output(name, value).unwrap();
+        }
+        let mut p = program(&g, &Store::new());
+        for (name, len) in [("a", 800), ("b", 660), ("d", 140)] {
+            if let Ok(input) = p.input_mut::<f32>(name) {
+                input.copy_from_slice(&(0..len).map(|i| (i % 17) as f32 * 0.3 - 2.0).collect::<Vec<_>>());
+            }
+        }
+        p.run().unwrap();
+        let got = names.iter().map(|name| p.get::<f32>(name).unwrap().to_vec()).collect::<Vec<_>>();
+        (p.steps(), got)
+    };
+    let (steps, together) = build(false, &["c", "e"]);
+    assert_eq!(steps, 1);
+    let (steps, apart) = build(true, &["c", "e"]);
+    assert_eq!(steps, 3);
+    assert_eq!(together, apart);
+    let (steps, alone) = build(false, &["e"]);
+    assert_eq!((steps, &alone[0]), (1, &apart[1]));
+}
+
+#[test]
 fn a_long_chain_needs_little_memory() {
     let mut g = Graph::new();
     let x = g.input("x", F32, [1024]).unwrap();

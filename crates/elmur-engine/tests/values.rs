@@ -746,6 +746,49 @@ fn lstm_of_a_computed_x_is_that_of_a_stored_one() {
     }
 }
 
+/// Products with dz, of enough rows for a matrix unit.
+#[test]
+fn lstm_input_gradients_are_products_with_those_of_the_gates() {
+    let (batch, steps, width, n) = (70, 3, 32, 40);
+    let floats = |len, stream| normal(len, stream).into_iter().map(|x| 0.3 * x as f32).collect::<Vec<_>>();
+    let (x, w) = (floats(batch * steps * n, 0), floats(4 * width * n, 1));
+    let run = |threads: usize| {
+        let mut g = Graph::new();
+        let inputs = g.input("x", F32, [batch, steps, n]).unwrap();
+        let weight = g.param("w", F32, [4 * width, n]).unwrap();
+        let recurrent = g.constant(&floats(4 * width * width, 2), [4 * width, width]).unwrap();
+        let bias = g.constant(&floats(4 * width, 3), [4 * width]).unwrap();
+        let first = g.constant(&floats(batch * width, 4), [batch, width]).unwrap();
+        let z = g.linear(inputs, weight, None, Activation::Identity).unwrap();
+        let hidden = g.lstm(z, recurrent, bias, first, first).unwrap().hidden;
+        let squares = g.mul(hidden, hidden).unwrap();
+        let loss = g.sum(squares).unwrap();
+        for (name, grad) in ["dz", "dx", "dw"].iter().zip(g.gradients(loss, &[z, inputs, weight]).unwrap()) {
+            g.output(name, grad.unwrap()).unwrap();
+        }
+        let store = Store::new();
+        store.declare(&g).unwrap();
+        store.set("w", &w).unwrap();
+        let mut program = Program::new(&g, &Pool::new(threads), &[&store]).unwrap();
+        program.set("x", &x).unwrap();
+        program.run().unwrap();
+        ["dz", "dx", "dw"].map(|name| program.get::<f32>(name).unwrap().to_vec())
+    };
+    let got = run(1);
+    assert_eq!(run(3), got);
+    let f64s = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+    let (x, w, [dz, dx, dw]) = (f64s(&x), f64s(&w), got.map(|grad| f64s(&grad)));
+    let rows = batch * steps;
+    let sum = |count: usize, term: &dyn Fn(usize) -> f64| (0..count).map(term).sum::<f64>();
+    let want: Vec<f64> =
+        (0..rows * n).map(|at| sum(4 * width, &|i| dz[at / n * 4 * width + i] * w[i * n + at % n])).collect();
+    close(&dx, &want, 1e-5);
+    let want: Vec<f64> = (0..4 * width * n)
+        .map(|at| sum(rows, &|row| dz[row * 4 * width + at / n] * x[row * n + at % n]))
+        .collect();
+    close(&dw, &want, 1e-4);
+}
+
 /// Acting: the states live in a store, one step at a time.
 #[test]
 fn lstm_steps_like_the_whole_window() {

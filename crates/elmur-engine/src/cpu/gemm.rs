@@ -15,6 +15,8 @@
 //! [`PackedRight`] is for recurrences, which multiply one small left side after the other by the same B;
 //! [`Panels`] for attention, whose operands stay in a core's cache.
 
+use std::ops::Range;
+
 use super::float::Float;
 use super::isa::Isa;
 use super::pool::Pool;
@@ -102,7 +104,7 @@ unsafe impl<T> Send for Ptr<T> {}
 pub(crate) fn scratch_len<T: Tiles>(m: usize, n: usize, k: usize, threads: usize) -> usize {
     let tiles = T::tiles(Isa::best());
     let (mr, nr) = (tiles.mr, tiles.nr);
-    let blocks = Blocks::of(tiles, m, n, k).map_or(0, |blocks| blocks.scratch_len(threads));
+    let blocks = Blocks::of(tiles, m, &[n], k).map_or(0, |blocks| blocks.scratch_len(threads));
     // Either operand may be the shared one; per thread one block of the other.
     let shared = (m.div_ceil(mr) * mr).max(n.div_ceil(nr) * nr) * k;
     blocks.max(shared + threads * KC.min(k) * (mr * PANELS).max(nr) + LANES)
@@ -159,9 +161,14 @@ pub(crate) fn gemm<T: Tiles>(
         return;
     }
 
-    if let Some(blocks) = Blocks::of(tiles, m, n, k).filter(|_| a.has_unit_stride() && b.has_unit_stride()) {
-        return blocks.run(pool, scratch, (a, b), (c, ldc, accumulate), |row, rows, col, cols| {
-            epilogue(tile(row, rows, col, cols));
+    if let Some(blocks) = Blocks::of(tiles, m, &[n], k).filter(|_| a.has_unit_stride() && b.has_unit_stride())
+    {
+        return blocks.run(pool, scratch, a, &[Right { b, n, c, ldc }], accumulate, |panels| {
+            let (at, end) = (panels.start * BLOCK, panels.end * BLOCK);
+            epilogue(match blocks.own_rows() {
+                true => tile(at, end.min(m) - at, 0, n),
+                false => tile(0, m, at, end.min(n) - at),
+            });
         });
     }
 
@@ -259,6 +266,38 @@ pub(crate) fn gemm<T: Tiles>(
     }
 }
 
+/// Elements of scratch that [`gemm_pair`] may need with `threads` threads.
+pub(crate) fn pair_scratch_len<T: Tiles>(m: usize, n: [usize; 2], k: usize, threads: usize) -> usize {
+    let blocks = Blocks::of(T::tiles(Isa::best()), m, &n, k).map_or(0, |blocks| blocks.scratch_len(threads));
+    n.into_iter().map(|n| scratch_len::<T>(m, n, k, threads)).fold(blocks, usize::max)
+}
+
+/// C = A B for two B of `k` rows and unit strides, given with their numbers of columns and their C (without gaps),
+/// to the bits of [`gemm`]. A matrix unit packs A once.
+pub(crate) fn gemm_pair<T: Tiles>(
+    pool: &Pool,
+    scratch: &mut [T],
+    (m, k): (usize, usize),
+    a: Mat<'_, T>,
+    products: [(Mat<'_, T>, usize, &mut [T]); 2],
+) {
+    let n = [products[0].1, products[1].1];
+    match Blocks::of(T::tiles(Isa::best()), m, &n, k).filter(|_| a.has_unit_stride()) {
+        Some(blocks) => {
+            a.check(m, k);
+            let rights = products.map(|(b, n, c)| {
+                b.check(k, n);
+                assert!(m * n <= c.len() && b.has_unit_stride(), "C exceeds its data");
+                Right { b, n, c: Ptr(c.as_mut_ptr()), ldc: n }
+            });
+            blocks.run(pool, scratch, a, &rights, false, |_| {});
+        }
+        None => products.into_iter().for_each(|(b, n, c)| {
+            gemm(pool, scratch, Product { m, n, k, a, b, accumulate: false }, c, n, |_| {});
+        }),
+    }
+}
+
 /// Runs `task(i, thread)` for every i below a count.
 type Run<'a> = &'a dyn Fn(usize, &(dyn Fn(usize, usize) + Sync));
 
@@ -312,42 +351,59 @@ struct Depths<'a, T> {
 
 /// The kernels of a matrix unit; see `gemm/amx.rs`.
 struct MatrixUnit<T> {
-    /// Called on a thread before its first product.
-    configure: fn(),
+    /// Called on a thread before its first product, and before `multiply` for another number of rows, 17 to 32.
+    configure: fn(rows: usize),
     /// Called on a thread after its last product.
     release: fn(),
     /// Packs panels of an operand (`left` or right) into blocks, panel by panel.
     pack: fn(target: &mut [T], left: bool, panels: usize, source: Depths<'_, T>),
-    /// C[32, 32] (+)= A B over `steps` blocks.
+    /// C[configured rows, 32] (+)= A B over `steps` blocks.
     multiply: unsafe fn(steps: usize, a: *const T, b: *const T, c: *mut T, ldc: usize, accumulate: bool),
     /// C[16, 64] = A B over `steps` blocks, of which A fills the upper half and B is two panels.
     multiply_half: unsafe fn(steps: usize, a: *const T, b: (*const T, *const T), c: *mut T, ldc: usize),
 }
 
-/// A product in blocks of a matrix unit: tasks own panels of the longer side of C and pack their operand on
-/// the way; the other operand is packed once for all.
+/// A right operand B [k, n] and where the product with the left operand goes: C, rows `ldc` apart.
+struct Right<'a, T> {
+    b: Mat<'a, T>,
+    n: usize,
+    c: Ptr<T>,
+    ldc: usize,
+}
+
+/// Products of one left operand in blocks of a matrix unit: tasks own panels of the side that has more of them
+/// and pack their operand on the way; the other side is packed once for all.
 struct Blocks<T: 'static> {
     unit: &'static MatrixUnit<T>,
     m: usize,
-    n: usize,
     k: usize,
+    /// Panels of all right operands.
+    right_panels: usize,
 }
 
 impl<T: Float> Blocks<T> {
-    /// Blocks of a product; none without a matrix unit, or if the product is too small to be worth packing.
-    fn of(tiles: &TileSet<T>, m: usize, n: usize, k: usize) -> Option<Self> {
+    /// Blocks of products with `n` columns each; none without a matrix unit, or if a product is too small to be
+    /// worth packing.
+    fn of(tiles: &TileSet<T>, m: usize, n: &[usize], k: usize) -> Option<Self> {
         let unit = tiles.matrix_unit?;
-        (m.min(n).min(k) >= BLOCK && m * n * k >= 1 << 18).then_some(Self { unit, m, n, k })
+        let right_panels = n.iter().map(|n| n.div_ceil(BLOCK)).sum();
+        let large = |n: &usize| m.min(*n).min(k) >= BLOCK && m * n * k >= 1 << 18;
+        n.iter().all(large).then_some(Self { unit, m, k, right_panels })
     }
 
     fn steps(&self) -> usize {
         self.k.div_ceil(BLOCK)
     }
 
-    /// Panels of (the operand tasks own, the shared operand).
+    /// Whether tasks own rows of C.
+    fn own_rows(&self) -> bool {
+        self.m.div_ceil(BLOCK) >= self.right_panels
+    }
+
+    /// Panels of (the side tasks own, the shared side).
     fn panels(&self) -> (usize, usize) {
-        let (m, n) = (self.m.div_ceil(BLOCK), self.n.div_ceil(BLOCK));
-        (m.max(n), m.min(n))
+        let left_panels = self.m.div_ceil(BLOCK);
+        (left_panels.max(self.right_panels), left_panels.min(self.right_panels))
     }
 
     /// Panels of one task: aim at four tasks per thread.
@@ -360,21 +416,45 @@ impl<T: Float> Blocks<T> {
         (self.panels().1 * self.steps() + threads * private) * BLOCK_LEN + LANES
     }
 
+    /// The products of `a` with all right operands; `finish` is told which panels of a side are done.
     fn run(
         &self,
         pool: &Pool,
         scratch: &mut [T],
-        (a, b): (Mat<'_, T>, Mat<'_, T>),
-        (c, ldc, accumulate): (Ptr<T>, usize, bool),
-        finish: impl Fn(usize, usize, usize, usize) + Sync,
+        a: Mat<'_, T>,
+        rights: &[Right<'_, T>],
+        accumulate: bool,
+        finish: impl Fn(Range<usize>) + Sync,
     ) {
-        let Self { unit, m, n, k } = *self;
-        let own_rows = m >= n;
-        let depths = |left: bool, first: usize, panels: usize, k0: usize, depth: usize| {
-            let (data, step, depth_step, all) =
-                if left { (a.data, a.rs, a.cs, m) } else { (b.data, b.cs, b.rs, n) };
-            let width = (panels * BLOCK).min(all - first * BLOCK);
-            Depths { data: &data[first * BLOCK * step + k0 * depth_step..], step, depth_step, width, depth }
+        let Self { unit, m, k, .. } = *self;
+        let own_rows = self.own_rows();
+        // The right operand that a panel belongs to, and its number there.
+        let right_of = |mut panel: usize| {
+            let mut index = 0;
+            while panel >= rights[index].n.div_ceil(BLOCK) {
+                panel -= rights[index].n.div_ceil(BLOCK);
+                index += 1;
+            }
+            (&rights[index], panel)
+        };
+        // Packs panels of the left or the right side, right ones operand by operand.
+        let pack = |target: &mut [T], left: bool, panels: Range<usize>, k0: usize, depth: usize| {
+            let each = depth.div_ceil(BLOCK) * BLOCK_LEN;
+            let (mut at, mut target) = (panels.start, target);
+            while at < panels.end {
+                let (data, step, depth_step, all, first) = if left {
+                    (a.data, a.rs, a.cs, m, at)
+                } else {
+                    let (right, panel) = right_of(at);
+                    (right.b.data, right.b.cs, right.b.rs, right.n, panel)
+                };
+                let count = (panels.end - at).min(all.div_ceil(BLOCK) - first);
+                let width = (count * BLOCK).min(all - first * BLOCK);
+                let data = &data[first * BLOCK * step + k0 * depth_step..];
+                let (here, rest) = target.split_at_mut(count * each);
+                (unit.pack)(here, left, count, Depths { data, step, depth_step, width, depth });
+                (at, target) = (at + count, rest);
+            }
         };
         let (own_panels, shared_panels) = self.panels();
         let (per_task, threads) = (self.per_task(pool.threads()), pool.threads());
@@ -409,10 +489,11 @@ impl<T: Float> Blocks<T> {
             let target = unsafe {
                 std::slice::from_raw_parts_mut(shared.get().add(start), panels * steps * BLOCK_LEN)
             };
-            (unit.pack)(target, !own_rows, panels, depths(!own_rows, first, panels, k0, depth));
+            pack(target, !own_rows, first..first + panels, k0, depth);
         });
         pool.run(own_panels.div_ceil(per_task), |task, thread| {
-            (unit.configure)();
+            let mut configured = BLOCK;
+            (unit.configure)(configured);
             let first = task * per_task;
             let own = per_task.min(own_panels - first);
             for (k0, depth, steps) in depth_blocks() {
@@ -421,7 +502,7 @@ impl<T: Float> Blocks<T> {
                     let start = private.get().add(thread * private_len);
                     std::slice::from_raw_parts_mut(start, own * steps * BLOCK_LEN)
                 };
-                (unit.pack)(packed, own_rows, own, depths(own_rows, first, own, k0, depth));
+                pack(packed, own_rows, first..first + own, k0, depth);
                 // One depth block: along the rows of C, which are then written in long runs.
                 let along_rows = own_rows && k <= BLOCK * BLOCK_STEPS;
                 for step in 0..shared_panels * own {
@@ -433,18 +514,25 @@ impl<T: Float> Blocks<T> {
                     let mine = packed[i * steps * BLOCK_LEN..].as_ptr();
                     // SAFETY: packed above.
                     let other = unsafe { shared.get().add(offset(k0, panel, steps)).cast_const() };
-                    let ((row, left), (col, right)) = if own_rows {
-                        (((first + i) * BLOCK, mine), (panel * BLOCK, other))
+                    let ((row, left), (right_panel, right)) = if own_rows {
+                        (((first + i) * BLOCK, mine), (panel, other))
                     } else {
-                        ((panel * BLOCK, other), ((first + i) * BLOCK, mine))
+                        ((panel * BLOCK, other), (first + i, mine))
                     };
+                    let (&Right { n, c, ldc, .. }, panel) = right_of(right_panel);
+                    let col = panel * BLOCK;
                     let (rows, cols) = (BLOCK.min(m - row), BLOCK.min(n - col));
                     let add = accumulate || k0 > 0;
-                    // SAFETY: the block lies inside C and belongs to this task; blocks at the edge go through
-                    // a buffer.
+                    let height = if rows > BLOCK / 2 { rows } else { BLOCK };
+                    if height != configured {
+                        configured = height;
+                        (unit.configure)(height);
+                    }
+                    // SAFETY: the block lies inside C and belongs to this task; blocks that do not fill their
+                    // tiles go through a buffer.
                     unsafe {
                         let c = c.get().add(row * ldc + col);
-                        if rows == BLOCK && cols == BLOCK {
+                        if (rows, cols) == (height, BLOCK) {
                             (unit.multiply)(steps, left, right, c, ldc, add);
                         } else {
                             // The same sums as elsewhere: C's elements go first.
@@ -460,8 +548,7 @@ impl<T: Float> Blocks<T> {
                 }
             }
             (unit.release)();
-            let (at, side) = (first * BLOCK, own * BLOCK);
-            if own_rows { finish(at, side.min(m - at), 0, n) } else { finish(0, m, at, side.min(n - at)) }
+            finish(first..first + own);
         });
     }
 }
@@ -1021,6 +1108,28 @@ mod tests {
         (129, 129, 129),
         (40, 700, 300),
     ];
+
+    #[test]
+    fn a_pair_of_products_has_the_bits_of_each() {
+        // More panels on the left, more on the right, and too small for a matrix unit.
+        for (m, n, k) in [(200, [70, 33], 600), (64, [160, 100], 130), (90, [40, 5], 31)] {
+            let f32s = |len, seed| random(len, seed).into_iter().map(|x| x as f32).collect::<Vec<_>>();
+            let (a, b) = (f32s(k * m, 0), n.map(|n| f32s(k * n, n as u32)));
+            for threads in [1, 3] {
+                let pool = Pool::new(threads);
+                let mut c = n.map(|n| vec![f32::NAN; m * n]);
+                let mut scratch = vec![f32::NAN; pair_scratch_len::<f32>(m, n, k, threads)];
+                let [c0, c1] = c.each_mut().map(|c| &mut c[..]);
+                let products = [(Mat::rows(&b[0], n[0]), n[0], c0), (Mat::rows(&b[1], n[1]), n[1], c1)];
+                gemm_pair(&pool, &mut scratch, (m, k), Mat::transposed(&a, m), products);
+                for ((n, b), c) in n.into_iter().zip(&b).zip(&c) {
+                    let want = product(&pool, (m, n, k), (&a, true), (b, false), None);
+                    // `product` adds one to what `gemm` computes.
+                    assert!(c.iter().zip(&want).all(|(c, want)| c + 1.0 == *want), "{m}x{n}x{k}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn products_match_the_definition_for_every_layout() {

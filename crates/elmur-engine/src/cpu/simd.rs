@@ -46,17 +46,21 @@ pub(crate) use simd_fn;
 /// Interleaved partial sums of every reduction.
 pub(crate) const LANES: usize = 16;
 
-/// Adds the lanes pairwise, always in the same order.
+/// Adds the lanes pairwise, always in the same order. One array per width: halves of a single one would be
+/// added number by number.
 #[inline(always)]
-pub(crate) fn fold<T: Float>(mut lanes: [T; LANES], f: impl Fn(T, T) -> T) -> T {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] = f(lanes[i], lanes[i + width]);
-        }
-        width /= 2;
+pub(crate) fn fold<T: Float>(lanes: [T; LANES], f: impl Fn(T, T) -> T) -> T {
+    let (mut eight, mut four, mut two) = ([T::ZERO; 8], [T::ZERO; 4], [T::ZERO; 2]);
+    for i in 0..8 {
+        eight[i] = f(lanes[i], lanes[i + 8]);
     }
-    lanes[0]
+    for i in 0..4 {
+        four[i] = f(eight[i], eight[i + 4]);
+    }
+    for i in 0..2 {
+        two[i] = f(four[i], four[i + 2]);
+    }
+    f(two[0], two[1])
 }
 
 /// Σ f(x), in [`LANES`] interleaved partial sums. Written over slices: an index would cost a bounds check and

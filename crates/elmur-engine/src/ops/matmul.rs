@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::autodiff::Backward;
-use crate::cpu::gemm::{Mat, Product, gemm, scratch_len};
+use crate::cpu::gemm::{Mat, Product, gemm, gemm_pair, pair_scratch_len, scratch_len};
 use crate::cpu::pool::{Pool, RowsMut};
 #[cfg(feature = "cuda")]
 use crate::cuda::launch::{Launch, Product as GpuProduct};
@@ -72,6 +72,9 @@ impl Op for MatMul {
     }
     fn accumulating(&self) -> Option<Arc<dyn Op>> {
         (!self.accumulate).then(|| Arc::new(Self { accumulate: true, ..self.clone() }) as Arc<dyn Op>)
+    }
+    fn matrix_product(&self) -> Option<[bool; 2]> {
+        (!self.accumulate).then_some([self.transpose_a, self.transpose_b])
     }
     fn in_place(&self, _: usize) -> Vec<(usize, usize)> {
         if self.accumulate { vec![(2, 0)] } else { Vec::new() }
@@ -156,5 +159,49 @@ impl Op for MatMul {
         let (a, b) = ((launch.input(0), self.transpose_a), (launch.input(1), self.transpose_b));
         let product = GpuProduct { c, batch, addend, ..GpuProduct::new(m, n, k, a, b) };
         launch.product(&product)
+    }
+}
+
+/// Two products Aᵀ B with A stored as [k, m]: inputs A, B₁ and B₂ [k, n], outputs C₁ and C₂ [m, n]. Made of two
+/// products by `fuse.rs`.
+#[derive(Debug)]
+pub(crate) struct MatMulPair;
+
+impl MatMulPair {
+    fn dims(a: &TensorType, b: [&TensorType; 2]) -> (usize, [usize; 2], usize) {
+        (a.cols(), b.map(TensorType::cols), a.rows())
+    }
+}
+
+impl Op for MatMulPair {
+    fn name(&self) -> &'static str {
+        "matmul_pair"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let (m, n, _) = Self::dims(&inputs[0], [&inputs[1], &inputs[2]]);
+        Ok(n.map(|n| inputs[0].with([m, n])).to_vec())
+    }
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
+        let (m, n, k) = Self::dims(&inputs[0], [&inputs[1], &inputs[2]]);
+        dispatch_float!(inputs[0].dtype, T => pair_scratch_len::<T>(m, n, k, threads) * size_of::<T>())
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let (m, n, k) = Self::dims(io.ty(0), [io.ty(1), io.ty(2)]);
+        dispatch_float!(io.dtype(), T => {
+            let scratch = io.scratch::<T>(pair_scratch_len::<T>(m, n, k, io.pool.threads()));
+            let product = |i: usize| (Mat::rows(io.input::<T>(i + 1), n[i]), n[i], io.output::<T>(i));
+            let a = Mat::transposed(io.input::<T>(0), m);
+            gemm_pair(io.pool, scratch, (m, k), a, [product(0), product(1)]);
+        });
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let (m, n, k) = Self::dims(launch.ty(0), [launch.ty(1), launch.ty(2)]);
+        for (i, n) in n.into_iter().enumerate() {
+            let (a, b) = ((launch.input(0), true), (launch.input(i + 1), false));
+            launch.product(&GpuProduct { c: launch.output(i), ..GpuProduct::new(m, n, k, a, b) })?;
+        }
+        Ok(())
     }
 }

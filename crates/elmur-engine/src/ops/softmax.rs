@@ -32,7 +32,7 @@ fn exp_or_zero<T: Float>(x: T) -> T {
     let least = T::of(-69.0);
     // NaN is not below.
     let below = x < least;
-    let e = if below { least } else { x }.exp();
+    let e = if below { least } else { x }.exp_in_range();
     if below { T::ZERO } else { e }
 }
 
@@ -49,29 +49,24 @@ pub(crate) fn softmax_row<T: Float>(x: &mut [T]) {
     x.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// [`softmax_row`] for whole vectors: a length that is a multiple of [`LANES`] leaves no remainder to compute
-/// number by number.
+/// x = e^(x - top) for whole vectors, none above `top`, and the sum of what they become. Zeros and one if `top`
+/// is -inf: so is every element, or NaN, which stays NaN.
 #[inline(always)]
-pub(crate) fn softmax_lanes<T: Float>(x: &mut [T]) {
+pub(crate) fn exp_lanes<T: Float>(x: &mut [T], top: T) -> T {
     let (x, rest) = x.as_chunks_mut::<LANES>();
     debug_assert!(rest.is_empty());
-    let top = max(x.as_flattened());
     if top == T::NEG_INFINITY && !x.as_flattened().iter().any(|x| x.is_nan()) {
-        return x.as_flattened_mut().fill(T::ZERO);
+        x.as_flattened_mut().fill(T::ZERO);
+        return T::ONE;
     }
     let mut sums = [T::ZERO; LANES];
-    for x in x.iter_mut() {
+    for x in x {
         for l in 0..LANES {
             x[l] = exp_or_zero(x[l] - top);
             sums[l] += x[l];
         }
     }
-    let scale = T::ONE / fold(sums, |a, b| a + b);
-    for x in x {
-        for l in 0..LANES {
-            x[l] *= scale;
-        }
-    }
+    fold(sums, |a, b| a + b)
 }
 
 #[derive(Debug)]

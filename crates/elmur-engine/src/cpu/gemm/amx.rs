@@ -18,12 +18,15 @@ use crate::cpu::simd::avx512::{lanes, transpose};
 /// Distance, in rows of tiles, at which packing prefetches its source.
 const AHEAD: usize = 2;
 
+/// Rows of a tile register.
+const TILE_ROWS: usize = 16;
+
 /// Elements of a tile register.
-const TILE: usize = 256;
+const TILE: usize = TILE_ROWS * 16;
 
 pub(super) static UNIT: MatrixUnit<f32> = MatrixUnit {
     // SAFETY: this table is chosen only where AMX and AVX-512 are present, here and below.
-    configure: || unsafe { configure() },
+    configure: |rows| unsafe { configure(rows) },
     // SAFETY: as above.
     release: || unsafe { asm!("tilerelease", options(nomem, nostack)) },
     // SAFETY: as above.
@@ -32,11 +35,12 @@ pub(super) static UNIT: MatrixUnit<f32> = MatrixUnit {
     multiply_half,
 };
 
-/// Eight tiles of 16 rows of 64 bytes.
+/// Eight tiles of 16 rows of 64 bytes; those of the lower half of A and C as [`multiply`] uses them have `rows` - 16
+/// rows, 1 to 16.
 ///
 /// # Safety
 /// AMX must be present and permitted.
-unsafe fn configure() {
+unsafe fn configure(rows: usize) {
     #[repr(C, align(64))]
     struct Config {
         palette: u8,
@@ -45,25 +49,22 @@ unsafe fn configure() {
         row_bytes: [u16; 16],
         rows: [u8; 16],
     }
-    const fn first<T: Copy>(value: T, zero: T) -> [T; 16] {
-        let mut all = [zero; 16];
-        let mut i = 0;
-        while i < 8 {
-            all[i] = value;
-            i += 1;
-        }
-        all
-    }
-    static CONFIG: Config =
-        Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: first(64, 0), rows: first(16, 0) };
+    let lower = rows.saturating_sub(TILE_ROWS).clamp(1, TILE_ROWS) as u8;
+    let upper = TILE_ROWS as u8;
+    let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+    row_bytes[..8].fill(64);
+    rows[..8].copy_from_slice(&[upper, upper, lower, lower, upper, lower, upper, upper]);
+    let config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
     // SAFETY: the configuration is valid for palette 1.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(readonly, nostack)) }
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack)) }
 }
 
-/// C (32 x 32, rows `ldc` apart) (+)= A B over `steps` packed blocks of depth.
+/// C (32 x 32, rows `ldc` apart) (+)= A B over `steps` packed blocks of depth. C has fewer rows where the tiles are
+/// configured so.
 ///
 /// # Safety
-/// The tiles must be configured on this thread, A and B hold `steps` blocks, C 32 rows of 32 columns.
+/// The tiles must be configured on this thread, A and B hold `steps` blocks, C as many rows of 32 columns as
+/// configured.
 unsafe fn multiply(steps: usize, a: *const f32, b: *const f32, c: *mut f32, ldc: usize, accumulate: bool) {
     // Planes of a block: high at 0, middle at 2048, low at 4096 bytes. Pairs run from the smallest to the
     // largest; consecutive pairs share an operand where they can.
@@ -155,8 +156,8 @@ unsafe fn multiply(steps: usize, a: *const f32, b: *const f32, c: *mut f32, ldc:
 /// and two panels of B, the second at `b_next`. Every sum runs in the order of [`multiply`].
 ///
 /// # Safety
-/// The tiles must be configured on this thread, A and both panels of B hold `steps` blocks, C 16 rows of 64
-/// columns.
+/// The tiles must be configured on this thread for 32 rows, A and both panels of B hold `steps` blocks, C 16
+/// rows of 64 columns.
 unsafe fn multiply_half(
     steps: usize,
     a: *const f32,

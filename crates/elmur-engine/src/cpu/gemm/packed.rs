@@ -133,7 +133,7 @@ impl<T: Tiles> PackedRight<T> {
         let source = Depths { data: a, step: k, depth_step: 1, width: m, depth: k };
         (unit.pack)(left, true, m.div_ceil(BLOCK), source);
         let panel = |packed: &[T], first: usize| packed[first / BLOCK * self.panel_len()..].as_ptr();
-        (unit.configure)();
+        (unit.configure)(BLOCK);
         // Two panels of B at a time serve all rows while they are in the cache.
         for col in (0..n).step_by(2 * BLOCK) {
             for row in (0..m).step_by(BLOCK) {

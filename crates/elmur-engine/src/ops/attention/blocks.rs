@@ -18,11 +18,12 @@ use std::ops::Range;
 
 use super::Dims;
 use super::operands::{Operands, Positions};
+use crate::cpu::float::Float;
 use crate::cpu::gemm::{Mat, Panels, Rows, Tiles};
 use crate::cpu::pool::{Pool, Rows as _, RowsMut};
-use crate::cpu::simd::{LANES, simd_fn};
+use crate::cpu::simd::{LANES, max, simd_fn};
 use crate::ops::dropout::{Factors, Mask as DropMask};
-use crate::ops::softmax::softmax_lanes;
+use crate::ops::softmax::exp_lanes;
 
 /// Whether sequences are long enough for matrix products to pay.
 pub(super) fn pays(dims: &Dims) -> bool {
@@ -139,7 +140,7 @@ fn forward_lengths(dims: &Dims, sizes: &Sizes, table_per_row: bool) -> [usize; 8
         queries * sizes.width,
         queries * sizes.width,
         sizes.height * sizes.keys,
-        (sizes.height + 1) * sizes.distances,
+        LANES + (sizes.height + 1) * sizes.distances,
         sizes.height * sizes.width,
         if table_per_row { width * sizes.distances } else { 0 },
     ]
@@ -247,24 +248,44 @@ fn forward_head<T: Tiles>(
             let rows = if next_query { (rows + 1).min(queries - first) } else { rows };
             let (tiles, table) = (near / nr..far.div_ceil(nr), panels.packed(table, (width, distances)));
             let left = Mat::rows(distance, sizes.width).below(first);
-            panels.multiply(left, rows, table, 0..width, tiles, by_distance, sizes.distances, false);
+            let scores = &mut by_distance[LANES..];
+            panels.multiply(left, rows, table, 0..width, tiles, scores, sizes.distances, false);
         }
-        for i in first..first + rows {
-            let own = operands.seen(b, i);
-            let row = &mut scores[(i - first) * sizes.keys..][..sizes.keys];
-            let position = operands.position(b, i);
+        let zero = operands.positions.map_or(0, |p| p.zero);
+        let place = |i: usize| {
+            let (own, position) = (operands.seen(b, i), operands.position(b, i));
             let (placed, ahead) = operands.placed(position, own.clone());
-            let zero = operands.positions.map_or(0, |p| p.zero);
-            let by_distance = |i: usize, placed: &Range<usize>| {
-                let at = (i - first) * sizes.distances + zero + position + 1;
-                &by_distance[at - placed.end..at - placed.start]
-            };
+            (own, placed, ahead, LANES + (i - first) * sizes.distances + zero + position + 1)
+        };
+        let mut tile = [const { TileRow { own: 0..0, terms: None } }; MAX_ROWS];
+        for (i, row) in (first..first + rows).zip(&mut tile) {
+            let (own, placed, ahead, at) = place(i);
+            let scores = &mut scores[(i - first) * sizes.keys..][..sizes.keys];
             if !ahead.is_empty() && i + 1 < queries {
-                add_reversed(&mut row[ahead.clone()], by_distance(i + 1, &ahead));
+                let at = at + sizes.distances;
+                add_reversed(&mut scores[ahead.clone()], &by_distance[at - ahead.end..at - ahead.start]);
             }
-            let near = if placed.is_empty() { &[] } else { by_distance(i, &placed) };
-            let bias = operands.bias_row(b, h, i);
-            weigh(row, own.clone(), placed, near, operands.scale, bias, operands.mask_row(b, i));
+            // By whole vectors where every key has a position term; what is added beside `own` is overwritten.
+            let vectors = whole_vectors(&own);
+            row.terms = (placed == own && !own.is_empty()).then(|| at - vectors.end);
+            if row.terms.is_none() && !placed.is_empty() {
+                add_reversed(&mut scores[placed.clone()], &by_distance[at - placed.end..at - placed.start]);
+            }
+            row.own = own;
+        }
+        let tile = &tile[..rows];
+        weigh(
+            scores,
+            sizes.keys,
+            tile,
+            by_distance,
+            operands.scale,
+            operands.bias_rows(b, h, first),
+            operands.mask_rows(b, first),
+            keys,
+        );
+        for (i, TileRow { own, .. }) in (first..).zip(tile) {
+            let row = &mut scores[(i - first) * sizes.keys..][..sizes.keys];
             // The product with the values reads the whole span.
             row[seen.start..own.start.clamp(seen.start, seen.end)].fill(T::ZERO);
             row[own.end.clamp(seen.start, seen.end)..seen.end].fill(T::ZERO);
@@ -275,7 +296,7 @@ fn forward_head<T: Tiles>(
                 weights[own.end..].fill(T::ZERO);
             }
             if let Some((mask, first)) = operands.drop(b, h, i) {
-                drop_weights(mask, &mut factors, first + own.start, &mut row[own]);
+                drop_weights(mask, &mut factors, first + own.start, &mut row[own.clone()]);
             }
         }
         let left = Mat { data: &scores[seen.start..], rs: sizes.keys, cs: 1 };
@@ -301,40 +322,90 @@ simd_fn! {
     }
 }
 
+/// Most queries of a tile.
+const MAX_ROWS: usize = 16;
+
+/// A query of a tile.
+struct TileRow {
+    /// The keys it sees.
+    own: Range<usize>,
+    /// Where the position terms of the vectors that hold `own` begin, from back to front; none to add.
+    terms: Option<usize>,
+}
+
 simd_fn! {
-    /// Weights of the keys `own` from products, in a row of whole vectors: position terms of the keys `placed`
-    /// (from back to front), scale, bias, mask and softmax.
+    /// Weights of a tile's queries from products, in rows of whole vectors `stride` apart: position terms, scale,
+    /// bias and mask (rows of `keys`), softmax. Each pass runs over all queries, which are independent, so that
+    /// none waits for the sums of the one before.
     fn weigh<T>(
-        row: &mut [T],
-        own: Range<usize>,
-        placed: Range<usize>,
-        near: &[T],
+        scores: &mut [T],
+        stride: usize,
+        rows: &[TileRow],
+        terms: &[T],
         scale: T,
         bias: Option<&[T]>,
         mask: Option<&[bool]>,
+        keys: usize,
     ) {
-        if !near.is_empty() {
-            row[placed].iter_mut().zip(near.iter().rev()).for_each(|(s, x)| *s += *x);
-        }
-        let vectors = whole_vectors(&own);
-        row[vectors.clone()].as_chunks_mut::<LANES>().0.iter_mut().for_each(|s| {
-            for l in 0..LANES {
-                s[l] *= scale;
+        let mut tops = [T::NEG_INFINITY; MAX_ROWS];
+        for (i, (row, top)) in rows.iter().zip(&mut tops).enumerate() {
+            let (own, vectors) = (row.own.clone(), whole_vectors(&row.own));
+            let scores = &mut scores[i * stride..][..stride];
+            let whole = scores[vectors.clone()].as_chunks_mut::<LANES>().0;
+            match row.terms {
+                Some(start) => {
+                    let terms = terms[start..start + vectors.len()].as_chunks::<LANES>().0;
+                    for (s, x) in whole.iter_mut().zip(terms.iter().rev()) {
+                        for l in 0..LANES {
+                            s[l] = (s[l] + x[LANES - 1 - l]) * scale;
+                        }
+                    }
+                }
+                None => whole.as_flattened_mut().iter_mut().for_each(|s| *s *= scale),
             }
-        });
-        if let Some(bias) = bias {
-            row[own.clone()].iter_mut().zip(&bias[own.clone()]).for_each(|(s, bias)| *s += *bias);
+            if let Some(bias) = bias {
+                let bias = &bias[i * keys..][own.clone()];
+                scores[own.clone()].iter_mut().zip(bias).for_each(|(s, bias)| *s += *bias);
+            }
+            if let Some(mask) = mask {
+                for (s, visible) in scores[own.clone()].iter_mut().zip(&mask[i * keys..][own.clone()]) {
+                    if !visible {
+                        *s = T::NEG_INFINITY;
+                    }
+                }
+            }
+            let whole = scores[vectors.clone()].as_chunks_mut::<LANES>().0;
+            let (before, after) = (own.start - vectors.start, vectors.end - own.end);
+            if let Some(s) = whole.first_mut() {
+                hide(s, before, LANES);
+            }
+            if let Some(s) = whole.last_mut() {
+                hide(s, 0, LANES - after);
+            }
+            *top = max(whole.as_flattened());
         }
-        if let Some(mask) = mask {
-            for (s, visible) in row[own.clone()].iter_mut().zip(&mask[own.clone()]) {
-                if !visible {
-                    *s = T::NEG_INFINITY;
+        let mut factors = [T::ONE; MAX_ROWS];
+        for (i, (row, factor)) in rows.iter().zip(&mut factors).enumerate() {
+            *factor = T::ONE / exp_lanes(&mut scores[i * stride..][whole_vectors(&row.own)], tops[i]);
+        }
+        for (i, row) in rows.iter().enumerate() {
+            let whole = scores[i * stride..][whole_vectors(&row.own)].as_chunks_mut::<LANES>().0;
+            for s in whole {
+                for l in 0..LANES {
+                    s[l] *= factors[i];
                 }
             }
         }
-        row[vectors.start..own.start].fill(T::NEG_INFINITY);
-        row[own.end..vectors.end].fill(T::NEG_INFINITY);
-        softmax_lanes(&mut row[vectors]);
+    }
+}
+
+/// Negative infinity before lane `from` and from lane `to` on.
+#[inline(always)]
+fn hide<T: Float>(s: &mut [T; LANES], from: usize, to: usize) {
+    let (from, to) = (from as u32, to as u32);
+    for l in 0..LANES as u32 {
+        let x = s[l as usize];
+        s[l as usize] = if (l < from) | (l >= to) { T::NEG_INFINITY } else { x };
     }
 }
 

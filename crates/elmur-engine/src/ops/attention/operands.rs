@@ -166,16 +166,15 @@ impl<'a, T: Float> Operands<'a, T> {
         Some((drop.mask(state), self.weight_row(if own { 0 } else { b }, h, i)))
     }
 
-    /// Row (b, h, i) of the bias.
+    /// Rows (b, h, i) and following of the bias.
     #[inline(always)]
-    pub fn bias_row(&self, b: usize, h: usize, i: usize) -> Option<&'a [T]> {
-        self.bias.map(|bias| &bias[self.weight_row(b, h, i) % bias.len()..][..self.dims.keys])
+    pub fn bias_rows(&self, b: usize, h: usize, i: usize) -> Option<&'a [T]> {
+        self.bias.map(|bias| &bias[self.weight_row(b, h, i) % bias.len()..])
     }
 
-    /// Row (b, i) of an arbitrary mask.
+    /// Rows (b, i) and following of an arbitrary mask.
     #[inline(always)]
-    pub fn mask_row(&self, b: usize, i: usize) -> Option<&'a [bool]> {
-        let keys = self.dims.keys;
-        self.mask.map(|mask| &mask[(b * self.dims.queries + i) * keys % mask.len()..][..keys])
+    pub fn mask_rows(&self, b: usize, i: usize) -> Option<&'a [bool]> {
+        self.mask.map(|mask| &mask[(b * self.dims.queries + i) * self.dims.keys % mask.len()..])
     }
 }

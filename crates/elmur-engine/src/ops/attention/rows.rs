@@ -69,10 +69,10 @@ pub(super) fn forward_row<T: Tiles>(
                 None => products.dots(q, keys_seen, k.step as usize, scores),
             }
             scores.iter_mut().for_each(|s| *s *= operands.scale);
-            if let Some(bias) = operands.bias_row(b, h, i) {
+            if let Some(bias) = operands.bias_rows(b, h, i) {
                 scores.iter_mut().zip(&bias[seen.clone()]).for_each(|(s, bias)| *s += *bias);
             }
-            if let Some(mask) = operands.mask_row(b, i) {
+            if let Some(mask) = operands.mask_rows(b, i) {
                 for (s, visible) in scores.iter_mut().zip(&mask[seen]) {
                     if !visible {
                         *s = T::NEG_INFINITY;
