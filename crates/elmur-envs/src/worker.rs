@@ -18,7 +18,7 @@ mod interface;
 mod process;
 mod workers;
 
-pub use env::{WorkerEnv, WorkerPlayer};
+pub use env::{WorkerEnv, WorkerPlayer, small_seed};
 pub use interface::{Dtype, Interface, Part};
 pub use process::Launch;
 pub use workers::{Task, Workers};

@@ -16,7 +16,7 @@ mod unix {
     use std::time::Duration;
 
     use elmur_base::{Row, Space, Spaces, Stop, Values};
-    use elmur_envs::worker::{Dtype, Interface, Launch, Part, Task, WorkerEnv, Workers};
+    use elmur_envs::worker::{Dtype, Interface, Launch, Part, Task, WorkerEnv, Workers, small_seed};
     use elmur_envs::{Autoreset, Encoding, Env, Error, Player, VecEnv, Wrapped, Wrappers};
     use serde_json::{Map, Value, json};
 
@@ -198,6 +198,7 @@ mod unix {
             hello: "fake",
             make: make.as_object().unwrap().clone(),
             interface,
+            seed: small_seed,
             success_once: false,
             timeout: Duration::from_secs(60),
             start_timeout: Duration::from_secs(60),

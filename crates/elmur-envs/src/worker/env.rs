@@ -132,7 +132,7 @@ impl Player for WorkerPlayer {
 
 /// A seed from 0 to 2^31 - 1, which every random generator takes. Seeds of demonstrations (below 2^62), of
 /// validation (below 2^63) and of test episodes have a range each, and in one run no two episodes share a seed.
-fn small_seed(seed: u64) -> u64 {
+pub fn small_seed(seed: u64) -> u64 {
     const TRAINING: u64 = 1 << 30;
     const OTHERS: u64 = 1 << 29;
     match seed >> 62 {
@@ -176,7 +176,7 @@ impl Play {
             self.worker = Some(self.workers.take()?);
         }
         self.begun = Some(Begun::Reset(seed));
-        let (fields, patience) = (format!("\"seed\":{}", small_seed(seed)), self.patience());
+        let (fields, patience) = (format!("\"seed\":{}", (self.workers.task().seed)(seed)), self.patience());
         let Some(worker) = &mut self.worker else { return Ok(()) };
         match worker.client.send("reset", &fields, |_| {}, patience) {
             // A worker that has ended tells why where its answer is waited for.

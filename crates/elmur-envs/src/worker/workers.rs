@@ -27,6 +27,9 @@ pub struct Task {
     pub make: Map<String, Value>,
     /// Reads the answer to `make`.
     pub interface: fn(&Map<String, Value>) -> Result<Interface, String>,
+    /// The seed that a worker is given for an episode's seed: [`small_seed`](super::small_seed), unless the
+    /// environment has a split of its own.
+    pub seed: fn(u64) -> u64,
     /// Whether one step that reports success is enough; else the last step of an episode decides.
     pub success_once: bool,
     /// Time for an answer.
