@@ -1,5 +1,6 @@
-//! Environments in Python through the command line, where there is a Python with Gymnasium: `$ELMUR_PYTHON`, else
-//! `python3`. Without one these tests say so and pass; workers in Rust are tested by `elmur-envs` everywhere.
+//! Environments in Python through the command line, where there is a Python with Gymnasium: `$ELMUR_PYTHON`,
+//! else `python3`. Without one these tests say so and pass; workers in Rust are tested by `elmur-envs`
+//! everywhere.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -25,8 +25,8 @@ const SCRIPT: &str = include_str!("python/worker.py");
 /// Names the Python interpreter where the setting `python` does not.
 const VARIABLE: &str = "ELMUR_PYTHON";
 
-/// Environments in Python, in the [`Registry`](crate::Registry): `python:module:Class`, `python:file.py:Class`
-/// and `python:GYMNASIUM-ID`.
+/// Environments in Python, in the [`Registry`](crate::Registry): `python:module:Class`,
+/// `python:file.py:Class` and `python:GYMNASIUM-ID`.
 #[derive(Default)]
 pub(crate) struct Python {
     /// Workers by what they were started for.

@@ -1,6 +1,6 @@
 //! Environments in other processes, with a worker in Rust that needs nothing else: this program starts itself
-//! again as the worker, and the worker dies, hangs or talks nonsense where it is told to. (For that it owns its
-//! standard output, so it has a `main` of its own.)
+//! again as the worker, and the worker dies, hangs or talks nonsense where it is told to. (For that it owns
+//! its standard output, so it has a `main` of its own.)
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 fn main() {
@@ -45,7 +45,7 @@ mod unix {
         }
     }
 
-    // The worker ----------------------------------------------------------------------------------------------
+    // The worker.
 
     /// Shows a number, waits three steps and asks for it.
     #[derive(Default)]
@@ -166,7 +166,7 @@ mod unix {
         }
     }
 
-    // The client ----------------------------------------------------------------------------------------------
+    // The client.
 
     fn interface(answer: &Map<String, Value>) -> Result<Interface, String> {
         let part = |name: &str| Part {

@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 
 /// An environment that runs in a worker process.
 ///
-/// A worker that dies or does not answer in time costs the episode: [`Env::step`] answers with [`Error::Lost`],
-/// and the next [`Env::reset`] has a new worker.
+/// A worker that dies or does not answer in time costs the episode: [`Env::step`] answers with
+/// [`Error::Lost`], and the next [`Env::reset`] has a new worker.
 #[derive(Debug)]
 pub struct WorkerEnv {
     interface: Arc<Interface>,
@@ -131,7 +131,8 @@ impl Player for WorkerPlayer {
 }
 
 /// A seed from 0 to 2^31 - 1, which every random generator takes. Seeds of demonstrations (below 2^62), of
-/// validation (below 2^63) and of test episodes have a range each, and in one run no two episodes share a seed.
+/// validation (below 2^63) and of test episodes have a range each, and in one run no two episodes share a
+/// seed.
 pub fn small_seed(seed: u64) -> u64 {
     const TRAINING: u64 = 1 << 30;
     const OTHERS: u64 = 1 << 29;

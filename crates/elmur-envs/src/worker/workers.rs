@@ -1,4 +1,5 @@
-//! Workers of one environment: started when they are needed, kept for the next episode, replaced when they die.
+//! Workers of one environment: started when they are needed, kept for the next episode, replaced when they
+//! die.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -145,8 +146,8 @@ impl Workers {
         }
     }
 
-    /// What to tell of a worker that failed in the episode of this seed: that the episode is lost, if it may be
-    /// begun anew, else an error.
+    /// What to tell of a worker that failed in the episode of this seed: that the episode is lost, if it may
+    /// be begun anew, else an error.
     pub(super) fn lose(&self, seed: u64, failure: Failure, worker: &mut Worker) -> Error {
         if !matches!(failure, Failure::Ended | Failure::Silent(_)) {
             return self.error(failure, Some(worker));
