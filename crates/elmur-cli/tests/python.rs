@@ -1,5 +1,6 @@
-//! Environments in Python through the command line, where there is a Python with Gymnasium: `$ELMUR_PYTHON`, else
-//! `python3`. Without one these tests say so and pass; workers in Rust are tested by `elmur-envs` everywhere.
+//! Environments in Python through the command line, where there is a Python with Gymnasium: `$ELMUR_PYTHON`,
+//! else `python3`. Without one these tests say so and pass; workers in Rust are tested by `elmur-envs`
+//! everywhere.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -42,7 +43,7 @@ fn a_memory_task_in_python_is_collected_learnt_and_solved() {
 
     let kwargs = "env.kwargs={\"wait\":10}";
     let changes =
-        ["train.batches=150", "model.d_model=32", "train.lr=3e-3", "eval.every=50", "eval.episodes=20"];
+        ["train.batches=80", "model.d_model=32", "train.lr=3e-3", "eval.every=40", "eval.episodes=20"];
     let train = ["train", "small", "--data", &data, "--env", &recall, kwargs, "--out", &run, "--json"];
     let told = rows(&fine(&[&train[..], &changes].concat()));
     assert_eq!(told[0]["measure"], "success_rate", "validated in the environment: {}", told[0]);
@@ -87,19 +88,21 @@ fn gymnasium_environments_are_known_by_their_ids() {
     assert_eq!((told["steps"].as_u64(), told["truncated"].as_u64()), (Some(21), Some(3)));
 
     let out = folder.path("none.elmur");
-    let collect = |more: &[&str]| [&["collect", "--episodes", "1", "--out", &out], more].concat();
-    refused(&collect(&["python:CartPole-v1"]), &["`expert`", "module:function"]);
-    refused(&collect(&["python:NoSuchEnv-v3"]), &["NoSuchEnv", "unknown_task"]);
-    refused(&collect(&["python:no_such_module:Env"]), &["no_such_module", "`python`"]);
-    refused(&collect(&["python:json:Missing"]), &["has no 'Missing'"]);
-    refused(&collect(&["python:CartPole-v1", "--set", "kwargs={\"sutton\":1}"]), &["sutton"]);
-    refused(&collect(&["python:CartPole-v1", "--set", "timeout=0"]), &["`timeout`", "seconds"]);
-    refused(&collect(&["python:CartPole-v1", "--set", "workers=0"]), &["`workers`", "1 to 256"]);
-    refused(&collect(&["python:CartPole-v1", "--set", "python=no-such-python"]), &["no-such-python"]);
-    refused(&collect(&["python:CartPole-v1", "--set", "success=twice"]), &["end or once"]);
-    refused(&collect(&["pyton:CartPole-v1"]), &["python:CartPole-v1"]);
+    let refuse = |more: &[&str], parts: &[&str]| {
+        refused(&[&["collect", "--episodes", "1", "--out", &out], more].concat(), parts);
+    };
+    refuse(&["python:CartPole-v1"], &["`expert`", "module:function"]);
+    refuse(&["python:NoSuchEnv-v3"], &["NoSuchEnv", "unknown_task"]);
+    refuse(&["python:no_such_module:Env"], &["no_such_module", "`python`"]);
+    refuse(&["python:json:Missing"], &["has no 'Missing'"]);
+    refuse(&["python:CartPole-v1", "--set", "kwargs={\"sutton\":1}"], &["sutton"]);
+    refuse(&["python:CartPole-v1", "--set", "timeout=0"], &["`timeout`", "seconds"]);
+    refuse(&["python:CartPole-v1", "--set", "workers=0"], &["`workers`", "1 to 256"]);
+    refuse(&["python:CartPole-v1", "--set", "python=no-such-python"], &["no-such-python"]);
+    refuse(&["python:CartPole-v1", "--set", "success=twice"], &["end or once"]);
+    refuse(&["pyton:CartPole-v1"], &["python:CartPole-v1"]);
     let wrong = format!("{}:broken", folder.path("balance.py"));
-    refused(&collect(&["python:CartPole-v1", "--set", &format!("expert={wrong}")]), &["has no 'broken'"]);
+    refuse(&["python:CartPole-v1", "--set", &format!("expert={wrong}")], &["has no 'broken'"]);
 }
 
 /// Spaces of all kinds, an error, a crash and a long wait.
@@ -149,15 +152,15 @@ class Broken(Mixed):
         raise RuntimeError("the arm is jammed")
 
 class Fragile(Mixed):
-    """Kills its process once, in the third step of the fourth episode."""
-    def __init__(self, marker):
+    """Kills its process once, in the third step of the episode of a seed."""
+    def __init__(self, marker, seed=3):
         super().__init__()
-        self.marker = marker
+        self.marker, self.unlucky = marker, seed
     def reset(self, *, seed=None, options=None):
         self.seed = seed
         return super().reset()
     def step(self, action):
-        if self.seed == 3 and self.time == 2 and not os.path.exists(self.marker):
+        if self.seed == self.unlucky and self.time == 2 and not os.path.exists(self.marker):
             open(self.marker, "w").close()
             os.kill(os.getpid(), 9)
         return super().step(action)
@@ -214,6 +217,22 @@ fn spaces_of_all_kinds_errors_and_crashes() {
     let other = elmur_data::open(Path::new(&crashed), None).unwrap();
     assert_eq!(other.episodes(), 6);
     assert!((0..6).all(|i| other.episode(i).unwrap() == source.episode(i).unwrap()));
+
+    // So does one in an evaluation, here in test episode 5: the score is that of an undisturbed one.
+    let run = folder.path("run");
+    let train = ["train", "small", "--data", &data, "eval.on=data", "model.d_model=16", "train.batches=1"];
+    fine(&[&train[..], &["train.batch=2", "--out", &run]].concat());
+    std::fs::remove_file(&marker).unwrap();
+    let seed = (1 << 30) + (1 << 29) + 5;
+    let kwargs = format!("kwargs={{\"marker\":\"{marker}\",\"seed\":{seed}}}");
+    let (env, fragile) = (format!("python:{file}:Mixed"), format!("python:{file}:Fragile"));
+    let eval = |more: &[&str]| common::elmur(&[&["eval", &run, "--episodes", "9", "--json"], more].concat());
+    let calm = eval(&["--env", &env, "--set", "workers=2", "--metric", "return"]);
+    let shaken = eval(&["--env", &fragile, "--set", &kwargs, "--set", "workers=2", "--metric", "return"]);
+    assert!(text(&shaken).contains("1 worker had to be replaced"), "{}", text(&shaken));
+    let scores = [&calm, &shaken].map(|output| rows(&String::from_utf8_lossy(&output.stdout)).remove(0));
+    assert_eq!(scores[0]["score"].as_f64(), Some(-2.0), "{}", text(&calm));
+    assert_eq!(scores[1]["score"], scores[0]["score"]);
 
     let refuse = |class: &str, more: &[&str], parts: &[&str]| {
         let out = folder.path("none.elmur");

@@ -16,8 +16,8 @@ use crate::{Column, Episode, Error, Result};
 /// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
 /// player's, so that the player's next actions show how to recover. Random actions, and actions that the
 /// environment does not use, are marked as not worth imitating. An episode whose process dies
-/// ([`elmur_envs::Error::Lost`]) is begun anew. A requested stop is noticed at every step and ends the episode
-/// with [`Error::Stopped`].
+/// ([`elmur_envs::Error::Lost`]) is begun anew. A requested stop is noticed at every step and ends the
+/// episode with [`Error::Stopped`].
 pub fn play(
     env: &mut dyn Env,
     player: &mut dyn Player,

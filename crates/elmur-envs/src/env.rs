@@ -45,9 +45,9 @@ pub trait Env: Send {
     }
 
     /// Sends a reset or a step to where the environment computes, another process for example, and does not
-    /// wait for the answer: the same [`Env::reset`] or [`Env::step`] follows, and has the result and the errors.
-    /// So rows of such environments compute at the same time. False if nothing was sent, which is all that
-    /// environments in this process have to say.
+    /// wait for the answer: the same [`Env::reset`] or [`Env::step`] follows, and has the result and the
+    /// errors. So rows of such environments compute at the same time. False if nothing was sent, which is all
+    /// that environments in this process have to say.
     fn send(&mut self, next: Next<'_>) -> bool {
         let _ = next;
         false

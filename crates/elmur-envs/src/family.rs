@@ -41,8 +41,8 @@ pub struct Facts {
     pub good_return: Option<f64>,
     /// What evaluations judge episodes by.
     pub metric: Metric,
-    /// Most rows that are worth making, where rows are expensive: a process each, for example. Evaluations then
-    /// play one episode after the other in each of them.
+    /// Most rows that are worth making, where rows are expensive: a process each, for example. Evaluations
+    /// then play one episode after the other in each of them.
     pub max_rows: Option<usize>,
 }
 
@@ -75,7 +75,8 @@ impl Setting {
 
 /// Environments that are made by name: those of this crate (T-Maze, CartPole, POPGym, Python's), or your own.
 ///
-/// A family in a [`Registry`](crate::Registry) is all that `collect`, `train` with validation, `eval` and pictures need.
+/// A family in a [`Registry`](crate::Registry) is all that `collect`, `train` with validation, `eval` and
+/// pictures need.
 pub trait Family: Send + Sync {
     /// The names of the family's environments.
     fn names(&self) -> Vec<String>;
@@ -141,7 +142,8 @@ pub trait Family: Send + Sync {
 pub type Played = (Box<dyn Env>, Box<dyn Player>);
 
 /// An environment by name, with its settings and wrappers: plain data for configs, which may also give the
-/// name alone. [`Registry::find`](crate::Registry::find) turns it into an [`Environment`](crate::Environment).
+/// name alone. [`Registry::find`](crate::Registry::find) turns it into an
+/// [`Environment`](crate::Environment).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EnvSpec {
     /// Name of the environment.

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::env::{Env, Player};
 use crate::error::{Error, Result};
 use crate::family::{EnvSpec, Facts, Family, Metric, Played, Purpose, Setting};
-use crate::worker::{Interface, Launch, Part, Task, WorkerEnv, Workers};
+use crate::worker::{Interface, Launch, Part, Task, WorkerEnv, Workers, small_seed};
 
 /// What names of environments in Python begin with.
 const PREFIX: &str = "python:";
@@ -25,8 +25,8 @@ const SCRIPT: &str = include_str!("python/worker.py");
 /// Names the Python interpreter where the setting `python` does not.
 const VARIABLE: &str = "ELMUR_PYTHON";
 
-/// Environments in Python, in the [`Registry`](crate::Registry): `python:module:Class`, `python:file.py:Class`
-/// and `python:GYMNASIUM-ID`.
+/// Environments in Python, in the [`Registry`](crate::Registry): `python:module:Class`,
+/// `python:file.py:Class` and `python:GYMNASIUM-ID`.
 #[derive(Default)]
 pub(crate) struct Python {
     /// Workers by what they were started for.
@@ -86,6 +86,7 @@ fn task(spec: &EnvSpec) -> Result<Task> {
         hello: "elmur-python",
         make,
         interface,
+        seed: small_seed,
         success_once: success == "once",
         timeout: seconds(spec, "timeout")?,
         start_timeout: seconds(spec, "start_timeout")?,

@@ -1,9 +1,9 @@
 //! Environments in other processes: simulators and environments in other languages behind one protocol.
 //!
 //! A worker is a program that plays one environment and speaks frames on its standard input and output
-//! (docs/worker-protocol.md): a hello, then one answer per request (`make`, `reset`, `step`, `oracle`, `quit`).
-//! Errors are answers. Frames are bounded, every answer has a time by which it must come, and pixels are read
-//! from the socket to where the observation lies.
+//! (docs/worker-protocol.md): a hello, then one answer per request (`make`, `reset`, `step`, `oracle`,
+//! `quit`). Errors are answers. Frames are bounded, every answer has a time by which it must come, and pixels
+//! are read from the socket to where the observation lies.
 //!
 //! - [`Task`]: what to start and what to ask it for. [`Workers`]: its workers, kept between episodes.
 //! - [`WorkerEnv`]: one row, with a worker of its own. [`WorkerPlayer`]: the expert in that worker.
@@ -18,7 +18,7 @@ mod interface;
 mod process;
 mod workers;
 
-pub use env::{WorkerEnv, WorkerPlayer};
+pub use env::{WorkerEnv, WorkerPlayer, small_seed};
 pub use interface::{Dtype, Interface, Part};
 pub use process::Launch;
 pub use workers::{Task, Workers};

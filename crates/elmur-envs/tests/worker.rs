@@ -1,6 +1,6 @@
 //! Environments in other processes, with a worker in Rust that needs nothing else: this program starts itself
-//! again as the worker, and the worker dies, hangs or talks nonsense where it is told to. (For that it owns its
-//! standard output, so it has a `main` of its own.)
+//! again as the worker, and the worker dies, hangs or talks nonsense where it is told to. (For that it owns
+//! its standard output, so it has a `main` of its own.)
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 fn main() {
@@ -16,7 +16,7 @@ mod unix {
     use std::time::Duration;
 
     use elmur_base::{Row, Space, Spaces, Stop, Values};
-    use elmur_envs::worker::{Dtype, Interface, Launch, Part, Task, WorkerEnv, Workers};
+    use elmur_envs::worker::{Dtype, Interface, Launch, Part, Task, WorkerEnv, Workers, small_seed};
     use elmur_envs::{Autoreset, Encoding, Env, Error, Player, VecEnv, Wrapped, Wrappers};
     use serde_json::{Map, Value, json};
 
@@ -45,7 +45,7 @@ mod unix {
         }
     }
 
-    // The worker ----------------------------------------------------------------------------------------------
+    // The worker.
 
     /// Shows a number, waits three steps and asks for it.
     #[derive(Default)]
@@ -166,7 +166,7 @@ mod unix {
         }
     }
 
-    // The client ----------------------------------------------------------------------------------------------
+    // The client.
 
     fn interface(answer: &Map<String, Value>) -> Result<Interface, String> {
         let part = |name: &str| Part {
@@ -198,6 +198,7 @@ mod unix {
             hello: "fake",
             make: make.as_object().unwrap().clone(),
             interface,
+            seed: small_seed,
             success_once: false,
             timeout: Duration::from_secs(60),
             start_timeout: Duration::from_secs(60),

@@ -2,8 +2,8 @@
 //! across runs.
 //!
 //! Episodes are acted out in groups whose size depends on their number alone, each group on a thread of its
-//! own, so that the result is the same on any machine with any number of threads. Where rows are processes, there
-//! are few of them: all episodes are one group, and a row whose episode has ended plays the next one.
+//! own, so that the result is the same on any machine with any number of threads. Where rows are processes,
+//! there are few of them: all episodes are one group, and a row whose episode has ended plays the next one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -65,8 +65,9 @@ pub struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    /// A policy's likeliest actions in 100 test episodes of an environment, on the device where its parameters
-    /// lie. Other choices are fields: `Evaluation { episodes: 20, ..Evaluation::of(&policy, &env) }`.
+    /// A policy's likeliest actions in 100 test episodes of an environment, on the device where its
+    /// parameters lie. Other choices are fields: `Evaluation { episodes: 20, ..Evaluation::of(&policy, &env)
+    /// }`.
     pub fn of(policy: &'a Checkpoint, env: &'a Environment) -> Self {
         Self {
             policy: &policy.config,

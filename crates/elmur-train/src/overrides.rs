@@ -1,7 +1,7 @@
 //! Dotted overrides: `train.lr=1e-3 model.memory.gradient='{"through":3}'`.
 //!
-//! `policy=NAME` chooses a policy. A value is read as JSON where it is JSON and as a word otherwise. Keys must exist; a misspelt one is
-//! answered with the nearest.
+//! `policy=NAME` chooses a policy. A value is read as JSON where it is JSON and as a word otherwise. Keys
+//! must exist; a misspelt one is answered with the nearest.
 
 use elmur_base::describe::describe_all;
 use elmur_base::{Description, did_you_mean};
@@ -19,10 +19,11 @@ pub fn names_ends(overrides: &[impl AsRef<str>]) -> bool {
 }
 
 /// The config with every `key=value` applied in order, checked, with a value for every setting of its
-/// environment. `env=NAME`, `data.file=PATH` and the environment's own settings come first; then `policy=NAME`, which is no key of the config
-/// but replaces the policy and its training ([`RunConfig::with_policy`]); then what changes single settings.
-/// Encoders and head follow from the environment's spaces, so that changed wrappers need no other change, unless
-/// an override names them ([`names_ends`]).
+/// environment. `env=NAME`, `data.file=PATH` and the environment's own settings come first; then
+/// `policy=NAME`, which is no key of the config but replaces the policy and its training
+/// ([`RunConfig::with_policy`]); then what changes single settings. Encoders and head follow from the
+/// environment's spaces, so that changed wrappers need no other change, unless an override names them
+/// ([`names_ends`]).
 pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Registry) -> Result<RunConfig> {
     let mut tree = serde_json::to_value(config).map_err(|e| Error::config("config", "a tree", e))?;
     let texts = || overrides.iter().map(AsRef::as_ref);

@@ -77,6 +77,10 @@ pub fn timeline(
             }
         }
         let step = env.step(action.values())?;
+        if step.lost[0] {
+            let cause = "the process of the environment ended; watch the episode again".to_owned();
+            return Err(elmur_envs::Error::Lost { cause }.into());
+        }
         to_go -= step.rewards[0] as f32;
         result.steps += 1;
         if step.terminated[0] || step.truncated[0] {

@@ -421,8 +421,10 @@ def end_with_client(descriptor):
 
 
 def main():
-    # The protocol owns the real standard output; everything that prints, native code included, goes to stderr.
-    source, sink = os.dup(0), os.dup(1)
+    # The protocol owns the real standard input and output, in descriptors that no process started by the environment
+    # inherits. Everything that prints, native code included, goes to stderr.
+    source, sink, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     threading.Thread(target=end_with_client, args=(source,), daemon=True).start()

@@ -201,7 +201,8 @@ impl Client {
     }
 
     fn parse<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Failure> {
-        let problem = |cause: String| Failure::Protocol(format!("a header is not what it should be: {cause}"));
+        let problem =
+            |cause: String| Failure::Protocol(format!("a header is not what it should be: {cause}"));
         if self.header.first() != Some(&b'{') {
             return Err(problem("expected a JSON object".to_owned()));
         }

@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 
 /// An environment that runs in a worker process.
 ///
-/// A worker that dies or does not answer in time costs the episode: [`Env::step`] answers with [`Error::Lost`],
-/// and the next [`Env::reset`] has a new worker.
+/// A worker that dies or does not answer in time costs the episode: [`Env::step`] answers with
+/// [`Error::Lost`], and the next [`Env::reset`] has a new worker.
 #[derive(Debug)]
 pub struct WorkerEnv {
     interface: Arc<Interface>,
@@ -131,8 +131,9 @@ impl Player for WorkerPlayer {
 }
 
 /// A seed from 0 to 2^31 - 1, which every random generator takes. Seeds of demonstrations (below 2^62), of
-/// validation (below 2^63) and of test episodes have a range each, and in one run no two episodes share a seed.
-fn small_seed(seed: u64) -> u64 {
+/// validation (below 2^63) and of test episodes have a range each, and in one run no two episodes share a
+/// seed.
+pub fn small_seed(seed: u64) -> u64 {
     const TRAINING: u64 = 1 << 30;
     const OTHERS: u64 = 1 << 29;
     match seed >> 62 {
@@ -176,7 +177,7 @@ impl Play {
             self.worker = Some(self.workers.take()?);
         }
         self.begun = Some(Begun::Reset(seed));
-        let (fields, patience) = (format!("\"seed\":{}", small_seed(seed)), self.patience());
+        let (fields, patience) = (format!("\"seed\":{}", (self.workers.task().seed)(seed)), self.patience());
         let Some(worker) = &mut self.worker else { return Ok(()) };
         match worker.client.send("reset", &fields, |_| {}, patience) {
             // A worker that has ended tells why where its answer is waited for.

@@ -7,8 +7,8 @@
 //! then          the header (a JSON object), the body (raw arrays, back to back)
 //! ```
 //!
-//! Nothing is allocated for a body: its arrays are read where they belong, and those that nobody asked for are
-//! passed over.
+//! Nothing is allocated for a body: its arrays are read where they belong, and those that nobody asked for
+//! are passed over.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -38,8 +38,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a worker. The worker has a process group of its own, so that Ctrl-C in a terminal reaches only the
-    /// client, which then ends its workers in order.
+    /// Starts a worker. The worker has a process group of its own, so that Ctrl-C in a terminal reaches only
+    /// the client, which then ends its workers in order.
     pub(super) fn start(launch: &Launch) -> std::io::Result<(Self, UnixStream)> {
         let (own, other) = UnixStream::pair()?;
         let output = other.try_clone()?;

@@ -1,4 +1,5 @@
-//! Workers of one environment: started when they are needed, kept for the next episode, replaced when they die.
+//! Workers of one environment: started when they are needed, kept for the next episode, replaced when they
+//! die.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,9 @@ pub struct Task {
     pub make: Map<String, Value>,
     /// Reads the answer to `make`.
     pub interface: fn(&Map<String, Value>) -> Result<Interface, String>,
+    /// The seed that a worker is given for an episode's seed: [`small_seed`](super::small_seed), unless the
+    /// environment has a split of its own.
+    pub seed: fn(u64) -> u64,
     /// Whether one step that reports success is enough; else the last step of an episode decides.
     pub success_once: bool,
     /// Time for an answer.
@@ -142,8 +146,8 @@ impl Workers {
         }
     }
 
-    /// What to tell of a worker that failed in the episode of this seed: that the episode is lost, if it may be
-    /// begun anew, else an error.
+    /// What to tell of a worker that failed in the episode of this seed: that the episode is lost, if it may
+    /// be begun anew, else an error.
     pub(super) fn lose(&self, seed: u64, failure: Failure, worker: &mut Worker) -> Error {
         if !matches!(failure, Failure::Ended | Failure::Silent(_)) {
             return self.error(failure, Some(worker));
