@@ -220,7 +220,7 @@ impl Demonstrations<'_> {
 
 #[cfg(test)]
 mod tests {
-    use elmur_envs::{EnvSpec, Registry, Wrappers};
+    use elmur_envs::{EnvSpec, Purpose, Registry, Wrappers};
 
     use super::*;
     use crate::Dataset;
