@@ -144,6 +144,15 @@ class Dataset:
     def from_npz(files: StrPath | Sequence[StrPath]) -> Dataset:
         """A dataset from one ``.npz`` file per episode, or from a folder of them."""
     @staticmethod
+    def from_minari(path: StrPath) -> Dataset:
+        """A dataset from the folder of a Minari dataset."""
+    @staticmethod
+    def from_lerobot(path: StrPath) -> Dataset:
+        """A dataset from the folder of a LeRobot dataset."""
+    @staticmethod
+    def from_hdf5(path: StrPath) -> Dataset:
+        """A dataset from an HDF5 file of D4RL or robomimic."""
+    @staticmethod
     def from_bytes(data: bytes) -> Dataset:
         """A dataset from the bytes of an ``.elmur`` file."""
     def save(self, path: StrPath, *, npz: bool = False, overwrite: bool = False) -> None:

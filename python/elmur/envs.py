@@ -135,6 +135,8 @@ class ElmurVectorEnv(VectorEnv, EzPickle):
             if seed[row] is None:
                 seed[row] = int(self.np_random.integers(2**63))
         self._seeded |= mask
+        if wrong := [one for one in seed if one is not None and not 0 <= one < 2**64]:
+            raise ValueError(f"seed: expected integers from 0 to 2**64 - 1, got {wrong[0]}")
         given = [row for row in np.flatnonzero(mask) if seed[row] is not None]
         others = [row for row in np.flatnonzero(mask) if seed[row] is None]
         seen = None

@@ -55,4 +55,7 @@ def test_the_lines_of_the_readme(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", section, re.S)
     assert blocks
     monkeypatch.chdir(tmp_path)
-    exec("\n".join(blocks), {"__name__": "readme"})
+    names = {"__name__": "readme"}
+    exec("\n".join(blocks), names)
+    result = names["elmur"].evaluate(names["run"].policy, names["env"], episodes=16)
+    assert result.mean_return > 0.9, result

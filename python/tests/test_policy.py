@@ -181,6 +181,8 @@ def test_other_arguments_are_refused_too(policy, run, seen):
         rows.reset(rows=[8])
     with pytest.raises(elmur.ElmurError, match="seeds: expected 8 seeds"):
         rows.reset(seeds=[1, 2])
+    with pytest.raises(elmur.ElmurError, match="seeds: expected an integer from 0 on"):
+        rows.reset(seeds=-1)
     with pytest.raises(elmur.ElmurError, match="out: expected a writable"):
         rows.act(seen[0], out=np.zeros(8, np.float32))
     with pytest.raises(elmur.ElmurError, match="layer: expected a layer"):

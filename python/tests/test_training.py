@@ -162,6 +162,43 @@ def test_evaluation_takes_ids_functions_and_single_environments(policy):
         elmur.evaluate(policy, "elmur/CountRecallEasy-v0", episodes=2)
 
 
+class Camera(gymnasium.Env):
+    """A picture with its channels last, a vector, and an action of two numbers."""
+
+    observation_space = gymnasium.spaces.Dict(
+        speed=gymnasium.spaces.Box(-1, 1, (2,), np.float64), eye=gymnasium.spaces.Box(0, 255, (12, 10, 3), np.uint8)
+    )
+    action_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def _see(self):
+        return self.observation_space.sample()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.time = 0
+        return self._see(), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        self.time += 1
+        return self._see(), float(action[0]), False, self.time == 9, {}
+
+
+def test_pictures_and_vectors_in_a_dictionary(tmp_path):
+    data = elmur.collect(Camera, lambda seen, info: seen["speed"], episodes=6)
+    eye, speed = data[0]["observations"]
+    assert eye.shape == (10, 3, 12, 10) and np.allclose(speed[:9], data[0]["actions"])
+    settings = {**QUICK, "train.batches": 2, "model.segment_length": 3}
+    policy = elmur.train("small", data, tmp_path / "run", settings=settings, progress=False).policy
+    assert elmur.evaluate(policy, Camera, episodes=2).lengths.tolist() == [9, 9]
+    seen, other = policy.observation_space.sample(), policy.with_rows(1)
+    last = {"eye": seen[0].transpose(1, 2, 0), "speed": seen[1]}
+    assert np.array_equal(policy.act(seen), other.act(last)), "channels first or last"
+    with pytest.raises(elmur.ElmurError, match=r"observation, part 0: expected bytes \(uint8\)"):
+        policy.act({**last, "eye": last["eye"] / 255})
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_episode_starts_mark_first_observations(mode):
     env = gymnasium.make_vec("elmur/TMaze-v0", num_envs=3, autoreset_mode=mode, purpose="collect")
@@ -183,7 +220,7 @@ def test_the_progress_bar_counts_batches_and_episodes(data, tmp_path, capsys):
     pytest.importorskip("tqdm")
     elmur.train("small", data, tmp_path / "run", settings=QUICK, progress=True)
     text = capsys.readouterr().err
-    assert "training" in text and "6/6" in text and "accuracy" in text and "note: " in text
+    assert "training" in text and "/6 [" in text and "accuracy" in text and "note: " in text
     elmur.collect("CartPole-v1", lambda seen, info: 0, episodes=2, progress=True)
     assert "collecting" in capsys.readouterr().err
     elmur.collect("CartPole-v1", lambda seen, info: 0, episodes=2)

@@ -432,6 +432,9 @@ pub fn flags(what: &str, object: &Bound<'_, PyAny>, rows: usize) -> PyResult<Vec
     if !fits || !b"biu".contains(&array.dtype().kind()) {
         return Err(refuse(what, format!("booleans of shape ({rows},)"), describe(&array)?));
     }
+    if let Ok(array) = array.cast::<PyArrayDyn<bool>>() {
+        return Ok(array.try_readonly()?.as_array().iter().copied().collect());
+    }
     Ok(ints(what, &array)?.into_iter().map(|flag| flag != 0).collect())
 }
 

@@ -83,6 +83,24 @@ impl Dataset {
         py.import("elmur.data")?.getattr("from_npz")?.call1((files,))
     }
 
+    /// A dataset from the folder of a Minari dataset.
+    #[staticmethod]
+    fn from_minari(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        Self::open(py, path)
+    }
+
+    /// A dataset from the folder of a LeRobot dataset.
+    #[staticmethod]
+    fn from_lerobot(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        Self::open(py, path)
+    }
+
+    /// A dataset from an HDF5 file of D4RL or robomimic.
+    #[staticmethod]
+    fn from_hdf5(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        Self::open(py, path)
+    }
+
     /// A dataset from the bytes of an `.elmur` file.
     #[staticmethod]
     fn from_bytes(py: Python<'_>, data: &[u8]) -> PyResult<Self> {

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use elmur::base::Row;
+use elmur::base::{Row, Widths};
 use elmur::engine::{Device, Precision, Store};
 use elmur::model::ends::Token;
 use elmur::model::session::{Choose, Seen, Session};
@@ -16,7 +17,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::arrays::{Given, Layout, Leaving, as_array, flags, floats_per_row, ints, row_numbers, shaped};
+use crate::arrays::{Given, Layout, Leaving, as_array, flags, floats_per_row, row_numbers, shaped};
 use crate::rows::space_json;
 use crate::{fail, refuse};
 
@@ -34,6 +35,7 @@ pub struct Policy {
     target_return: Option<f64>,
     observation: Layout,
     action: Layout,
+    action_widths: Widths,
     acting: Mutex<Acting>,
     /// The session of `predict`, whose rows remember nothing from call to call.
     predicting: Mutex<Option<Session>>,
@@ -193,6 +195,7 @@ impl Policy {
         Ok(Self {
             observation: Layout::of(&spaces.observation),
             action: Layout::of(&spaces.action),
+            action_widths: spaces.action.widths(),
             checkpoint,
             params,
             device,
@@ -221,7 +224,7 @@ impl Policy {
 
     /// Room for the actions of some rows.
     fn room(&self, rows: usize) -> Row {
-        Row::zeros(self.checkpoint.config.architecture().ends().spaces().action.widths(), rows)
+        Row::zeros(self.action_widths, rows)
     }
 
     fn returns(&self, returns: Option<&Bound<'_, PyAny>>, rows: usize) -> PyResult<Option<Vec<f32>>> {
@@ -444,8 +447,8 @@ impl Policy {
                 Some((0..rows.len() as u64).map(|i| first.wrapping_add(i)).collect())
             }
             Some(all) => {
-                let array = as_array(all)?;
-                Some(ints("seeds", &array)?.into_iter().map(|seed| seed as u64).collect())
+                let wrong = || refuse("seeds", "an integer from 0 on, or one per row", all);
+                Some(all.extract::<Vec<u64>>().map_err(|_| wrong())?)
             }
         };
         if let Some(seeds) = seeds.as_ref().filter(|seeds| seeds.len() != rows.len()) {
@@ -521,6 +524,26 @@ impl Policy {
     /// All states that the policy carries from step to step, by name, [rows, ...].
     fn states<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.snapshot(py, None)?.states(py)
+    }
+
+    /// Seconds that this many steps of all rows take in Rust, for `python/bench/act.py`.
+    fn _seconds_in_rust(
+        &self,
+        py: Python<'_>,
+        observation: &Bound<'_, PyAny>,
+        calls: usize,
+    ) -> PyResult<f64> {
+        let given = self.observation.read("observation", observation, Some(self.rows))?;
+        let (values, mut actions) = (given.values(), self.room(self.rows));
+        py.detach(|| -> Result<f64> {
+            let (all, begin) = ((0..self.rows).collect::<Vec<_>>(), Instant::now());
+            for _ in 0..calls {
+                let session = &mut self.acting().session;
+                session.select_action(&all, values.into(), Choose::Greedy, actions.as_mut())?;
+            }
+            Ok(begin.elapsed().as_secs_f64())
+        })
+        .map_err(fail)
     }
 
     /// Environment steps since each row's episode began.
