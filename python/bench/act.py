@@ -9,6 +9,7 @@ import argparse
 import time
 
 import numpy as np
+from gymnasium.vector.utils import batch_space
 
 import elmur
 
@@ -20,17 +21,17 @@ def main():
     parser.add_argument("--calls", type=int, default=20_000)
     given = parser.parse_args()
     policy = elmur.Policy.load(given.run, rows=given.rows)
-    space = policy.observation_space
-    seen = np.zeros((given.rows, *space.shape), space.dtype)
+    seen = batch_space(policy.observation_space, given.rows).sample()
     start, out = np.zeros(given.rows, bool), policy.act(seen)
     ways = {
         "act(obs)": lambda: policy.act(seen),
         "act(obs, episode_start)": lambda: policy.act(seen, start),
         "act(obs, episode_start, out=out)": lambda: policy.act(seen, start, out=out),
-        "act(obs as float64)": lambda wide=seen.astype(np.float64): policy.act(wide),
         "predict(obs, state)": lambda state=policy.predict(seen)[1]: policy.predict(seen, state),
         "snapshot()": lambda: policy.snapshot(),
     }
+    if isinstance(seen, np.ndarray) and seen.dtype == np.float32:
+        ways["act(obs as float64)"] = lambda wide=seen.astype(np.float64): policy.act(wide)
     calls = given.calls // 5
     inside = [1e6 * policy._seconds_in_rust(seen, calls) / calls for _ in range(5)]
     print(f"in Rust: {np.median(inside):.2f} us (best {min(inside):.2f})")

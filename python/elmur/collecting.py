@@ -11,7 +11,7 @@ import numpy as np
 
 from elmur._elmur import Dataset, ElmurError, Policy, Recorder, collect_player
 from elmur.progress import Bar
-from elmur.spaces import action_space, as_action, as_actions, observation_space
+from elmur.spaces import action_space, as_action, as_actions, observation_keys, observation_space
 from elmur.stream import Stream, copied, quotas, stack
 
 
@@ -89,6 +89,8 @@ def _record(
     spec = getattr(base, "spec", None)
     notes = {"env": getattr(base, "name", None) or (spec.id if spec else type(base).__name__)}
     notes["expert"] = getattr(expert, "__name__", type(expert).__name__)
+    if keys := observation_keys(stream.observation_space):
+        notes["observation_keys"] = json.dumps(keys)
     if seed is not None:
         notes["seed"] = str(seed)
     if noise:

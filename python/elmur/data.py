@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from elmur._elmur import Dataset, ElmurError, Recorder
-from elmur.spaces import action_space, observation_space
+from elmur.spaces import action_space, observation_keys, observation_space
 
 
 def from_numpy(
@@ -45,13 +45,15 @@ def from_numpy(
     if not episodes:
         raise ElmurError("actions: expected at least one episode, got none")
     if spaces is None:
-        kinds = _infer([seen for seen, _, _ in episodes], "observations"), _infer([a for _, a, _ in episodes], "actions")
-    else:
-        kinds = observation_space(spaces[0]), action_space(spaces[1])
+        spaces = _infer([seen for seen, _, _ in episodes], "observations"), _infer([a for _, a, _ in episodes], "actions")
+    kinds = observation_space(spaces[0]), action_space(spaces[1])
+    notes = {"source": "arrays", **(metadata or {})}
+    if keys := observation_keys(spaces[0]):
+        notes["observation_keys"] = json.dumps(keys)
     ended = np.ones(len(episodes), bool) if terminated is None else np.asarray(terminated, bool)
     if ended.shape != (len(episodes),):
         raise ElmurError(f"terminated: expected {len(episodes)} booleans, one per episode, got shape {ended.shape}")
-    recorder = Recorder(json.dumps(kinds[0]), json.dumps(kinds[1]), {"source": "arrays", **(metadata or {})})
+    recorder = Recorder(json.dumps(kinds[0]), json.dumps(kinds[1]), notes)
     for (seen, acted, rewarded), end in zip(episodes, ended, strict=True):
         recorder.push(seen, acted, rewarded, bool(end), not end, seen=_steps(seen))
     return recorder.finish()
@@ -115,8 +117,8 @@ def _cut(observations: Any, actions: Any, rewards: Any, episode_ends: Any) -> li
     return [(_map(observations, lambda array, part=part: array[part]), actions[part], rewards[part]) for part in parts]
 
 
-def _infer(trees: list[Any], what: str) -> dict[str, Any]:
-    """The space that values of all episodes are from."""
+def _infer(trees: list[Any], what: str) -> Any:
+    """The Gymnasium space that values of all episodes are from."""
     from gymnasium import spaces
 
     def of(arrays: list[np.ndarray]) -> Any:
@@ -132,10 +134,14 @@ def _infer(trees: list[Any], what: str) -> dict[str, Any]:
             return spaces.Discrete(int(sizes)) if shape == () else spaces.MultiDiscrete(np.ravel(sizes))
         return spaces.Box(-np.inf, np.inf, shape, np.float32)
 
-    parts = [_leaves(tree) for tree in trees]
-    kinds = [of([part[i] for part in parts]) for i in range(len(parts[0]))]
-    kind = kinds[0] if len(kinds) == 1 else spaces.Tuple(kinds)
-    return observation_space(kind) if what == "observations" else action_space(kind)
+    def space(trees: list[Any]) -> Any:
+        if isinstance(trees[0], Mapping):
+            return spaces.Dict({key: space([tree[key] for tree in trees]) for key in trees[0]})
+        if isinstance(trees[0], tuple):
+            return spaces.Tuple([space([tree[i] for tree in trees]) for i in range(len(trees[0]))])
+        return of(trees)
+
+    return space(trees)
 
 
 def from_npz(files: Any) -> Dataset:

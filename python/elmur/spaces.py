@@ -59,6 +59,23 @@ def observation_space(space: Any, what: str = "observation space") -> dict[str, 
     return _choices(space, what)
 
 
+def observation_keys(space: Any) -> list[dict[str, Any]] | None:
+    """Name, shape and order of axes of every part of a Dict, as datasets note them; None for other spaces."""
+    from gymnasium import spaces
+
+    def parts(space: Any, path: str) -> list[dict[str, Any]]:
+        if isinstance(space, spaces.Dict):
+            return [part for key in sorted(space.keys()) for part in parts(space[key], f"{path}/{key}")]
+        if isinstance(space, spaces.Tuple):
+            return [part for i, one in enumerate(space.spaces) for part in parts(one, f"{path}/{i}")]
+        shape = [1] if isinstance(space, spaces.Discrete) else [int(n) for n in space.shape]
+        (native,) = observation_space(space).values()
+        last = isinstance(space, spaces.Box) and native["shape"] != shape
+        return [{"name": path[1:], "shape": shape, **({"channels_last": True} if last else {})}]
+
+    return parts(space, "") if isinstance(space, spaces.Dict) else None
+
+
 def action_space(space: Any, what: str = "action space") -> dict[str, Any]:
     """The library's space of the actions of a Gymnasium space: a Box, or one or more choices."""
     from gymnasium import spaces

@@ -43,7 +43,8 @@ def test_several_kinds_of_observations_come_in_the_order_of_their_keys():
     pixels = RNG.integers(0, 256, (10, 12, 16, 3), np.uint8)
     seen = {"wrist": RNG.integers(0, 5, 10), "camera": pixels, "joints": RNG.normal(size=(10, 2))}
     data = elmur.Dataset.from_numpy(seen, RNG.normal(size=(10, 2)), episode_ends=[10])
-    camera, joints, wrist = data[0]["observations"]
+    assert list(data[0]["observations"]) == ["camera", "joints", "wrist"]
+    camera, joints, wrist = data[0]["observations"].values()
     assert np.array_equal(camera, pixels.transpose(0, 3, 1, 2)) and camera.dtype == np.uint8, "channels come first"
     assert np.array_equal(wrist, seen["wrist"]) and np.allclose(joints, seen["joints"])
     given = gymnasium.spaces.Dict(

@@ -187,7 +187,7 @@ class Camera(gymnasium.Env):
 
 def test_pictures_and_vectors_in_a_dictionary(tmp_path):
     data = elmur.collect(Camera, lambda seen, info: seen["speed"], episodes=6)
-    eye, speed = data[0]["observations"]
+    eye, speed = data[0]["observations"]["eye"], data[0]["observations"]["speed"]
     assert eye.shape == (10, 3, 12, 10) and np.allclose(speed[:9], data[0]["actions"])
     settings = {**QUICK, "train.batches": 2, "model.segment_length": 3}
     policy = elmur.train("small", data, tmp_path / "run", settings=settings, progress=False).policy

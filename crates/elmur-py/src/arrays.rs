@@ -238,6 +238,16 @@ impl Layout {
         leaves: Vec<Leaving>,
         rows: Option<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        self.tree.build(py, &self.arrays(py, leaves, rows)?)
+    }
+
+    /// One array per leaf: [`Layout::build`] without its tuples.
+    pub fn arrays<'py>(
+        &self,
+        py: Python<'py>,
+        leaves: Vec<Leaving>,
+        rows: Option<usize>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let mut arrays = Vec::with_capacity(leaves.len());
         for (leaf, numbers) in self.leaves.iter().zip(leaves) {
             let shape: Vec<usize> = rows.into_iter().chain(leaf.shape.iter().copied()).collect();
@@ -247,7 +257,7 @@ impl Layout {
                 Leaving::Bytes(x) => shaped(py, x, &shape)?,
             });
         }
-        self.tree.build(py, &arrays)
+        Ok(arrays)
     }
 }
 

@@ -157,7 +157,7 @@ impl Dataset {
             return Err(PyIndexError::new_err(format!("episode {index} of {count}")));
         }
         let episode = py.detach(|| self.source.episode(i as usize)).map_err(fail)?;
-        Ok(episode_dict(py, episode, self.source.spaces())?.into_any())
+        Ok(episode_dict(py, episode, &*self.source)?.into_any())
     }
 
     /// Number of steps of all episodes.
@@ -217,8 +217,20 @@ impl Dataset {
     }
 }
 
-/// An episode as a dictionary: observations, actions, rewards, terminated, truncated, and `imitate` if steps are marked.
-fn episode_dict<'py>(py: Python<'py>, episode: Episode, spaces: &Spaces) -> PyResult<Bound<'py, PyDict>> {
+/// Names of several kinds of observations, where the data have them.
+fn observation_names(source: &dyn Source) -> Option<Vec<String>> {
+    let noted = source.metadata().get("observation_keys")?;
+    let keys: Vec<serde_json::Value> = serde_json::from_str(noted).ok()?;
+    let names: Vec<String> =
+        keys.iter().map(|key| key.get("name")?.as_str().map(str::to_owned)).collect::<Option<_>>()?;
+    let several = names.len() > 1 && names.len() == source.spaces().observation.leaves().len();
+    several.then_some(names)
+}
+
+/// An episode as a dictionary: observations, actions, rewards, terminated, truncated, and `imitate` if steps are
+/// marked. Observations of several kinds are a dictionary too if they have names, else a tuple.
+fn episode_dict<'py>(py: Python<'py>, episode: Episode, source: &dyn Source) -> PyResult<Bound<'py, PyDict>> {
+    let spaces = source.spaces();
     let outline = |columns: &[data::Column], space: &Space| {
         let leaf = space.leaves().first().map_or(1, elmur::base::Leaf::len).max(1);
         columns.first().map_or(0, |column| column.len() / leaf)
@@ -226,7 +238,17 @@ fn episode_dict<'py>(py: Python<'py>, episode: Episode, spaces: &Spaces) -> PyRe
     let (seen, acted) = (Layout::of(&spaces.observation), Layout::of(&spaces.action));
     let rows = (outline(&episode.observations, &spaces.observation), episode.rewards.len());
     let all = PyDict::new(py);
-    all.set_item("observations", seen.build(py, seen.of_columns(episode.observations), Some(rows.0))?)?;
+    let observations = seen.of_columns(episode.observations);
+    match observation_names(source) {
+        Some(names) => {
+            let named = PyDict::new(py);
+            for (name, array) in names.iter().zip(seen.arrays(py, observations, Some(rows.0))?) {
+                named.set_item(name, array)?;
+            }
+            all.set_item("observations", named)?;
+        }
+        None => all.set_item("observations", seen.build(py, observations, Some(rows.0))?)?,
+    }
     all.set_item("actions", acted.build(py, acted.of_columns(episode.actions), Some(rows.1))?)?;
     all.set_item("rewards", PyArray1::from_vec(py, episode.rewards))?;
     all.set_item("terminated", episode.terminated)?;
@@ -249,7 +271,7 @@ pub struct Recorder {
 
 enum Kept {
     Memory(Vec<Episode>),
-    File(PathBuf, Writer),
+    File(PathBuf, Box<Writer>),
     Finished,
 }
 
@@ -284,7 +306,7 @@ impl Recorder {
             Some(path) => {
                 let make = if overwrite { Writer::replace } else { Writer::create };
                 let writer = make(path.clone(), &spaces, metadata.clone()).map_err(fail)?;
-                Kept::File(path, writer)
+                Kept::File(path, Box::new(writer))
             }
         };
         let (observation, action) = (Layout::of(&spaces.observation), Layout::of(&spaces.action));
