@@ -107,11 +107,11 @@ def _record(
         while left.any():
             actions = play()
             astray = rng.random(stream.rows) < noise
-            for row in np.flatnonzero(astray):
+            for row in map(int, np.flatnonzero(astray)):
                 actions[row] = stream.action_space.sample()
             seen = [copied(stream.row(row)) for row in range(stream.rows)]
             stepped, rewards, terminated, truncated, last, _ = stream.step(_joined(stream, actions))
-            for row in np.flatnonzero(stepped & (left > 0)):
+            for row in map(int, np.flatnonzero(stepped & (left > 0))):
                 record = records[row]
                 record.add(seen[row], actions[row], rewards[row], not astray[row])
                 if terminated[row] or truncated[row]:
@@ -184,7 +184,7 @@ def _player(stream: Stream, expert: Any, batched: bool) -> Any:
             return [as_action(space, actions[row]) for row in range(rows)]
 
         return by_batch
-    experts = [expert() for _ in range(rows)] if inspect.isclass(expert) else [expert] * rows
+    experts: list[Any] = [expert() for _ in range(rows)] if inspect.isclass(expert) else [expert] * rows
     if rows > 1 and not inspect.isclass(expert) and hasattr(expert, "reset"):
         raise ElmurError("expert: expected a class, of which every row gets an object, got one object with a memory for all rows")
 

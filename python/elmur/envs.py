@@ -125,23 +125,26 @@ class ElmurVectorEnv(VectorEnv, EzPickle):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        if seed is None or isinstance(seed, (int, np.integer)):
-            first = seed
-            seed = [None if first is None else int(first) + row for row in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ValueError(f"seed: expected {self.num_envs} seeds, one per row, got {len(seed)}")
+        if seed is None:
+            seeds: list[int | None] = [None] * self.num_envs
+        elif isinstance(seed, (int, np.integer)):
+            seeds = [int(seed) + row for row in range(self.num_envs)]
+        else:
+            seeds = list(seed)
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"seed: expected {self.num_envs} seeds, one per row, got {len(seeds)}")
         mask = self._reset_mask(options)
         for row in np.flatnonzero(mask & ~self._seeded):
-            if seed[row] is None:
-                seed[row] = int(self.np_random.integers(2**63))
+            if seeds[row] is None:
+                seeds[row] = int(self.np_random.integers(2**63))
         self._seeded |= mask
-        if wrong := [one for one in seed if one is not None and not 0 <= one < 2**64]:
+        if wrong := [one for one in seeds if one is not None and not 0 <= one < 2**64]:
             raise ValueError(f"seed: expected integers from 0 to 2**64 - 1, got {wrong[0]}")
-        given = [row for row in np.flatnonzero(mask) if seed[row] is not None]
-        others = [row for row in np.flatnonzero(mask) if seed[row] is None]
+        given = {int(row): one for row in np.flatnonzero(mask) if (one := seeds[row]) is not None}
+        others = [row for row in np.flatnonzero(mask) if seeds[row] is None]
         seen = None
         if given:
-            seen = self._rows.reset([int(seed[row]) for row in given], given)
+            seen = self._rows.reset(list(given.values()), list(given))
         if others:
             seen = self._rows.reset(None, others)
         return seen, {}
@@ -163,11 +166,11 @@ class ElmurVectorEnv(VectorEnv, EzPickle):
         seen, rewards, terminated, truncated, success, ended = self._rows.step(actions)
         if not ended:
             return seen, rewards, terminated, truncated, {}
-        info = {} if success is None else {"is_success": success[0], "_is_success": success[1]}
+        info: dict[str, Any] = {} if success is None else {"is_success": success[0], "_is_success": success[1]}
         if self._same_step:
             done = terminated | truncated
             final, last = np.full(self.num_envs, None, object), self._rows.final_observations()
             for row in np.flatnonzero(done):
-                final[row] = _row(last, row)
+                final[row] = _row(last, int(row))
             info = {"final_obs": final, "_final_obs": done, "final_info": info, "_final_info": done.copy()}
         return seen, rewards, terminated, truncated, info

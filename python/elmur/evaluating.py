@@ -101,11 +101,11 @@ def _evaluate(
     try:
         stream.begin(seed)
         while left.any():
-            given = {"returns": wanted} if policy.reads_returns else {}
+            asked = wanted if policy.reads_returns else None
             # With a seed the rows were begun above.
             start = None if first else stream.start
             first = False
-            actions = policy.act(stream.observation, start, deterministic=deterministic, **given)
+            actions = policy.act(stream.observation, start, returns=asked, deterministic=deterministic)
             if stream.vector:
                 actions = as_actions(stream.action_space, stream.env.action_space, actions, rows)
             else:

@@ -100,11 +100,11 @@ class Stream:
         if not isinstance(env, (gymnasium.Env, VectorEnv)):
             got = type(env).__name__
             raise ElmurError(f"{what}: expected an environment of Gymnasium, an id or a function that makes one, got {got}")
-        self.env = env
+        self.env: Any = env
         self.vector = isinstance(env, VectorEnv)
-        self.rows = env.num_envs if self.vector else 1
-        self.observation_space = env.single_observation_space if self.vector else env.observation_space
-        self.action_space = env.single_action_space if self.vector else env.action_space
+        self.rows: int = getattr(env, "num_envs", 1)
+        self.observation_space = getattr(env, "single_observation_space", env.observation_space)
+        self.action_space = getattr(env, "single_action_space", env.action_space)
         self._mode = _mode(env)
         self._waiting = np.zeros(self.rows, bool)
 
@@ -136,6 +136,7 @@ class Stream:
             return stepped, rewards, terminated, truncated, self.row, lambda row: row_info(info, row)
         self.start = done
         if self._mode == "SameStep":
+
             def last(row: int) -> Any:
                 return info["final_obs"][row] if done[row] else row_of(seen, row)
 

@@ -7,6 +7,7 @@ import pytest
 import elmur
 
 minari = pytest.importorskip("minari", reason="minari is not installed: its recordings were not tried")
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("name", ["elmur/TMaze-v0", "elmur/RepeatFirstEasy-v0", "elmur/BattleshipEasy-v0"])

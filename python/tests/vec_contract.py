@@ -13,7 +13,8 @@ def same(a, b):
         return isinstance(b, tuple) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype == object:
-        return a.shape == b.shape and b.dtype == object and all(same(x, y) for x, y in zip(a.flat, b.flat) if x is not None or y is not None)
+        pairs = [(x, y) for x, y in zip(a.flat, b.flat) if x is not None or y is not None]
+        return a.shape == b.shape and b.dtype == object and all(same(x, y) for x, y in pairs)
     return a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b)
 
 
@@ -65,7 +66,7 @@ def check(make_vec, make_one, num_envs=5, steps=60, most=1200, seed=3):
         expected, expected_infos = ref.reset(seed=seed)
         assert seen in env.observation_space and same(seen, expected) and same(infos, expected_infos), (mode, "reset")
         env.action_space.seed(seed)
-        before = seen
+        before, done = seen, np.zeros(num_envs, bool)
         for step in range(most):
             if step >= steps and ended > 0 and not done.any():
                 break
