@@ -3,7 +3,6 @@
 //!
 //! Batches have each policy's own number of crops (`batch`); a step is one row on one thread.
 
-use elmur_engine::Pool;
 use elmur_model::{Checkpoint, init};
 use elmur_train::{PolicyName, Result};
 use serde_json::json;
@@ -51,7 +50,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             }
         };
         let params = init::parameters(run.model.architecture(), 0)?;
-        let steps = Steps::measure(&run.model, &params, 1, &Pool::new(1), args.segments)?;
+        // One thread acts; on a GPU the GPU does.
+        let acting = if device.is_cpu() { args.device.open(1)? } else { device.clone() };
+        let steps = Steps::measure(&run.model, &params, 1, &acting, args.segments)?;
         let mut bench = TrainBench::new(&run, true, &device)?;
         let (batches, _) = bench.times(&device, args.batches)?;
         print(

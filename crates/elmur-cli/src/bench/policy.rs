@@ -9,13 +9,13 @@
 use std::time::{Duration, Instant};
 
 use elmur_base::{Field, Row, Space};
-use elmur_engine::{DType, Device, Pool, Store};
+use elmur_engine::{DType, Device, Store};
 use elmur_envs::Registry;
 use elmur_model::ends::{Encoder, Ends};
 use elmur_model::session::{Seen, Session};
 use elmur_model::window::{Begin, TrainSettings, WindowProgram, training_graph};
 use elmur_model::{Architecture, PolicyConfig, init};
-use elmur_train::{Error, PolicyName, Result, RunConfig};
+use elmur_train::{Error, PolicyName, Result, RunConfig, overrides};
 use serde_json::json;
 
 use super::{Times, WARM_UP, print, round};
@@ -30,7 +30,7 @@ pub struct StepArgs {
     json: bool,
     #[command(flatten)]
     model: Model,
-    /// Act in this many rows at once; default: measure 1 and 100.
+    /// Act in this many rows at once; default: measure 1 and 100, on a GPU 1,024 too.
     #[arg(long, value_parser = crate::count(1 << 20))]
     batch: Option<usize>,
     /// Use this many threads; 0: as many as are granted. Batch 1 defaults to one thread, larger batches to 0.
@@ -40,6 +40,8 @@ pub struct StepArgs {
     /// many plans, and of both for at most 20 seconds.
     #[arg(long, default_value_t = 100, value_parser = crate::count(1 << 20))]
     segments: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// Options of `elmur bench train`.
@@ -62,6 +64,9 @@ pub struct TrainArgs {
     /// Train this many models side by side, as runs of one experiment.
     #[arg(long, default_value_t = 1, value_parser = crate::count(256))]
     runs: usize,
+    /// Train models of these presets too, side by side with the first, and compare with each alone.
+    #[arg(long, value_name = "PRESETS", value_delimiter = ',', conflicts_with_all = ["runs", "profile"])]
+    beside: Vec<String>,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -78,6 +83,9 @@ pub(super) struct Model {
     /// Replace images by vectors of 64 numbers, to measure the policy without its image encoder.
     #[arg(long)]
     no_images: bool,
+    /// Settings of the preset that are changed, as in `elmur train`.
+    #[arg(value_name = "KEY=VALUE")]
+    settings: Vec<String>,
 }
 
 impl Model {
@@ -98,9 +106,17 @@ impl Model {
 
     /// The preset with this policy, or with its own.
     pub fn with(&self, policy: Option<&str>, registry: &Registry) -> Result<RunConfig> {
-        let mut preset = RunConfig::preset(&self.preset)?;
+        self.of(&self.preset, policy, registry)
+    }
+
+    /// A named preset with this policy, or with its own.
+    fn of(&self, name: &str, policy: Option<&str>, registry: &Registry) -> Result<RunConfig> {
+        let mut preset = RunConfig::preset(name)?;
         if let Some(policy) = policy {
             preset = preset.with_policy(policy, registry)?;
+        }
+        if !self.settings.is_empty() {
+            preset = overrides::apply(&preset, &self.settings, registry)?;
         }
         if self.no_images {
             let ends = preset.model.architecture().ends();
@@ -121,15 +137,22 @@ impl Model {
 pub fn step(args: &StepArgs, context: &Context) -> Result<()> {
     let config = args.model.preset(&context.registry)?.model;
     let params = init::parameters(config.architecture(), 0)?;
-    for batch in args.batch.map_or(vec![1, 100], |b| vec![b]) {
-        let pool = Pool::new(args.threads.unwrap_or(usize::from(batch == 1)));
-        let steps = Steps::measure(&config, &params, batch, &pool, args.segments)?;
+    let is_gpu = args.device.name() != "cpu";
+    let usual = if is_gpu { vec![1, 100, 1024] } else { vec![1, 100] };
+    for batch in args.batch.map_or(usual, |b| vec![b]) {
+        let device = args.device.open(args.threads.unwrap_or(usize::from(batch == 1)))?;
+        let steps = Steps::measure(&config, &params, batch, &device, args.segments)?;
         let mut row = json!({
-            "peer": "elmur", "device": "cpu", "work": format!("step B={batch}"), "ms": round(steps.inside.ms(0.5)),
+            "peer": "elmur", "device": args.device.name(), "work": format!("step B={batch}"), "ms": round(steps.inside.ms(0.5)),
             "p99_ms": round(steps.inside.ms(0.99)), "boundary_ms": round(steps.boundary.ms(0.5)),
             "boundary_p99_ms": round(steps.boundary.ms(0.99)), "mean_ms": round(steps.mean),
-            "threads": pool.threads(), "weights": "f32", "preset": args.model.preset, "policy": args.model.label(&config)?,
+            "weights": "f32", "preset": args.model.preset, "policy": args.model.label(&config)?,
         });
+        match &device {
+            Device::Cpu(pool) => row["threads"] = json!(pool.threads()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => row["precision"] = json!(args.device.precision()?.name()),
+        }
         if let Some(state) = steps.state {
             row["state"] = state.into();
         }
@@ -159,16 +182,17 @@ impl Steps {
         config: &PolicyConfig,
         params: &Store,
         batch: usize,
-        pool: &Pool,
+        device: &Device,
         segments: usize,
     ) -> Result<Self> {
         let architecture = config.architecture();
-        let mut session = Session::new(config, params, batch, pool)?;
+        let params = params.to(device)?;
+        let mut session = Session::new(config, &params, batch, device)?;
         let observation = observations(architecture, batch);
         let returns = vec![1.0; batch];
         let seen = Seen { observation: observation.values(), returns: Some(&returns) };
         let window = architecture.window();
-        let planner = architecture.planner(params, &pool.into(), batch)?;
+        let planner = architecture.planner(&params, device, batch)?;
         // Steps that fill what is looked back on; steps of a cycle; the costly one of them, if one is.
         let (fill, cycle, costly) = match &planner {
             Some(planner) => {
@@ -252,11 +276,16 @@ pub fn train(args: &TrainArgs, context: &Context) -> Result<()> {
     let begin = Instant::now();
     let device = args.device.open(args.threads)?;
     let opened = begin.elapsed();
+    if !args.beside.is_empty() {
+        let others = args.beside.iter().map(|name| args.model.of(name, None, &context.registry));
+        let presets: Result<Vec<RunConfig>> = std::iter::once(Ok(preset)).chain(others).collect();
+        return train_beside(args, &presets?, &device);
+    }
     let mut first = None;
     // The peers are measured without dropout.
     for (dropout, work) in [(false, "train"), (true, "train with dropout")] {
         if args.runs > 1 {
-            train_side_by_side(args, (&preset, dropout), &device, work)?;
+            train_runs(args, (&preset, dropout), &device, work)?;
             continue;
         }
         let mut bench = TrainBench::new(&preset, dropout, &device)?;
@@ -330,35 +359,56 @@ fn stride(device: &Device) -> usize {
     if device.is_cpu() { 1 } else { 20 }
 }
 
-/// Several models, each on a thread and a queue of its own, all at once.
-fn train_side_by_side(
-    args: &TrainArgs,
-    (preset, dropout): (&RunConfig, bool),
-    device: &Device,
-    work: &str,
-) -> Result<()> {
-    let batches = args.batches * stride(device);
-    let barrier = std::sync::Barrier::new(args.runs + 1);
-    let elapsed = std::thread::scope(|scope| -> Result<Duration> {
-        let threads: Vec<_> = (0..args.runs)
-            .map(|_| {
-                scope.spawn(|| -> Result<()> {
-                    let prepared = (|| -> Result<(Device, TrainBench<'_>)> {
-                        let device = device.another()?;
-                        let mut bench = TrainBench::new(preset, dropout, &device)?;
-                        bench.batch()?;
-                        device.synchronize()?;
-                        Ok((device, bench))
-                    })();
-                    barrier.wait();
-                    let (device, mut bench) = prepared?;
-                    for _ in 0..batches {
-                        bench.batch()?;
-                    }
-                    Ok(device.synchronize()?)
-                })
-            })
-            .collect();
+/// Models of several presets side by side, beside the time that each takes alone. Each has as many batches as
+/// it computes alone while the first computes the number asked for.
+fn train_beside(args: &TrainArgs, presets: &[RunConfig], device: &Device) -> Result<()> {
+    let mut alone = Vec::new();
+    for preset in presets {
+        let (times, _) = TrainBench::new(preset, true, device)?.times(device, args.batches)?;
+        alone.push(times.ms(0.5));
+    }
+    let share = |ms: &f64| ((args.batches * stride(device)) as f64 * alone[0] / ms).ceil() as usize;
+    let counts: Vec<usize> = alone.iter().map(share).collect();
+    let runs: Vec<_> = presets.iter().zip(counts.iter().copied()).collect();
+    let ms = side_by_side(&runs, true, device)?.as_secs_f64() * 1e3;
+    let names: Vec<&str> =
+        std::iter::once(&args.model.preset).chain(&args.beside).map(String::as_str).collect();
+    let one_by_one: f64 = counts.iter().zip(&alone).map(|(count, ms)| *count as f64 * ms).sum();
+    print(
+        args.json,
+        &json!({
+            "peer": "elmur", "device": args.device.name(), "precision": args.device.precision()?.name(),
+            "work": "train with dropout, side by side", "presets": names, "batches": counts,
+            "alone_ms": alone.iter().map(|ms| round(*ms)).collect::<Vec<_>>(), "one_by_one_ms": round(one_by_one),
+            "ms": round(ms), "speedup": round(one_by_one / ms),
+        }),
+    );
+    Ok(())
+}
+
+/// Trains several models, each on a thread and a queue of its own, for so many batches each. Returns the time
+/// until all have ended.
+fn side_by_side(runs: &[(&RunConfig, usize)], dropout: bool, device: &Device) -> Result<Duration> {
+    let barrier = std::sync::Barrier::new(runs.len() + 1);
+    let train = |preset: &RunConfig, batches: usize| -> Result<()> {
+        let prepared = (|| -> Result<(Device, TrainBench<'_>)> {
+            let device = device.another()?;
+            let mut bench = TrainBench::new(preset, dropout, &device)?;
+            bench.batch()?;
+            device.synchronize()?;
+            Ok((device, bench))
+        })();
+        barrier.wait();
+        let (device, mut bench) = prepared?;
+        for _ in 0..batches {
+            bench.batch()?;
+        }
+        Ok(device.synchronize()?)
+    };
+    let train = &train;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            runs.iter().map(|(preset, batches)| scope.spawn(move || train(preset, *batches))).collect();
         barrier.wait();
         let start = Instant::now();
         for thread in threads {
@@ -370,7 +420,18 @@ fn train_side_by_side(
             ended??;
         }
         Ok(start.elapsed())
-    })?;
+    })
+}
+
+/// Models of one preset side by side.
+fn train_runs(
+    args: &TrainArgs,
+    (preset, dropout): (&RunConfig, bool),
+    device: &Device,
+    work: &str,
+) -> Result<()> {
+    let batches = args.batches * stride(device);
+    let elapsed = side_by_side(&vec![(preset, batches); args.runs], dropout, device)?;
     let ms = elapsed.as_secs_f64() * 1e3 / batches as f64;
     print(
         args.json,

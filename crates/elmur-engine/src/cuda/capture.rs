@@ -5,8 +5,9 @@ use std::time::Duration;
 use cudarc::driver::sys;
 
 use super::Gpu;
-use super::dependencies::{parts, urgent};
+use super::dependencies::{Range, parts, urgent};
 use super::driver::{DeviceBuffer, Stream, call};
+use super::inputs::Input;
 use super::launch::Launch;
 use crate::error::Result;
 use crate::step::Step;
@@ -29,19 +30,9 @@ impl Drop for Captured {
 type Leaves = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
 
 impl Step {
-    /// Queues the step's work, or its deferred work.
-    pub(super) fn queue(
-        &self,
-        gpu: &Gpu,
-        stream: sys::CUstream,
-        keep: &mut Vec<DeviceBuffer>,
-        queued: &mut usize,
-        handoff: &mut Vec<u64>,
-        deferred: bool,
-    ) -> Result<()> {
-        let (inputs, outputs) = (&*self.inputs, &*self.outputs);
-        let mut launch = Launch { inputs, outputs, gpu, stream, keep, queued, handoff };
-        if deferred { self.op.cuda_deferred(&mut launch) } else { self.op.cuda(&mut launch) }
+    /// Queues the step's work, or its deferred work, with a launch that has the step's operands.
+    pub(super) fn queue(&self, launch: &mut Launch<'_>, deferred: bool) -> Result<()> {
+        if deferred { self.op.cuda_deferred(launch) } else { self.op.cuda(launch) }
     }
 
     /// Outputs that deferred work writes; none if nobody reads them.
@@ -52,10 +43,12 @@ impl Step {
     }
 }
 
-/// Captures `first`, then all steps as a CUDA graph and makes it ready to run.
+/// Captures `first`, which writes the program's inputs, then all steps as a CUDA graph and makes it ready to
+/// run.
 pub(super) fn capture_steps(
     gpu: &Gpu,
     first: impl FnOnce(sys::CUstream) -> Result<()>,
+    inputs: &[Input],
     steps: &[Step],
     keep: &mut Vec<DeviceBuffer>,
     queued: &mut usize,
@@ -68,6 +61,7 @@ pub(super) fn capture_steps(
     let root = capture(streams[1].raw, captured.graph, &Leaves::default(), first)?;
     let mut leaves: Vec<Leaves> = Vec::with_capacity(parts.len());
     let mut handoff = Vec::new();
+    let inputs: Vec<Range> = inputs.iter().map(Input::range).collect();
     for (part, urgent) in parts.iter().zip(urgent) {
         let mut before = if part.needs.is_empty() { root.clone() } else { Leaves::default() };
         for need in &part.needs {
@@ -78,8 +72,14 @@ pub(super) fn capture_steps(
             handoff.clear();
         }
         let stream = streams[usize::from(urgent)].raw;
+        let before_it = part.needs.iter().flat_map(|need| parts[*need].writes()).copied();
+        let written = if part.needs.is_empty() { inputs.clone() } else { before_it.collect() };
+        let step = &steps[part.step];
         leaves.push(capture(stream, captured.graph, &before, |stream| {
-            steps[part.step].queue(gpu, stream, keep, queued, &mut handoff, part.is_deferred)
+            let (inputs, outputs, handoff) = (&*step.inputs, &*step.outputs, &mut handoff);
+            let mut launch =
+                Launch { inputs, outputs, gpu, stream, keep, queued, handoff, written: &written };
+            step.queue(&mut launch, part.is_deferred)
         })?);
     }
     // GPUs before compute capability 9.0 cannot launch kernels early.

@@ -14,9 +14,16 @@ pub(super) struct Range {
 }
 
 impl Range {
-    fn of(operand: &Operand) -> Option<Self> {
+    /// All bytes that there are.
+    pub const ALL: Self = Self { start: 0, end: usize::MAX };
+
+    pub fn new(start: usize, bytes: usize) -> Self {
+        Self { start, end: start + bytes }
+    }
+
+    pub fn of(operand: &Operand) -> Option<Self> {
         let start = operand.ptr.addr();
-        (start != 0).then(|| Self { start, end: start + operand.ty.bytes() })
+        (start != 0).then(|| Self::new(start, operand.ty.bytes()))
     }
 
     fn overlaps(&self, other: &Self) -> bool {
@@ -24,7 +31,8 @@ impl Range {
     }
 }
 
-fn any_overlap(a: &[Range], b: &[Range]) -> bool {
+/// Whether two sets of ranges have bytes in common.
+pub(super) fn any_overlap(a: &[Range], b: &[Range]) -> bool {
     a.iter().any(|x| b.iter().any(|y| x.overlaps(y)))
 }
 
@@ -52,6 +60,11 @@ impl Part {
             needs: Vec::new(),
             after: Vec::new(),
         }
+    }
+
+    /// What this part writes.
+    pub fn writes(&self) -> &[Range] {
+        &self.writes
     }
 
     /// Finds the earlier parts that this part must wait for: parts that write bytes it touches, parts that

@@ -8,9 +8,10 @@ use cudarc::driver::sys;
 
 use super::Gpu;
 use super::capture::{capture_steps, replayed_time};
-use super::dependencies::{critical_path, parts};
+use super::dependencies::{Range, critical_path, parts};
 use super::driver::{DeviceBuffer, Pinned, call};
 use super::inputs::{Fetch, Input, Span, spans};
+use super::launch::Launch;
 use crate::allocation::Allocation;
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -81,7 +82,8 @@ impl Exec {
         let ring = ring.collect::<Result<Vec<_>>>()?;
         let (mut keep, mut queued) = (Vec::new(), 0);
         let fetch = Fetch::new(gpu, &spans, &ring, &mut keep)?;
-        let replay = capture_steps(gpu, |stream| fetch.queue(gpu, stream), &steps, &mut keep, &mut queued)?;
+        let replay =
+            capture_steps(gpu, |stream| fetch.queue(gpu, stream), &inputs, &steps, &mut keep, &mut queued)?;
         queued += usize::from(fetch.spans > 0);
         Ok(Self {
             replay,
@@ -158,7 +160,11 @@ impl Exec {
             }
             let step = &steps[part.step];
             times.push(replayed_time(&self.gpu, |stream| {
-                step.queue(&self.gpu, stream, &mut keep, &mut queued, &mut handoff, part.is_deferred)
+                let (inputs, outputs, gpu) = (&*step.inputs, &*step.outputs, &self.gpu);
+                let (keep, queued, handoff, written) =
+                    (&mut keep, &mut queued, &mut handoff, &[Range::ALL][..]);
+                let mut launch = Launch { inputs, outputs, gpu, stream, keep, queued, handoff, written };
+                step.queue(&mut launch, part.is_deferred)
             })?);
         }
         let mut result = vec![(Duration::ZERO, false); steps.len()];

@@ -5,6 +5,7 @@ use cudarc::driver::sys;
 
 use super::Gpu;
 use super::args::args;
+use super::dependencies::Range;
 use super::driver::{DeviceBuffer, Pinned};
 use super::kernels::Shape;
 use crate::buffer::{ALIGN, Buffer};
@@ -17,6 +18,13 @@ pub(super) struct Input {
     pub bytes: usize,
     /// Whether the caller may have written it since the last run.
     pub changed: bool,
+}
+
+impl Input {
+    /// Bytes of the device that the input is copied to.
+    pub fn range(&self) -> Range {
+        Range::new(self.device as usize, self.bytes)
+    }
 }
 
 /// Inputs that lie side by side on the device and are copied together.

@@ -3,6 +3,7 @@
 use cudarc::driver::sys::CUstream;
 
 use super::args::Args;
+use super::dependencies::{Range, any_overlap};
 use super::driver::{DeviceBuffer, call};
 use super::kernels::Shape;
 use super::{Gpu, product};
@@ -28,6 +29,8 @@ pub(crate) struct Launch<'a> {
     pub(super) queued: &'a mut usize,
     /// Addresses of scratch memory that an op's work leaves for its deferred work.
     pub handoff: &'a mut Vec<u64>,
+    /// What the work writes that this work waits for directly.
+    pub(super) written: &'a [Range],
 }
 
 impl Launch<'_> {
@@ -52,6 +55,13 @@ impl Launch<'_> {
     /// Address of output `i`; 0 if nobody reads it.
     pub fn output(&self, i: usize) -> u64 {
         self.outputs[i].ptr as u64
+    }
+
+    /// Whether the first kernel that is queued may read input `i` before `begin()`: no work that it waits for
+    /// directly writes it. What that work itself waits for has ended when the kernel starts, since every kernel
+    /// waits before it lets others be launched.
+    pub fn is_settled(&self, i: usize) -> bool {
+        !Range::of(&self.inputs[i]).is_some_and(|range| any_overlap(self.written, &[range]))
     }
 
     /// Queues a kernel with blocks of `threads` threads.

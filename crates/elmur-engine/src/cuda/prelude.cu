@@ -8,8 +8,9 @@ typedef long long i64;
 #define INF __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fc00000)
 
-// The first line of every kernel: waits for all work that the kernel depends on, then lets the kernels that
-// depend on it be launched beside it (see `enable_early_launch` in capture.rs).
+// The first line of every kernel, or the one after it has read settled inputs (`Launch::is_settled`): waits for
+// all work that the kernel depends on, then lets the kernels that depend on it be launched beside it (see
+// `enable_early_launch` in capture.rs).
 __device__ __forceinline__ void begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -187,15 +187,21 @@ impl Op for Binary {
             true if b.len() == 1 => 2,
             _ => 0,
         };
+        let [y, from_a, from_b] = [launch.output(0), launch.input(0), launch.input(1)];
+        let fours = [y, from_a, from_b].iter().all(|address| address.is_multiple_of(16));
+        if flat == 1 && out.dtype == DType::F32 && fours && out.len().is_multiple_of(4) {
+            let n = out.len() / 4;
+            return launch.elements("binary_fours", n, args![y, from_a, from_b, self.0 as i32, n]);
+        }
         let kernel = match out.dtype {
             DType::I32 => "binary_i32",
             DType::I64 => "binary_i64",
             _ => "binary_f32",
         };
         let args = BinaryArgs {
-            y: launch.output(0),
-            a: launch.input(0),
-            b: launch.input(1),
+            y,
+            a: from_a,
+            b: from_b,
             n: out.len(),
             kind: self.0 as i32,
             flat,

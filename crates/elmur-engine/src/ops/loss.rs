@@ -30,7 +30,9 @@ pub struct CrossEntropy {
 impl Graph {
     /// Mean cross-entropy (a scalar) of logits [..., C] against class targets [...] of i32 or i64.
     pub fn cross_entropy(&mut self, logits: Value, targets: Value, settings: CrossEntropy) -> Result<Value> {
-        self.push1(CrossEntropyOp(settings), &[logits, targets])
+        let like = self.ty(logits)?.dtype;
+        let count = self.push1(CountTargets { ignored: settings.ignored, like }, &[targets])?;
+        self.push1(CrossEntropyOp { settings, weighted: false }, &[logits, targets, count])
     }
 
     /// Σ w CE (a scalar): cross-entropy of logits [..., C] against class targets [...] of i32 or i64, added up
@@ -42,7 +44,7 @@ impl Graph {
         weights: Value,
         settings: CrossEntropy,
     ) -> Result<Value> {
-        self.push1(CrossEntropyOp(settings), &[logits, targets, weights])
+        self.push1(CrossEntropyOp { settings, weighted: true }, &[logits, targets, weights])
     }
 
     /// Number of rows (a float) whose target class has the largest logit, for logits [..., C] and targets
@@ -62,22 +64,97 @@ impl Graph {
     }
 }
 
+/// The number of targets that are not ignored, but at least 1, as a float.
+///
+/// An op of its own, so that on a GPU the gradient of a mean waits for nothing but the logits.
+#[derive(Debug)]
+struct CountTargets {
+    ignored: i64,
+    like: DType,
+}
+
+impl Op for CountTargets {
+    fn name(&self) -> &'static str {
+        "count_targets"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        want_index("cross_entropy", "targets", &inputs[0])?;
+        Ok(vec![TensorType::new(self.like, [])])
+    }
+    fn stops_gradient(&self) -> bool {
+        true
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let targets = Indices::new(io, 0);
+        let counted = (0..io.ty(0).len()).filter(|row| targets.get(*row) != self.ignored).count();
+        dispatch_float!(self.like, T => io.output::<T>(0)[0] = T::of(counted.max(1) as f64));
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        let wide = launch.ty(0).dtype == DType::I64;
+        let args = args![launch.output(0), launch.input(0), wide, self.ignored as u64, launch.ty(0).len()];
+        launch.kernel("count_targets", [1, 1, 1], 1024, 0, args)
+    }
+}
+
+/// Neighbouring threads of a GPU that share a row of so many classes.
+#[cfg(feature = "cuda")]
+fn lanes(classes: usize) -> usize {
+    classes.next_power_of_two().min(32)
+}
+
+/// How kernels go through rows of classes and add up one number of each: in blocks of 256 threads, of which the
+/// last to end adds up what the others found.
+#[cfg(feature = "cuda")]
+fn row_sums(launch: &mut Launch<'_>, rows: usize, classes: usize) -> Result<(usize, RowSums)> {
+    // Four rows for each group of threads, and no more blocks than one block can add up.
+    let blocks = (rows * lanes(classes)).div_ceil(4 * 256).clamp(1, 128);
+    let partial = launch.scratch(8 * blocks)?;
+    let counter = launch.scratch(4)?;
+    Ok((blocks, RowSums { partial, counter, rows, classes, lanes: lanes(classes) as i32 }))
+}
+
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// How blocks divide rows of classes, and where they leave their sums.
+    struct RowSums in "loss.cu" {
+        partial: u64, counter: u64, rows: usize, classes: usize, lanes: i32,
+    }
+}
+
 #[cfg(feature = "cuda")]
 kernel_args! {
     /// What cross entropy writes, and its settings.
     struct CrossEntropyArgs in "loss.cu" {
-        loss: u64, lse: u64, count: u64, weights: u64, ignored: i64, rows: usize, classes: usize,
-        smoothing: f32, wide: i32,
+        loss: u64, count: u64, weights: u64, ignored: i64, smoothing: f32, wide: i32,
     }
 }
 
-/// Inputs logits, targets, [weights]; outputs loss, log Σ e^logit per row, what the sum is divided by.
-#[derive(Debug)]
-struct CrossEntropyOp(CrossEntropy);
+/// Inputs logits, targets, and weights if `weighted`, else the number of targets that count; output the loss.
+#[derive(Debug, Clone, Copy)]
+struct CrossEntropyOp {
+    settings: CrossEntropy,
+    weighted: bool,
+}
 
 impl CrossEntropyOp {
     fn bound(&self, classes: usize) -> IndexBound {
-        IndexBound { input: 1, what: "class", limit: classes, ignored: Some(self.0.ignored) }
+        IndexBound { input: 1, what: "class", limit: classes, ignored: Some(self.settings.ignored) }
+    }
+
+    fn check(&self, targets: &Indices<'_>, classes: usize) -> Result<()> {
+        match targets {
+            Indices::I32(t) => self.bound(classes).check("cross_entropy", t),
+            Indices::I64(t) => self.bound(classes).check("cross_entropy", t),
+        }
+    }
+
+    /// Addresses of the number of targets that count and of the weights; 0 for the one that there is not.
+    #[cfg(feature = "cuda")]
+    fn scales(&self, launch: &Launch<'_>) -> (u64, u64) {
+        let third = launch.input(2);
+        if self.weighted { (0, third) } else { (third, 0) }
     }
 }
 
@@ -90,58 +167,49 @@ impl Op for CrossEntropyOp {
         let (logits, targets) = (&inputs[0], &inputs[1]);
         want_float(OP, "logits", logits)?;
         want_index(OP, "targets", targets)?;
-        if !(0.0..=1.0).contains(&self.0.label_smoothing) {
-            return mismatch(OP, "label smoothing in 0..=1", self.0.label_smoothing.to_string());
+        if !(0.0..=1.0).contains(&self.settings.label_smoothing) {
+            return mismatch(OP, "label smoothing in 0..=1", self.settings.label_smoothing.to_string());
         }
         match logits.shape.split_last() {
             Some((_, lead)) if lead == targets.shape => {}
             _ => return mismatch(OP, "logits [..., C] and targets [...]", format!("{logits} and {targets}")),
         }
-        if let Some(weights) = inputs.get(2) {
-            want(OP, "weights", weights, logits.dtype, &targets.shape)?;
+        if self.weighted {
+            want(OP, "weights", &inputs[2], logits.dtype, &targets.shape)?;
         }
-        Ok(vec![logits.with([]), logits.with([logits.rows()]), logits.with([])])
+        Ok(vec![logits.with([])])
     }
     fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
         vec![self.bound(inputs[0].cols())]
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         if let Some(grad) = b.grad(0) {
-            let mut inputs = vec![b.inputs[0], b.inputs[1], b.outputs[1], b.outputs[2], grad];
-            inputs.extend(b.inputs.get(2));
-            let dlogits = b.graph.push1(CrossEntropyGrad(self.0), &inputs)?;
+            let inputs = [b.inputs[0], b.inputs[1], b.inputs[2], grad];
+            let dlogits = b.graph.push1(CrossEntropyGrad(*self), &inputs)?;
             b.set(0, dlogits);
         }
         Ok(())
     }
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
-        2 * inputs[0].rows() * inputs[0].dtype.size()
+        inputs[0].rows() * inputs[0].dtype.size()
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (rows, classes) = (io.ty(0).rows(), io.ty(0).cols());
         let targets = Indices::new(io, 1);
-        let bound = self.bound(classes);
-        match targets {
-            Indices::I32(t) => bound.check("cross_entropy", t)?,
-            Indices::I64(t) => bound.check("cross_entropy", t)?,
-        }
+        self.check(&targets, classes)?;
         dispatch_float!(io.dtype(), T => {
-            let logits = io.input::<T>(0);
-            let weights = (io.inputs.len() > 2).then(|| io.input::<T>(2));
-            let (losses, spare) = io.scratch::<T>(2 * rows).split_at_mut(rows);
-            let lse = io.output_if_used::<T>(1).unwrap_or(spare);
-            let mut counted = 0;
-            let smoothing = T::of(self.0.label_smoothing);
-            for (row, x) in logits.chunks_exact(classes).enumerate() {
+            let third = io.input::<T>(2);
+            let weights = self.weighted.then_some(third);
+            let losses = io.scratch::<T>(rows);
+            let smoothing = T::of(self.settings.label_smoothing);
+            for (row, x) in io.input::<T>(0).chunks_exact(classes).enumerate() {
                 let target = targets.get(row);
-                let (log_sum, mean) = log_sum_exp(x);
-                lse[row] = log_sum;
                 losses[row] = T::ZERO;
-                if target != self.0.ignored {
-                    counted += 1;
+                if target != self.settings.ignored {
+                    let log_sum = log_sum_exp(x);
                     let hard = log_sum - x[target as usize];
                     // Without smoothing, infinite logits of other classes must not matter.
-                    let even = if smoothing == T::ZERO { T::ZERO } else { smoothing * (log_sum - mean) };
+                    let even = if smoothing == T::ZERO { T::ZERO } else { smoothing * (log_sum - mean(x)) };
                     let loss = (T::ONE - smoothing) * hard + even;
                     losses[row] = match weights {
                         None => loss,
@@ -151,42 +219,39 @@ impl Op for CrossEntropyOp {
                     };
                 }
             }
-            let count = T::of(f64::from(if weights.is_some() { 1 } else { counted.max(1) }));
-            if let Some(loss) = io.output_if_used::<T>(0) {
-                loss[0] = sum_all(losses) / count;
-            }
-            if let Some(out) = io.output_if_used::<T>(2) {
-                out[0] = count;
-            }
+            let total = sum_all(losses);
+            io.output::<T>(0)[0] = if self.weighted { total } else { total / third[0] };
         });
         Ok(())
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (rows, classes) = (launch.ty(0).rows(), launch.ty(0).cols());
-        let wide = launch.ty(1).dtype == DType::I64;
+        let (count, weights) = self.scales(launch);
         let args = CrossEntropyArgs {
             loss: launch.output(0),
-            lse: launch.output(1),
-            count: launch.output(2),
-            weights: launch.input_if((launch.inputs.len() > 2).then_some(2)),
-            ignored: self.0.ignored,
-            rows,
-            classes,
-            smoothing: self.0.label_smoothing as f32,
-            wide: i32::from(wide),
+            count,
+            weights,
+            ignored: self.settings.ignored,
+            smoothing: self.settings.label_smoothing as f32,
+            wide: i32::from(launch.ty(1).dtype == DType::I64),
         };
-        let args = args![launch.input(0), launch.input(1), args];
-        launch.kernel("cross_entropy", [1, 1, 1], 1024, 0, args)
+        let (blocks, sums) = row_sums(launch, rows, classes)?;
+        let args = args![launch.input(0), launch.input(1), args, sums];
+        launch.kernel("cross_entropy", [blocks, 1, 1], 256, 0, args)
     }
 }
 
 simd_fn! {
-    /// log Σ e^x and mean x.
-    fn log_sum_exp<T>(x: &[T]) -> (T, T) {
+    fn log_sum_exp<T>(x: &[T]) -> T {
         let top = max(x);
-        let total = reduce(x, |x| (x - top).exp());
-        (top + total.ln(), sum(x) / T::of(x.len() as f64))
+        top + reduce(x, |x| (x - top).exp()).ln()
+    }
+}
+
+simd_fn! {
+    fn mean<T>(x: &[T]) -> T {
+        sum(x) / T::of(x.len() as f64)
     }
 }
 
@@ -194,14 +259,14 @@ simd_fn! {
 kernel_args! {
     /// Gradient of the logits.
     struct CrossEntropyGradArgs in "loss.cu" {
-        dx: u64, logits: u64, lse: u64, count: u64, grad: u64, weights: u64, targets: u64, ignored: i64,
-        classes: usize, n: usize, smoothing: f32, wide: i32,
+        dx: u64, logits: u64, count: u64, grad: u64, weights: u64, targets: u64, ignored: i64, rows: usize,
+        classes: usize, smoothing: f32, wide: i32, lanes: i32,
     }
 }
 
 /// dlogits = grad w / count (p - (1 - e) onehot - e / C), w = 1 without weights; zero for ignored rows.
 #[derive(Debug)]
-struct CrossEntropyGrad(CrossEntropy);
+struct CrossEntropyGrad(CrossEntropyOp);
 
 impl Op for CrossEntropyGrad {
     fn name(&self) -> &'static str {
@@ -212,23 +277,23 @@ impl Op for CrossEntropyGrad {
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (rows, classes) = (io.ty(0).rows(), io.ty(0).cols());
-        let targets = Indices::new(io, 1);
+        let (CrossEntropyOp { settings, weighted }, targets) = (self.0, Indices::new(io, 1));
+        self.0.check(&targets, classes)?;
         dispatch_float!(io.dtype(), T => {
-            let (logits, lse) = (io.input::<T>(0), io.input::<T>(2));
-            let weights = (io.inputs.len() > 5).then(|| io.input::<T>(5));
-            let each = io.input::<T>(4)[0] / io.input::<T>(3)[0];
-            let smoothing = T::of(self.0.label_smoothing);
+            let (logits, third, grad) = (io.input::<T>(0), io.input::<T>(2), io.input::<T>(3)[0]);
+            let smoothing = T::of(settings.label_smoothing);
             let even = smoothing / T::of(classes as f64);
-            io.pool.rows(rows, 8 * classes, RowsMut::new(io.output::<T>(0), classes), |first, dx| {
+            io.pool.rows(rows, 16 * classes, RowsMut::new(io.output::<T>(0), classes), |first, dx| {
                 for (i, dx) in dx.chunks_exact_mut(classes).enumerate() {
                     let row = first + i;
                     let target = targets.get(row);
-                    if target == self.0.ignored {
+                    if target == settings.ignored {
                         dx.fill(T::ZERO);
                         continue;
                     }
-                    let scale = weights.map_or(each, |weights| each * weights[row]);
-                    softmax_minus(&logits[row * classes..][..classes], lse[row], even, scale, dx);
+                    let scale = if weighted { grad * third[row] } else { grad / third[0] };
+                    let x = &logits[row * classes..][..classes];
+                    softmax_minus(x, log_sum_exp(x), even, scale, dx);
                     dx[target as usize] -= scale * (T::ONE - smoothing);
                 }
             });
@@ -237,23 +302,23 @@ impl Op for CrossEntropyGrad {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (classes, n) = (launch.ty(0).cols(), launch.ty(0).len());
-        let wide = launch.ty(1).dtype == DType::I64;
+        let (rows, classes) = (launch.ty(0).rows(), launch.ty(0).cols());
+        let (count, weights) = self.0.scales(launch);
         let args = CrossEntropyGradArgs {
             dx: launch.output(0),
             logits: launch.input(0),
-            lse: launch.input(2),
-            count: launch.input(3),
-            grad: launch.input(4),
-            weights: launch.input_if((launch.inputs.len() > 5).then_some(5)),
+            count,
+            grad: launch.input(3),
+            weights,
             targets: launch.input(1),
-            ignored: self.0.ignored,
+            ignored: self.0.settings.ignored,
+            rows,
             classes,
-            n,
-            smoothing: self.0.label_smoothing as f32,
-            wide: i32::from(wide),
+            smoothing: self.0.settings.label_smoothing as f32,
+            wide: i32::from(launch.ty(1).dtype == DType::I64),
+            lanes: lanes(classes) as i32,
         };
-        launch.elements("cross_entropy_grad", n, args)
+        launch.elements("cross_entropy_grad", rows * lanes(classes), args)
     }
 }
 
@@ -301,8 +366,9 @@ impl Op for CountCorrect {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let (rows, classes) = (launch.ty(0).rows(), launch.ty(0).cols());
         let wide = launch.ty(1).dtype == DType::I64;
-        let args = args![launch.output(0), launch.input(0), launch.input(1), wide, rows, classes];
-        launch.kernel("count_correct", [1, 1, 1], 1024, 0, args)
+        let (blocks, sums) = row_sums(launch, rows, classes)?;
+        let args = args![launch.output(0), launch.input(0), launch.input(1), wide, sums];
+        launch.kernel("count_correct", [blocks, 1, 1], 256, 0, args)
     }
 }
 

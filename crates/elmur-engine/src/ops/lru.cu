@@ -1,26 +1,35 @@
-// One thread per row: the `count` least recently used slots, empty ones first, ties to the lowest index.
+// One warp per row: the `count` least recently used slots, empty ones first, ties to the lowest index.
 KERNEL lru_select(int* slots, i64* times, const i64* anchors, int count, int m, i64 rows) {
     begin();
-    i64 row = thread_number();
+    i64 row = warp_number();
     if (row >= rows) return;
     anchors += row * m;
-    i64 previous_key = 0;
-    int previous = -1;
+    // The slot chosen last; those that come before it, by key and number, were chosen already.
+    i64 last_key = 0;
+    int last = -1;
     for (int i = 0; i < count; ++i) {
         int best = -1;
         i64 best_key = 0;
-        for (int s = 0; s < m; ++s) {
+        for (int s = lane(); s < m; s += 32) {
             i64 key = max(anchors[s], (i64)-1);
-            bool later = previous < 0 || key > previous_key || (key == previous_key && s > previous);
+            bool later = last < 0 || key > last_key || (key == last_key && s > last);
             if (later && (best < 0 || key < best_key)) {
                 best = s;
                 best_key = key;
             }
         }
-        if (slots) slots[row * count + i] = best;
-        if (times) times[row * count + i] = anchors[best];
-        previous = best;
-        previous_key = best_key;
+        for (int o = 16; o; o >>= 1) {
+            int other = __shfl_xor_sync(0xffffffffu, best, o);
+            i64 other_key = __shfl_xor_sync(0xffffffffu, best_key, o);
+            if (other >= 0 && (best < 0 || other_key < best_key || (other_key == best_key && other < best))) {
+                best = other;
+                best_key = other_key;
+            }
+        }
+        if (lane() == 0 && slots) slots[row * count + i] = best;
+        if (lane() == 0 && times) times[row * count + i] = anchors[best];
+        last = best;
+        last_key = best_key;
     }
 }
 

@@ -107,7 +107,7 @@ impl Op for SelectSlots {
         let (rows, m) = (launch.ty(0).shape[0], launch.ty(0).shape[1]);
         let args =
             args![launch.output(0), launch.output(1), launch.input(0), self.count as i32, m as i32, rows,];
-        launch.elements("lru_select", rows, args)
+        launch.warps("lru_select", rows, args)
     }
 }
 

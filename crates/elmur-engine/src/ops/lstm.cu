@@ -19,6 +19,7 @@ struct LstmForward {
     i64 steps;
     i64 width;
     i64 lanes;                  // threads that divide columns among them; blocks of a cluster in *_shared_*
+    i64 settled;                // whether the weight may be read before begin()
 };
 
 struct LstmBackward {
@@ -36,6 +37,7 @@ struct LstmBackward {
     i64 steps;
     i64 width;
     i64 lanes;
+    i64 settled;
 };
 
 // parts[g, r, c] = sum of in[r, k] w[k, c] over the g-th part of the depth, for R rows. Each group of `lanes`

@@ -1,6 +1,7 @@
-// An LSTM over a window, as in lstm.cu, for widths W whose whole weight fits one multiprocessor: each thread
-// holds its part of the weight, most of it in registers, the rest in shared memory. So a step reads nothing
-// from far away, and has one barrier of one block.
+// An LSTM over a window, as in lstm.cu, for widths W whose whole weight fits one multiprocessor, or the C
+// multiprocessors of a cluster of blocks: each thread holds its part of the weight, most of it in registers,
+// the rest in shared memory. So a step reads nothing from far away. Each block computes W / C of the units; a
+// step ends when what it computed has arrived in all blocks. The weight is read before begin() where it may be.
 //
 // A product divides the weight into tiles. Four neighbouring threads compute U units of all R rows of a block
 // (16 / U threads four units in the backward pass); each adds up a part of the depth, and then the sums are
@@ -68,25 +69,95 @@ __device__ __forceinline__ float activated(float x, bool hyperbolic) {
     return hyperbolic ? tanh : s;
 }
 
+// What the C blocks of a cluster compute at every step and all of them need: COUNT numbers in the shared memory
+// of each, twice, since a block may be a step ahead. `step` counts from 1. Blocks of a cluster of one need no
+// more than a barrier; others send each number to all, where a barrier in shared memory counts the bytes that
+// have arrived. Nothing is sent to a block that might have ended, as long as each step that begins is completed.
+template <int C, int COUNT> struct Exchange {
+    float* data;      // [2, COUNT]
+    u32 barriers;     // of even and odd steps
+    u32 there[C][2];  // where each block has data and barriers
+
+    // All threads of the cluster make one, before the first step.
+    __device__ __forceinline__ explicit Exchange(float* shared) : data(shared) {
+        if constexpr (C > 1) {
+#if __CUDA_ARCH__ >= 900
+            __shared__ u64 counted[2];
+            barriers = (u32)__cvta_generic_to_shared(counted);
+            if (threadIdx.x == 0) {
+                for (int i = 0; i < 2; ++i) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i) : "memory");
+                asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            }
+            u32 own = (u32)__cvta_generic_to_shared(data);
+#pragma unroll
+            for (int rank = 0; rank < C; ++rank) {
+                asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there[rank][0]) : "r"(own), "r"(rank));
+                asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there[rank][1]) : "r"(barriers), "r"(rank));
+            }
+            cluster_arrive();
+            cluster_wait();
+#endif
+        }
+    }
+    __device__ __forceinline__ float* at(int step) const { return data + (step & 1) * COUNT; }
+    // Before the first `put` of a step, by all threads.
+    __device__ __forceinline__ void begin_step(int step) const {
+#if __CUDA_ARCH__ >= 900
+        if (C > 1 && threadIdx.x == 0) {
+            asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(barriers + 8 * (step & 1)), "r"(4 * COUNT) : "memory");
+        }
+#endif
+    }
+    // Number i of a step, which one thread of the cluster gives.
+    __device__ __forceinline__ void put(int step, int i, float x) const {
+        if constexpr (C == 1) {
+            at(step)[i] = x;
+        } else {
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+            for (int rank = 0; rank < C; ++rank) {
+                u32 to = there[rank][0] + 4 * ((step & 1) * COUNT + i), barrier = there[rank][1] + 8 * (step & 1);
+                asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x), "r"(barrier) : "memory");
+            }
+#endif
+        }
+    }
+    // Returns when all numbers of a step are there. By all threads.
+    __device__ __forceinline__ void complete(int step) const {
+        if constexpr (C == 1) {
+            __syncthreads();
+        } else {
+#if __CUDA_ARCH__ >= 900
+            u32 barrier = barriers + 8 * (step & 1), parity = (step - 1) >> 1 & 1, done;
+            do {
+                asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                             : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+            } while (!done);
+#endif
+        }
+    }
+};
+
 // Shared memory: h twice [2, R, W], then weights. weight is [4 W, W].
-template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_forward_held(const LstmForward& a) {
-    constexpr int THREADS = 4 * W / U, GATES = U * R, LANES = 4 / GATES;
+template <int W, int R, int U, int HELD, int C> __device__ __forceinline__ void lstm_forward_held(const LstmForward& a) {
+    constexpr int THREADS = 4 * W / C / U, GATES = U * R, LANES = 4 / GATES;
     extern __shared__ float shared[];
-    float* h = shared;
-    HeldWeights<U * W / 4, HELD, THREADS> weights(h + 2 * R * W);
+    Exchange<C, R * W> h(shared);
+    HeldWeights<U * W / 4, HELD, THREADS> weights(shared + 2 * R * W);
     // In products this thread has every fourth vector of the depth, of the gates of U units.
-    int part = (int)threadIdx.x % 4;
-    const float* mine = a.weight + (int)threadIdx.x / 4 * U * W + 4 * part;
+    int part = (int)threadIdx.x % 4, first_unit = C == 1 ? 0 : cluster_rank() * (W / C);
+    const float* mine = a.weight + (first_unit + (int)threadIdx.x / 4 * U) * W + 4 * part;
 #pragma unroll
     for (int i = 0; i < W / 16; ++i) {
 #pragma unroll
         for (int c = 0; c < 4 * U; ++c) weights.load(i * 4 * U + c, mine + (c % 4 * W + c / 4) * W + 16 * i);
     }
+    if (a.settled) begin();
     i64 first = (i64)blockIdx.x * R;
     int rows = (int)min((i64)R, a.batch - first);
-    for (int i = threadIdx.x; i < R * W; i += THREADS) h[i] = i < rows * W ? a.first_hidden[first * W + i] : 0.0f;
+    for (int i = threadIdx.x; i < R * W; i += THREADS) h.at(0)[i] = i < rows * W ? a.first_hidden[first * W + i] : 0.0f;
     // Apart from products it has the GATES gates from GATES * sub on, of this unit of this row.
-    int number = (int)threadIdx.x / LANES, unit = number / R, row = number % R, sub = (int)threadIdx.x % LANES;
+    int number = (int)threadIdx.x / LANES, unit = first_unit + number / R, row = number % R, sub = (int)threadIdx.x % LANES;
     bool works = row < rows;
     int steps = (int)a.steps;
     i64 state = (first + row) * W + unit, at = (first + row) * steps * 4 * W + sub * GATES * W + unit;
@@ -116,7 +187,9 @@ template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_fo
         x += 4 * W;
 #pragma unroll
         for (int j = 0; j < GATES; ++j) next[j] = works && t + 1 < steps ? x[j * W] : 0.0f;
-        const float* now = h + (t & 1) * R * W + 4 * part;
+        const float* now = h.at(t) + 4 * part;
+        bool goes_on = t + 1 < steps;
+        if (goes_on) h.begin_step(t + 1);
         float sums[4 * GATES] = {};
 #pragma unroll
         for (int i = 0; i < W / 16; ++i) {
@@ -140,8 +213,8 @@ template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_fo
         share_gates<GATES>(all, own);
         cell = fmaf(all[1], cell, all[0] * all[2]);
         shown = all[3] * activated(cell, true);
-        if (sub == 0) h[((t + 1) & 1) * R * W + row * W + unit] = shown;
-        __syncthreads();
+        if (goes_on && sub == 0) h.put(t + 1, row * W + unit, shown);
+        if (C == 1) h.complete(t + 1);
 #pragma unroll
         for (int j = 0; j < GATES; ++j) {
             if (keeps_gates) gates[j * W] = own[j];
@@ -153,6 +226,8 @@ template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_fo
             int which = k * LANES + sub;
             if (kept[k]) *kept[k] = which == 0 ? shown : which == 1 ? cell : before, kept[k] += W;
         }
+        // What is on its way to other blocks travels while this one writes.
+        if (C > 1 && goes_on) h.complete(t + 1);
     }
     if (works && sub == 0 && a.last_hidden) a.last_hidden[state] = shown;
     if (works && sub == 0 && a.last_cell) a.last_cell[state] = cell;
@@ -187,22 +262,23 @@ template <int GATES> struct StepFactors {
 };
 
 // Shared memory: dz twice [2, R, W, 4], then weights. weight is [4 W, W].
-template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_backward_held(const LstmBackward& a) {
-    constexpr int THREADS = 4 * W / U, GATES = U * R, LANES = 4 / GATES, GROUP = 16 / U;
+template <int W, int R, int U, int HELD, int C> __device__ __forceinline__ void lstm_backward_held(const LstmBackward& a) {
+    constexpr int THREADS = 4 * W / C / U, GATES = U * R, LANES = 4 / GATES, GROUP = 16 / U;
     extern __shared__ float shared[];
-    float* dz = shared;
-    HeldWeights<U * W / 4, HELD, THREADS> weights(dz + 8 * R * W);
+    Exchange<C, 4 * R * W> dz(shared);
+    HeldWeights<U * W / 4, HELD, THREADS> weights(shared + 8 * R * W);
     // In products this thread has the gates of every GROUP-th unit, for gradients of four units.
-    int part = (int)threadIdx.x % GROUP;
-    const float* mine = a.weight + part * W + (int)threadIdx.x / GROUP * 4;
+    int part = (int)threadIdx.x % GROUP, first_unit = C == 1 ? 0 : cluster_rank() * (W / C);
+    const float* mine = a.weight + part * W + first_unit + (int)threadIdx.x / GROUP * 4;
 #pragma unroll
     for (int i = 0; i < W / GROUP; ++i) {
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) weights.load(4 * i + gate, mine + (gate * W + GROUP * i) * W);
     }
+    if (a.settled) begin();
     // Apart from products it has the GATES gates from GATES * sub on, of this unit of this row.
     i64 first = (i64)blockIdx.x * R;
-    int number = (int)threadIdx.x / LANES, unit = number / R, row = number % R, sub = (int)threadIdx.x % LANES;
+    int number = (int)threadIdx.x / LANES, unit = first_unit + number / R, row = number % R, sub = (int)threadIdx.x % LANES;
     bool works = first + row < a.batch;
     int steps = (int)a.steps;
     i64 state = (first + row) * W + unit, last = (first + row) * steps + steps - 1;
@@ -239,21 +315,24 @@ template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_ba
         dh += added;
         float dcell = fmaf(dh, factors.cell, dc), d[GATES];
         dc = dcell * factors.forget;
-        float* now_dz = dz + (t & 1) * R * 4 * W;
+        int step = steps - t;
+        bool goes_on = t > 0 || a.dfirst_hidden;
+        if (goes_on) dz.begin_step(step);
 #pragma unroll
         for (int j = 0; j < GATES; ++j) {
             d[j] = (sub * GATES + j == 3 ? dh : dcell) * factors.gates[j];
-            now_dz[row * 4 * W + unit * 4 + sub * GATES + j] = d[j];
+            if (goes_on) dz.put(step, row * 4 * W + unit * 4 + sub * GATES + j, d[j]);
         }
-        __syncthreads();
+        if (C == 1) dz.complete(step);
 #pragma unroll
         for (int j = 0; j < GATES; ++j) {
             if (works) to[j * W] = d[j];
         }
         to -= 4 * W;
-        if (t == 0 && !a.dfirst_hidden) break;
+        if (!goes_on) break;
+        if (C > 1) dz.complete(step);
         float sums[4 * R] = {};
-        const float* in = now_dz + 4 * part;
+        const float* in = dz.at(step) + 4 * part;
 #pragma unroll
         for (int i = 0; i < W / GROUP; ++i) {
             float y[R][4];
@@ -285,19 +364,21 @@ template <int W, int R, int U, int HELD> __device__ __forceinline__ void lstm_ba
     if (works && sub == 0 && a.dfirst_cell) a.dfirst_cell[state] = dc;
 }
 
-// Kernels for W, R, U and the number of vectors in registers, as in `Held` of lstm/gpu.rs: the more sums a
+// Kernels for W, R, U, the number of vectors in registers and C, as in `Held` of lstm/gpu.rs: the more sums a
 // thread has, the fewer registers are left for weights.
-#define LSTM_FORWARD(name, W, R, U, HELD) \
-    KERNEL __launch_bounds__(4 * W / U, 1) name(LstmForward a) { begin(); lstm_forward_held<W, R, U, HELD>(a); }
-#define LSTM_BACKWARD(name, W, R, U, HELD) \
-    KERNEL __launch_bounds__(4 * W / U, 1) name(LstmBackward a) { begin(); lstm_backward_held<W, R, U, HELD>(a); }
-LSTM_FORWARD(lstm_forward_held_64_1, 64, 1, 1, 16)
-LSTM_FORWARD(lstm_forward_held_64_2, 64, 2, 1, 16)
-LSTM_FORWARD(lstm_forward_held_64_4, 64, 4, 1, 16)
-LSTM_FORWARD(lstm_forward_held_128_1, 128, 1, 2, 50)
-LSTM_FORWARD(lstm_forward_held_128_2, 128, 2, 2, 45)
-LSTM_BACKWARD(lstm_backward_held_64_1, 64, 1, 1, 16)
-LSTM_BACKWARD(lstm_backward_held_64_2, 64, 2, 1, 16)
-LSTM_BACKWARD(lstm_backward_held_64_4, 64, 4, 1, 16)
-LSTM_BACKWARD(lstm_backward_held_128_1, 128, 1, 2, 50)
-LSTM_BACKWARD(lstm_backward_held_128_2, 128, 2, 2, 45)
+#define LSTM_FORWARD(name, W, R, U, HELD, C) \
+    KERNEL __launch_bounds__(4 * W / C / U, 1) name(LstmForward a) { if (!a.settled) begin(); lstm_forward_held<W, R, U, HELD, C>(a); }
+#define LSTM_BACKWARD(name, W, R, U, HELD, C) \
+    KERNEL __launch_bounds__(4 * W / C / U, 1) name(LstmBackward a) { if (!a.settled) begin(); lstm_backward_held<W, R, U, HELD, C>(a); }
+LSTM_FORWARD(lstm_forward_held_64_1, 64, 1, 1, 16, 1)
+LSTM_FORWARD(lstm_forward_held_64_2, 64, 2, 1, 16, 1)
+LSTM_FORWARD(lstm_forward_held_64_4, 64, 4, 1, 16, 1)
+LSTM_FORWARD(lstm_forward_pair_128_1, 128, 1, 1, 32, 2)
+LSTM_FORWARD(lstm_forward_held_128_1, 128, 1, 2, 50, 1)
+LSTM_FORWARD(lstm_forward_held_128_2, 128, 2, 2, 45, 1)
+LSTM_BACKWARD(lstm_backward_held_64_1, 64, 1, 1, 16, 1)
+LSTM_BACKWARD(lstm_backward_held_64_2, 64, 2, 1, 16, 1)
+LSTM_BACKWARD(lstm_backward_held_64_4, 64, 4, 1, 16, 1)
+LSTM_BACKWARD(lstm_backward_pair_128_1, 128, 1, 1, 32, 2)
+LSTM_BACKWARD(lstm_backward_held_128_1, 128, 1, 2, 50, 1)
+LSTM_BACKWARD(lstm_backward_held_128_2, 128, 2, 2, 45, 1)

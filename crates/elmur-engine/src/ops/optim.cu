@@ -8,9 +8,10 @@ struct AdamWArgs {
     const i64* step;
     double b1, b2, log_b1, log_b2;
     float max_norm, eps, weight_decay, lr_scale;
+    i64 settled;  // whether all but the norm may be read before begin()
 };
 KERNEL adamw(AdamWArgs args) {
-    begin();
+    if (!args.settled) begin();
     const u64* table = args.table;
     const float *lr = args.lr, *norm = args.norm;
     const i64* step = args.step;
@@ -33,11 +34,14 @@ KERNEL adamw(AdamWArgs args) {
     }
     if (threadIdx.x == 0) {
         double t = (double)(*step + 1), l = (double)*lr * lr_scale;
-        double clip = norm ? fmin(1.0, (double)max_norm / ((double)*norm + 1e-6)) : 1.0;
-        rate[0] = (float)clip;
         rate[1] = (float)(1.0 - l * weight_decay);
         rate[2] = (float)(l / (1.0 - exp(t * log_b1)));
         rate[3] = (float)(1.0 / sqrt(1.0 - exp(t * log_b2)));
+    }
+    if (args.settled) begin();
+    if (threadIdx.x == 0) {
+        double clip = norm ? fmin(1.0, (double)max_norm / ((double)*norm + 1e-6)) : 1.0;
+        rate[0] = (float)clip;
     }
     __syncthreads();
     float f1 = (float)b1, f2 = (float)b2, n1 = (float)(1.0 - b1), n2 = (float)(1.0 - b2);

@@ -104,7 +104,7 @@ kernel_args! {
     /// A table of parameters and moments, and the settings of their update.
     struct AdamWArgs in "optim.cu" {
         table: u64, lr: u64, norm: u64, step: u64, b1: f64, b2: f64, log_b1: f64, log_b2: f64,
-        max_norm: f32, eps: f32, weight_decay: f32, lr_scale: f32,
+        max_norm: f32, eps: f32, weight_decay: f32, lr_scale: f32, settled: usize,
     }
 }
 
@@ -240,10 +240,12 @@ impl Op for AdamWOp {
         let chunks = table.len() / 8;
         let table = launch.table(&table)?;
         let AdamW { betas: (b1, b2), eps, weight_decay, lr_scale } = self.settings;
+        let norm = self.max_norm.map(|_| 2);
+        let settled = (0..launch.inputs.len()).all(|i| Some(i) == norm || launch.is_settled(i));
         let args = AdamWArgs {
             table,
             lr: launch.input(0),
-            norm: launch.input_if(self.max_norm.map(|_| 2)),
+            norm: launch.input_if(norm),
             step: launch.input(1),
             b1,
             b2,
@@ -253,6 +255,7 @@ impl Op for AdamWOp {
             eps: eps as f32,
             weight_decay: weight_decay as f32,
             lr_scale: lr_scale as f32,
+            settled: usize::from(settled),
         };
         launch.kernel("adamw", [chunks, 1, 1], 256, 0, args)
     }

@@ -32,9 +32,39 @@ KERNEL relative_bias_grad_anywhere(BiasArgs args) {
     atomicAdd(&args.to[row * args.heads + h], args.from[i]);
 }
 
+// Whether each of the first `count` lanes of a warp has more than the one before, or at least as much.
+template <class T> __device__ __forceinline__ bool rises(T x, int count, bool strictly) {
+    T next = __shfl_down_sync(0xffffffffu, x, 1);
+    return __all_sync(0xffffffffu, lane() >= count - 1 || x < next || (x == next && !strictly));
+}
+
+// Adds x of the first `count` lanes of a warp to their rows of a table, in a fixed order.
+__device__ __forceinline__ void add_to_rows(float* table, int row, float x, int count, bool falling) {
+    int order = falling ? -row : row;
+    if (rises(order, count, true)) {
+        if (lane() < count) table[row] += x;
+    } else if (rises(order, count, false)) {
+        // Neighbours that share a row: the last of them adds the sum of all.
+        for (int o = 1; o < 32; o <<= 1) {
+            float y = __shfl_up_sync(0xffffffffu, x, o);
+            int other = __shfl_up_sync(0xffffffffu, row, o);
+            if (lane() >= o && other == row) x += y;
+        }
+        int next = __shfl_down_sync(0xffffffffu, row, 1);
+        if (lane() < count && (lane() == count - 1 || next != row)) table[row] += x;
+    } else {
+        for (int l = 0; l < count; ++l) {
+            if (lane() == l) table[row] += x;
+            __syncwarp();
+        }
+    }
+    __syncwarp();
+}
+
 // Sums of dy by table row and head, in a fixed order. Every warp has a table of its own for one head, and a
-// tile of up to 32 queries by 32 keys, which it goes through key by key with a lane per query: the times of
-// queries differ, so that lanes rarely meet in one row.
+// tile of up to 32 queries by 32 keys. It goes through the tile key by key with a lane per query, whose times
+// usually rise, and with them the rows; where times of queries do not and those of keys do, as where queries are
+// slots, it goes query by query with a lane per key.
 // Grid (heads, parts). Dynamic shared memory: per warp a table [rows] and a tile [32, 33]. partial: [parts,
 // heads, rows]; counters: [heads]. Pointers that are only read are parameters of their own, because
 // `__restrict__` has no effect on members of a struct.
@@ -66,18 +96,14 @@ KERNEL relative_bias_grad(const float* __restrict__ dy, const i64* __restrict__ 
             if (lane() < columns) tile[t * 33 + lane()] = from[(i64)t * keys + lane()];
         i64 time = lane() < lines ? q[b * q_rows + t0 + lane()] : 0, times = lane() < columns ? k[b * k_rows + j0 + lane()] : 0;
         __syncwarp();
-        for (int j = 0; j < columns; ++j) {
-            int row = (int)bias_row(time, __shfl_sync(0xffffffffu, times, j), rows / 2), next = __shfl_down_sync(0xffffffffu, row, 1);
-            float x = lane() < lines ? tile[lane() * 33 + j] : 0.0f;
-            if (__all_sync(0xffffffffu, lane() >= lines - 1 || row < next)) {
-                if (lane() < lines) table[row] += x;
-            } else {
-                for (int l = 0; l < lines; ++l) {
-                    if (lane() == l) table[row] += x;
-                    __syncwarp();
-                }
-            }
-            __syncwarp();
+        bool by_key = !rises(time, lines, true) && rises(times, columns, true);
+        i64 own = by_key ? times : time, others = by_key ? time : times;
+        int lanes = by_key ? columns : lines, rounds = by_key ? lines : columns;
+        for (int j = 0; j < rounds; ++j) {
+            i64 other = __shfl_sync(0xffffffffu, others, j);
+            int row = (int)(by_key ? bias_row(other, own, rows / 2) : bias_row(own, other, rows / 2));
+            float x = lane() < lanes ? tile[by_key ? j * 33 + lane() : lane() * 33 + j] : 0.0f;
+            add_to_rows(table, row, x, lanes, by_key);
         }
     }
     __syncthreads();

@@ -195,9 +195,9 @@ impl Op for RelativeBiasGrad {
             launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
             return cuda_bias(launch, "relative_bias_grad_anywhere", launch.ty(0).clone(), self.rows);
         }
-        // About four tiles per warp, and no more blocks than fill a GPU twice.
+        // A tile per warp, and no more blocks than fill a GPU.
         let tiles = batch * queries.div_ceil(32) * keys.div_ceil(32);
-        let parts = tiles.div_ceil(4 * warps).min(256usize.div_ceil(heads)).max(1);
+        let parts = tiles.div_ceil(warps).min(128usize.div_ceil(heads)).max(1);
         let partial = if parts > 1 { launch.scratch(4 * parts * heads * self.rows)? } else { 0 };
         let counters = launch.scratch(4 * heads)?;
         let args = BiasGradArgs {

@@ -1,6 +1,6 @@
 //! An LSTM on a GPU: how a window is divided among threads, and what its kernels are given. There are three
-//! kinds of kernels, by where the weight is during all steps: in the registers and the shared memory of each
-//! block ([`Held`]), in the shared memories of a cluster of blocks ([`Clusters`]), or in the second-level cache
+//! kinds of kernels, by where the weight is during all steps: in the registers and the shared memory of one
+//! block or two ([`Held`]), in the shared memories of a cluster of blocks ([`Clusters`]), or in the second-level cache
 //! ([`Blocks`]).
 
 use super::Window;
@@ -29,6 +29,7 @@ pub(super) fn forward(launch: &mut Launch<'_>, window: Window) -> Result<()> {
         steps,
         width,
         lanes: 0,
+        settled: usize::from(launch.is_settled(1)),
     };
     let clusters = Clusters::of(window).filter(|_| launch.has_clusters());
     if let Some(held) = Held::of(window, clusters.is_some()) {
@@ -75,6 +76,7 @@ pub(super) fn backward(launch: &mut Launch<'_>, window: Window, upper: [u64; 3])
         steps,
         width,
         lanes: 0,
+        settled: usize::from(launch.is_settled(2)),
     };
     let clusters = Clusters::of(window).filter(|_| launch.has_clusters());
     if let Some(held) = Held::of(window, clusters.is_some()) {
@@ -135,10 +137,12 @@ impl Blocks {
     }
 }
 
-/// Kernels for widths whose whole weight one multiprocessor holds, in registers and shared memory; so blocks
-/// need nothing of each other, and a step has one barrier.
+/// Kernels for widths whose whole weight one multiprocessor holds, in registers and shared memory, or a cluster
+/// of two; so a step needs little or nothing from elsewhere.
 struct Held {
     width: usize,
+    /// Blocks that share the units of their rows.
+    blocks: usize,
     /// Rows of a block.
     rows: usize,
     /// Units for which four threads compute the gates.
@@ -159,11 +163,12 @@ const fn held_kernel(name: &'static str, vectors: usize) -> HeldKernel {
 }
 
 impl Held {
-    /// By width, then by rows. Threads of width 128 have 64 vectors; registers hold as many of them as the
-    /// rest of a step leaves.
-    const ALL: [Self; 5] = [
+    /// By width, then by multiprocessors for each row, most first. Threads of width 128 have 64 vectors, or 32
+    /// in a pair of blocks; registers hold as many of them as the rest of a step leaves.
+    const ALL: [Self; 6] = [
         Self {
             width: 64,
+            blocks: 1,
             rows: 1,
             units: 1,
             forward: held_kernel("lstm_forward_held_64_1", 16),
@@ -171,6 +176,7 @@ impl Held {
         },
         Self {
             width: 64,
+            blocks: 1,
             rows: 2,
             units: 1,
             forward: held_kernel("lstm_forward_held_64_2", 16),
@@ -178,6 +184,7 @@ impl Held {
         },
         Self {
             width: 64,
+            blocks: 1,
             rows: 4,
             units: 1,
             forward: held_kernel("lstm_forward_held_64_4", 16),
@@ -185,6 +192,15 @@ impl Held {
         },
         Self {
             width: 128,
+            blocks: 2,
+            rows: 1,
+            units: 1,
+            forward: held_kernel("lstm_forward_pair_128_1", 32),
+            backward: held_kernel("lstm_backward_pair_128_1", 32),
+        },
+        Self {
+            width: 128,
+            blocks: 1,
             rows: 1,
             units: 2,
             forward: held_kernel("lstm_forward_held_128_1", 50),
@@ -192,6 +208,7 @@ impl Held {
         },
         Self {
             width: 128,
+            blocks: 1,
             rows: 2,
             units: 2,
             forward: held_kernel("lstm_forward_held_128_2", 45),
@@ -206,14 +223,14 @@ impl Held {
         if has_clusters && window.steps < SHORT {
             return None;
         }
-        let fits = |held: &&Self| held.width == window.width;
-        let fills = |held: &&Self| window.batch.div_ceil(held.rows) <= FULL;
+        let fits = |held: &&Self| held.width == window.width && (held.blocks == 1 || has_clusters);
+        let fills = |held: &&Self| window.batch.div_ceil(held.rows) * held.blocks <= FULL;
         let mut all = Self::ALL.iter().filter(fits);
         all.clone().find(fills).or_else(|| all.next_back())
     }
 
     fn threads(&self) -> usize {
-        4 * self.width / self.units
+        4 * self.width / self.blocks / self.units
     }
 
     /// Bytes of shared memory of a block: the weights that are not in registers, and two steps of gradients
@@ -224,8 +241,9 @@ impl Held {
     }
 
     fn queue(&self, launch: &mut Launch<'_>, kernel: &HeldKernel, args: impl Into<Args>) -> Result<()> {
-        let blocks = launch.ty(0).shape[0].div_ceil(self.rows);
-        launch.kernel(kernel.name, [blocks, 1, 1], self.threads() as u32, self.shared(kernel), args)
+        let (count, threads) = (launch.ty(0).shape[0].div_ceil(self.rows), self.threads() as u32);
+        let (grid, cluster) = ([count, 1, self.blocks], self.blocks as u32);
+        launch.clusters(kernel.name, grid, cluster, threads, self.shared(kernel), args)
     }
 }
 
@@ -278,14 +296,14 @@ impl Clusters {
 kernel_args! {
     /// What the kernels `lstm_forward_*` take.
     struct LstmForward in "../lstm.cu" {
-        hidden: u64, last_hidden: u64, last_cell: u64, gates: u64, cells: u64, before: u64, x: u64, weight: u64, bias: u64, first_hidden: u64, first_cell: u64, batch: usize, steps: usize, width: usize, lanes: usize,
+        hidden: u64, last_hidden: u64, last_cell: u64, gates: u64, cells: u64, before: u64, x: u64, weight: u64, bias: u64, first_hidden: u64, first_cell: u64, batch: usize, steps: usize, width: usize, lanes: usize, settled: usize,
     }
 }
 
 kernel_args! {
     /// What the kernels `lstm_backward_*` take.
     struct LstmBackward in "../lstm.cu" {
-        dz: u64, dfirst_hidden: u64, dfirst_cell: u64, gates: u64, cells: u64, weight: u64, first_cell: u64, dhidden: u64, dlast_hidden: u64, dlast_cell: u64, batch: usize, steps: usize, width: usize, lanes: usize,
+        dz: u64, dfirst_hidden: u64, dfirst_cell: u64, gates: u64, cells: u64, weight: u64, first_cell: u64, dhidden: u64, dlast_hidden: u64, dlast_cell: u64, batch: usize, steps: usize, width: usize, lanes: usize, settled: usize,
     }
 }
 
@@ -311,12 +329,12 @@ mod tests {
     fn held_weights_are_divided_as_the_kernels_say() {
         let source = include_str!("../lstm_held.cu");
         for held in &Held::ALL {
-            let Held { width, rows, units, .. } = held;
+            let Held { width, blocks, rows, units, .. } = held;
             // Four threads share the units of all rows.
             assert!([1, 2, 4].contains(&(rows * units)) && held.threads() <= 512);
             for (pass, kernel) in [("FORWARD", &held.forward), ("BACKWARD", &held.backward)] {
                 let HeldKernel { name, vectors } = kernel;
-                let line = format!("\nLSTM_{pass}({name}, {width}, {rows}, {units}, {vectors})\n");
+                let line = format!("\nLSTM_{pass}({name}, {width}, {rows}, {units}, {vectors}, {blocks})\n");
                 assert!(source.contains(&line), "{line}");
                 assert!(*vectors <= units * width / 4 && held.shared(kernel) <= 96 << 10, "{name}");
             }
@@ -325,9 +343,11 @@ mod tests {
 
     #[test]
     fn long_windows_of_usual_widths_are_held() {
-        let rows = |batch, steps, width, has_clusters| {
-            Held::of(Window { batch, steps, width }, has_clusters).map(|held| held.rows)
-        };
+        let held = |batch, steps, width, has_clusters| Held::of(Window { batch, steps, width }, has_clusters);
+        let blocks = |batch, has_clusters| held(batch, 30, 128, has_clusters).unwrap().blocks;
+        assert_eq!((blocks(66, true), blocks(67, true), blocks(64, false)), (2, 1, 1));
+        let rows =
+            |batch, steps, width, has_clusters| held(batch, steps, width, has_clusters).map(|held| held.rows);
         assert_eq!(rows(64, 30, 128, true), Some(1));
         assert_eq!(rows(133, 30, 128, true), Some(2));
         assert_eq!(rows(1000, 30, 128, false), Some(2));

@@ -26,8 +26,13 @@
 //! ships before leave for ship i. The share of the n places of a later ship that a ship takes away is k/n, so
 //! a ship's weight is the product of 1 / (1 - k/n) over the ships placed after it. (Shares of several ships
 //! multiply only on average; the error is of second order.)
+//!
+//! Choices after the first shots are remembered for all players: many episodes begin alike, and the more ships
+//! are left, the longer a choice takes.
 
-use std::sync::OnceLock;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use elmur_base::{Values, ValuesMut};
 
@@ -43,7 +48,7 @@ const FLEET: [usize; 3] = [1, 2, 1];
 const CELLS: usize = 144;
 
 /// A set of cells.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Cells([u64; 3]);
 
 impl Cells {
@@ -113,6 +118,41 @@ struct Chart {
     overlaps: [Lists; 3],
     /// By kind: the places of that kind on a cell.
     through: [Lists; 3],
+    chosen: Chosen,
+}
+
+/// What is known of the board: hits and shots.
+type Board = (Cells, Cells);
+
+/// The cells chosen on boards with few shots, and those that are as likely.
+#[derive(Debug, Default)]
+struct Chosen([Mutex<HashMap<Board, (u8, Cells)>>; 16]);
+
+impl Chosen {
+    /// Most shots of a board that is remembered, and most boards of one of the maps: 30 MB in all.
+    const SHOTS: usize = 24;
+    const MOST: usize = 1 << 14;
+
+    /// The choice on this board: remembered, or made by `choose`.
+    fn get(&self, board: Board, choose: impl FnOnce() -> (usize, Cells)) -> (usize, Cells) {
+        if board.1.len() > Self::SHOTS {
+            return choose();
+        }
+        let mut hasher = DefaultHasher::new();
+        board.hash(&mut hasher);
+        let map = &self.0[hasher.finish() as usize % self.0.len()];
+        let lock = || map.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((cell, ties)) = lock().get(&board) {
+            return (usize::from(*cell), *ties);
+        }
+        // Others may choose meanwhile, and come to the same.
+        let (cell, ties) = choose();
+        let mut map = lock();
+        if map.len() < Self::MOST {
+            map.insert(board, (cell as u8, ties));
+        }
+        (cell, ties)
+    }
 }
 
 impl Chart {
@@ -162,7 +202,7 @@ impl Chart {
                 };
             }
         }
-        Self { size, starts, cells, weights, overlaps, through }
+        Self { size, starts, cells, weights, overlaps, through, chosen: Chosen::default() }
     }
 
     fn range(&self, kind: usize) -> std::ops::Range<usize> {
@@ -496,7 +536,8 @@ impl Player for BattleshipPlayer {
         if let Some(cell) = self.last.filter(|cell| !self.sums.shots.has(*cell)) {
             self.sums.learn(cell, observation.ints[0] == 1);
         }
-        let (cell, ties) = self.likeliest();
+        let board = (self.sums.hits, self.sums.shots);
+        let (cell, ties) = self.sums.chart.chosen.get(board, || self.likeliest());
         (self.last, self.ties) = (Some(cell), ties);
         let size = self.sums.chart.size;
         action.ints[0] = (cell / size) as i32;
@@ -653,6 +694,25 @@ mod tests {
         assert!(player.sums.cells() == sums.cells());
         // Between both hits.
         assert_eq!(shot, [3, 4]);
+    }
+
+    /// Remembered choices are those that would be made again.
+    #[test]
+    fn remembered_choices_are_those_of_the_sums() {
+        let mut rng = Rng::new(5, 0);
+        for _ in 0..40 {
+            let mut player = BattleshipPlayer::new(Difficulty::Easy);
+            let (mut shot, mut seen) = ([0; 2], 0);
+            for _ in 0..Chosen::SHOTS + 2 {
+                player.act(Values::ints(&[seen]), ValuesMut::ints(&mut shot));
+                let (cell, ties) = player.likeliest();
+                assert_eq!((player.last, player.ties), (Some(cell), ties));
+                if rng.below(3) == 0 {
+                    player.took(Values::ints(&[rng.below(8) as i32, rng.below(8) as i32]));
+                }
+                seen = i32::from(rng.below(4) == 0 && player.sums.hits.len() < 2);
+            }
+        }
     }
 
     #[test]
