@@ -2,18 +2,19 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, final, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __version__: str
 
-StrPath = str | os.PathLike[str]
+_Path = str | os.PathLike[str]
 
 class ElmurError(ValueError):
     """What the library refuses, with what was expected and what came."""
 
+@final
 class Snapshot:
     """Everything that some rows of a policy remember. ``bytes(snapshot)`` can be kept; snapshots can be pickled."""
 
@@ -27,6 +28,7 @@ class Snapshot:
     def __len__(self) -> int: ...
     def __bytes__(self) -> bytes: ...
 
+@final
 class Policy:
     """A policy with a number of rows, each an episode with a memory of its own.
 
@@ -36,14 +38,14 @@ class Policy:
     """
 
     @staticmethod
-    def load(path: StrPath, device: str = "cpu", rows: int = 1, *, threads: int = 1) -> Policy:
+    def load(path: _Path, device: str = "cpu", rows: int = 1, *, threads: int = 1) -> Policy:
         """Loads the policy in a folder: a run (its best checkpoint) or a checkpoint."""
     @staticmethod
     def from_bytes(data: bytes, device: str = "cpu", rows: int = 1, *, threads: int = 1) -> Policy:
         """A policy from the bytes of a ``model.safetensors``."""
     def with_rows(self, rows: int) -> Policy:
         """The same policy with another number of rows, all at the start of an episode. Parameters are shared."""
-    def save(self, path: StrPath) -> None:
+    def save(self, path: _Path) -> None:
         """Writes the policy as a checkpoint folder."""
     def act(
         self,
@@ -122,12 +124,20 @@ class Policy:
     def action_space(self) -> Any:
         """The Gymnasium space of actions of one row."""
 
+@final
 class Dataset:
     """Recorded episodes, in memory or on disk. Datasets do not change."""
 
     @staticmethod
-    def open(path: StrPath) -> Dataset:
-        """Opens a file or folder of any format that is known, by its content."""
+    def open(
+        path: _Path, keys: Sequence[str] | None = None, *, action_key: str | None = None, mask: str | None = None
+    ) -> Dataset:
+        """Opens a file or folder of any format that is known, by its content: ``.elmur``, ``.npz``, LeRobot, Minari, D4RL,
+        robomimic.
+
+        keys: names of the observations to read, in this order; without it all of them, in the order of their names.
+        action_key, mask: the array of actions and the list of episodes to read, where a format has several.
+        """
     @staticmethod
     def from_numpy(
         observations: Any,
@@ -141,28 +151,32 @@ class Dataset:
     ) -> Dataset:
         """A dataset from arrays: see `elmur.data.from_numpy`."""
     @staticmethod
-    def from_npz(files: StrPath | Sequence[StrPath]) -> Dataset:
+    def from_npz(files: _Path | Sequence[_Path]) -> Dataset:
         """A dataset from one ``.npz`` file per episode, or from a folder of them."""
     @staticmethod
-    def from_minari(path: StrPath) -> Dataset:
+    def from_minari(path: _Path, keys: Sequence[str] | None = None) -> Dataset:
         """A dataset from the folder of a Minari dataset."""
     @staticmethod
-    def from_lerobot(path: StrPath) -> Dataset:
+    def from_lerobot(path: _Path, keys: Sequence[str] | None = None) -> Dataset:
         """A dataset from the folder of a LeRobot dataset."""
     @staticmethod
-    def from_hdf5(path: StrPath) -> Dataset:
+    def from_hdf5(
+        path: _Path, keys: Sequence[str] | None = None, *, action_key: str | None = None, mask: str | None = None
+    ) -> Dataset:
         """A dataset from an HDF5 file of D4RL or robomimic."""
     @staticmethod
     def from_bytes(data: bytes) -> Dataset:
         """A dataset from the bytes of an ``.elmur`` file."""
-    def save(self, path: StrPath, *, npz: bool = False, overwrite: bool = False) -> None:
+    def save(self, path: _Path, *, npz: bool = False, overwrite: bool = False) -> None:
         """Writes all episodes to a new ``.elmur`` file, or with `npz` to a folder with one ``.npz`` file per episode."""
     def __len__(self) -> int: ...
     @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    def __getitem__(self, index: int, /) -> dict[str, Any]: ...
     @overload
-    def __getitem__(self, index: slice) -> Dataset: ...
+    def __getitem__(self, index: slice, /) -> Dataset: ...
     def __iter__(self) -> Iterator[dict[str, Any]]: ...
+    def __copy__(self) -> Dataset: ...
+    def __deepcopy__(self, _memo: Any, /) -> Dataset: ...
     @property
     def steps(self) -> int:
         """Number of steps of all episodes."""
@@ -178,10 +192,11 @@ class Dataset:
     def action_space(self) -> Any:
         """The Gymnasium space of actions."""
 
+@final
 class Rows:
     """Rows of an environment, stepped together. For `elmur.envs`."""
 
-    def __init__(self, spec: str, rows: int, autoreset: str, purpose: str, threads: int) -> None: ...
+    def __new__(cls, spec: str, rows: int, autoreset: str, purpose: str, threads: int) -> Rows: ...
     def spaces(self) -> tuple[str, str]: ...
     def reset(self, seeds: Sequence[int] | None, rows: ArrayLike | None = None) -> Any: ...
     def step(
@@ -196,12 +211,13 @@ class Rows:
     ]: ...
     def final_observations(self) -> Any: ...
 
+@final
 class Recorder:
     """Episodes that are recorded one after the other, in memory or in a file. For `elmur.collect` and `elmur.data`."""
 
-    def __init__(
-        self, observation: str, action: str, metadata: Mapping[str, str], path: StrPath | None = None, overwrite: bool = False
-    ) -> None: ...
+    def __new__(
+        cls, observation: str, action: str, metadata: Mapping[str, str], path: _Path | None = None, overwrite: bool = False
+    ) -> Recorder: ...
     def push(
         self,
         observations: Any,
@@ -224,7 +240,7 @@ def train(
     base: str,
     changes: Sequence[str],
     data: Dataset | None,
-    out: StrPath,
+    out: _Path,
     resume: bool,
     overwrite: bool,
     notify: Callable[[str, str], Any],
@@ -234,7 +250,7 @@ def collect_player(
     episodes: int,
     seed: int,
     noise: float,
-    path: StrPath | None,
+    path: _Path | None,
     overwrite: bool,
     notify: Callable[[str, str], Any],
 ) -> Dataset: ...

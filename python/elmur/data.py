@@ -154,6 +154,11 @@ def from_npz(files: Any) -> Dataset:
         return Dataset.from_bytes(to_bytes(Dataset.open(folder)))
 
 
+def reopen(path: str, keys: list[str], action_key: str | None, mask: str | None) -> Dataset:
+    """Opens the data of a pickled dataset again."""
+    return Dataset.open(path, keys, action_key=action_key, mask=mask)
+
+
 def to_bytes(dataset: Dataset) -> bytes:
     """A dataset as the bytes of an ``.elmur`` file."""
     with tempfile.TemporaryDirectory() as folder:

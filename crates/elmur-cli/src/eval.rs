@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use elmur_base::{Spaces, Statistics, Stop};
-use elmur_data::{Source, Subset};
+use elmur_data::{Limits, Selection, Source, Subset};
 use elmur_engine::Device;
 use elmur_envs::{EnvSpec, Environment, Metric};
 use elmur_model::{Checkpoint, checkpoint};
@@ -235,10 +235,13 @@ fn open_for(
     let env = policy.run.as_ref().and_then(|run| run.env.as_ref());
     let env = env.and_then(|env| context.registry.find(env).ok());
     let known = [Some(own.clone()), env.map(|env| env.plain().spaces().clone())];
-    let fitting = known.iter().flatten().find_map(|spaces| elmur_data::open(path, Some(spaces)).ok());
-    let data = match fitting {
+    // A policy sees what it learnt from; which episodes those were does not matter here.
+    let selection = policy.run.as_ref().map(|run| run.data.selection()).unwrap_or_default();
+    let selection = Selection { mask: None, ..selection };
+    let open = |known| elmur_data::open_selected(path, known, &selection, &Limits::default());
+    let data = match known.iter().flatten().find_map(|spaces| open(Some(spaces)).ok()) {
         Some(data) => data,
-        None => elmur_data::open(path, None)?,
+        None => open(None)?,
     };
     opened.push((own, Arc::clone(&data)));
     Ok(data)

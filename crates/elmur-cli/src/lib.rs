@@ -13,13 +13,15 @@
 //! }
 //! ```
 //!
-//! and has `collect`, `train`, `eval`, `sweep`, `demo`, `plot` and all other commands with them.
+//! and has `collect`, `convert`, `train`, `eval`, `sweep`, `demo`, `plot` and all other commands with them.
 
 mod bench;
 mod collect;
+mod convert;
 mod demo;
 mod device;
 mod eval;
+mod export;
 mod inspect;
 mod keys;
 mod plot;
@@ -61,6 +63,17 @@ enum Command {
     ///   elmur collect tmaze --episodes 500 --append --out tmaze.elmur
     #[command(verbatim_doc_comment)]
     Collect(collect::Args),
+    /// Convert recordings of any format that can be read to the native format or to a folder of .npz files.
+    ///
+    /// Videos are decoded once, here; training then reads from disk what it needs.
+    ///
+    /// Examples:
+    ///   elmur convert lerobot/pusht pusht.elmur --keys observation.state,observation.image
+    ///   elmur convert ~/.minari/datasets/D4RL/door/human-v2 door.elmur
+    ///   elmur convert low_dim.hdf5 lift.elmur --mask train
+    ///   elmur convert out/maze.elmur out/maze-npz --npz
+    #[command(verbatim_doc_comment)]
+    Convert(convert::Args),
     /// Train a policy by imitation.
     ///
     /// Examples:
@@ -111,6 +124,9 @@ enum Command {
     ///
     /// Example: elmur import weights.safetensors --config tmaze --out runs/imported
     Import(inspect::ImportArgs),
+    /// Write a policy for others to use.
+    #[command(subcommand)]
+    Export(export::Export),
     /// Replay traces of the published code and of POPGym; exits with 1 if any error is above tolerance.
     ///
     /// Examples:
@@ -170,6 +186,10 @@ enum Bench {
     ///
     /// Example: elmur bench data popgym-RepeatFirstEasy data.stream=true
     Data(bench::data::Args),
+    /// Measure how fast recordings are read: megabytes per second of their files and of their numbers.
+    ///
+    /// Example: elmur bench read recordings/
+    Read(bench::read::Args),
 }
 
 /// What all commands share.
@@ -256,6 +276,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
     match command {
         Command::Demo(args) => return demo::run(&args, context),
         Command::Collect(args) => collect::run(&args, context)?,
+        Command::Convert(args) => convert::run(&args)?,
         Command::Train(args) => return train::run(&args, context),
         Command::Eval(args) => eval::run(&args, context)?,
         Command::Sweep(what) => return sweep::run(&what, context),
@@ -263,6 +284,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
         Command::Presets { json } => inspect::list_presets(json),
         Command::Inspect(args) => inspect::inspect(&args, context)?,
         Command::Import(args) => inspect::import(&args)?,
+        Command::Export(what) => export::run(&what)?,
         Command::Verify(args) => return Ok(ExitCode::from(u8::from(!verify::run(&args)?))),
         Command::Bench { what } => match what {
             Bench::Block(args) => bench::block::run(&args)?,
@@ -270,6 +292,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
             Bench::Train(args) => bench::policy::train(&args, context)?,
             Bench::Policies(args) => bench::policies::run(&args, context)?,
             Bench::Data(args) => bench::data::run(&args, context)?,
+            Bench::Read(args) => bench::read::run(&args)?,
             Bench::Bank(args) => bench::bank::run(&args, context)?,
             Bench::Envs(args) => bench::envs::run(&args)?,
         },

@@ -43,24 +43,39 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod array;
 pub mod collect;
+mod d4rl;
 mod dataset;
 mod episode;
 mod error;
+mod fields;
 mod format;
+mod gymnasium;
+mod hdf5;
 mod indexed;
+mod keys;
 mod layout;
+mod lerobot;
 mod limits;
 mod loader;
+mod minari;
+mod mp4;
 mod native;
 mod npy;
 mod npz;
 mod npz_write;
 mod open;
+mod parquet_file;
+mod pictures;
+mod recordings;
+mod robomimic;
 mod sampler;
+mod select;
 mod source;
 mod stream;
 mod subset;
+mod video;
 mod window;
 mod wrap;
 
@@ -68,12 +83,13 @@ pub use dataset::Dataset;
 pub use episode::{Column, ColumnRef, Episode, EpisodeRef};
 pub use error::{Error, Fault, Result};
 pub use indexed::ElmurFile;
+pub use keys::{ObservationKey, Selection};
 pub use layout::{ColumnType, ElementType, Layout, Outline, Part};
 pub use limits::Limits;
 pub use loader::{Batch, Buffer, Loader, Request};
 pub use native::{Reader, Writer, save};
 pub use npz_write::{NpzWriter, write_npz};
-pub use open::{is_data, open, open_with, spaces_of};
+pub use open::{EpisodeReader, is_data, open, open_selected, open_with, spaces_of};
 pub use sampler::{Crop, Sampler};
 pub use source::{Source, Summary, check_read, chunks, earlier_fingerprint, episode_checksum};
 pub use stream::{OwnEpisodes, Stream};

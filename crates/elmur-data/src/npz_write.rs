@@ -1,7 +1,9 @@
 //! Writing folders of `.npz` files.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use elmur_base::{Leaf, Space, Spaces, files};
@@ -11,8 +13,10 @@ use rawzip::{CompressionMethod, ZipArchiveWriter};
 
 use crate::episode::{ColumnRef, EpisodeRef};
 use crate::error::{Error, Result};
+use crate::keys::ObservationKey;
 use crate::layout::ElementType;
 use crate::native::lock_at;
+use crate::npy::{FINAL, SEVERAL};
 use crate::npz::list;
 use crate::source::Source;
 
@@ -20,7 +24,8 @@ use crate::source::Source;
 const LOCK: &str = ".lock";
 
 /// Writes a folder of `.npz` files, one episode at a time: the layout of the published datasets. It has no
-/// place for final observations and metadata. An episode that was not terminated is read back as cut off.
+/// place for metadata. An episode that was not terminated is read back as cut off. The observation after the last
+/// action, where there is one, is an array of its own, `final_obs`.
 ///
 /// Files are written to the folder `<name>.tmp`, which [`NpzWriter::finish`] renames. What an interrupted
 /// writer left there is removed by the next. A second writer at the same time is an error.
@@ -33,6 +38,8 @@ pub struct NpzWriter {
     /// Held open because it is locked.
     lock: Option<File>,
     spaces: Spaces,
+    /// Names and shapes of the observations, if they have names.
+    keys: Option<Vec<ObservationKey>>,
     episodes: usize,
 }
 
@@ -54,7 +61,15 @@ impl NpzWriter {
         refuse_existing(&folder, replace)?;
         let aside = with_ending(&folder, ".tmp");
         let lock = locked(&aside)?;
-        let writer = Self { folder, aside, replace, lock: Some(lock), spaces: spaces.clone(), episodes: 0 };
+        let writer = Self {
+            folder,
+            aside,
+            replace,
+            lock: Some(lock),
+            spaces: spaces.clone(),
+            keys: None,
+            episodes: 0,
+        };
         if let Err(error) = writer.restore().and_then(|()| refuse_existing(&writer.folder, replace)) {
             writer.discard();
             return Err(error);
@@ -80,18 +95,26 @@ impl NpzWriter {
         fs::remove_dir_all(&old).map_err(|e| Error::io(&old, e))
     }
 
+    /// Calls observations by their names, one per leaf of the space, and writes them in the shapes of these keys: a
+    /// single one as `obs`, several as `obs/NAME`.
+    pub fn with_keys(mut self, keys: Vec<ObservationKey>) -> Self {
+        self.keys = (keys.len() == self.spaces.observation.leaves().len()).then_some(keys);
+        self
+    }
+
     /// Number of episodes written so far.
     pub fn episodes(&self) -> usize {
         self.episodes
     }
 
-    /// Checks and writes an episode. A key holds numbers of one type, so that spaces that mix integers and
-    /// floats are an error.
+    /// Checks and writes an episode. An array holds numbers of one type: observations that mix integers and floats
+    /// are several arrays, and actions that do are an error.
     pub fn push<'a>(&mut self, episode: impl Into<EpisodeRef<'a>>) -> Result<()> {
         let (episode, number) = (episode.into(), self.episodes);
         let path = self.aside.join(format!("train_data_{number}.npz"));
         episode.check(&self.spaces).map_err(|fault| Error::episode(&path, number, fault))?;
-        let bytes = archive(&episode, &self.spaces).map_err(|problem| Error::file(&path, problem))?;
+        let bytes = archive(&episode, &self.spaces, self.keys.as_deref())
+            .map_err(|problem| Error::file(&path, problem))?;
         let write = || -> std::io::Result<()> {
             let mut file = File::create(&path)?;
             file.write_all(&bytes)?;
@@ -208,9 +231,13 @@ fn refuse_existing(folder: &Path, replace: bool) -> Result<()> {
     Err(Error::file(folder, format!("holds {what}; choose an empty folder")))
 }
 
-/// Writes all episodes of a source as a folder of `.npz` files: see [`NpzWriter`].
+/// Writes all episodes of a source as a folder of `.npz` files: see [`NpzWriter`]. Observations have the names and
+/// shapes that the source's metadata note.
 pub fn write_npz(folder: impl Into<PathBuf>, source: &dyn Source) -> Result<()> {
     let mut writer = NpzWriter::create(folder, source.spaces())?;
+    if ObservationKey::are_noted(source.metadata()) {
+        writer = writer.with_keys(ObservationKey::of(source.metadata(), &source.spaces().observation));
+    }
     let mut write = || (0..source.episodes()).try_for_each(|i| writer.push(&source.episode(i)?));
     match write() {
         Ok(()) => writer.finish(),
@@ -222,7 +249,11 @@ pub fn write_npz(folder: impl Into<PathBuf>, source: &dyn Source) -> Result<()> 
 }
 
 /// The archive of an episode that fits the spaces.
-fn archive(episode: &EpisodeRef<'_>, spaces: &Spaces) -> Result<Vec<u8>, String> {
+fn archive(
+    episode: &EpisodeRef<'_>,
+    spaces: &Spaces,
+    keys: Option<&[ObservationKey]>,
+) -> Result<Vec<u8>, String> {
     if episode.labels.is_some() || episode.accepted.is_some() {
         return Err(
             "labels or accepted choices, for which .npz has no place: use the native format".to_owned()
@@ -235,18 +266,77 @@ fn archive(episode: &EpisodeRef<'_>, spaces: &Spaces) -> Result<Vec<u8>, String>
     }
     let imitate = episode.imitate.map(|imitate| imitate.iter().map(|x| u8::from(*x)).collect::<Vec<_>>());
     let reward = ColumnRef::F32(episode.rewards);
-    let mut arrays = vec![
-        ("obs.npy", npy(&episode.observations, &spaces.observation, steps, false)?),
-        ("action.npy", npy(&episode.actions, &spaces.action, steps, true)?),
-        ("reward.npy", npy(&[reward], &Space::unbounded([]), steps, true)?),
-        ("done.npy", npy_bytes("|b1", &[steps], &done)),
-    ];
-    arrays.extend(imitate.map(|imitate| ("counts.npy", npy_bytes("|b1", &[steps], &imitate))));
+    let mut arrays = observations(episode, &spaces.observation, keys);
+    arrays.extend([
+        ("action".to_owned(), npy(&episode.actions, &spaces.action, 0..steps, true)?),
+        ("reward".to_owned(), npy(&[reward], &Space::unbounded([]), 0..steps, true)?),
+        ("done".to_owned(), npy_bytes("|b1", &[steps], &done)),
+    ]);
+    arrays.extend(imitate.map(|imitate| ("counts".to_owned(), npy_bytes("|b1", &[steps], &imitate))));
     zip(&arrays).map_err(|e| format!("cannot be written: {e}"))
 }
 
-/// An `.npy` file of the first `steps` rows of all columns, side by side.
-fn npy(columns: &[ColumnRef<'_>], space: &Space, steps: usize, action: bool) -> Result<Vec<u8>, String> {
+/// The arrays of observations and of the one after the last action: one for all leaves if they have no names and
+/// the same type, else one for each.
+fn observations(
+    episode: &EpisodeRef<'_>,
+    space: &Space,
+    keys: Option<&[ObservationKey]>,
+) -> Vec<(String, Vec<u8>)> {
+    let (columns, leaves, steps) = (&episode.observations, space.leaves(), episode.steps());
+    let width = |i: usize| leaves[i].len().max(1);
+    let rows = columns.first().map_or(0, |column| column.len() / width(0));
+    let ranges = [("", 0..steps), (FINAL, steps..rows)];
+    let ranges = ranges.iter().filter(|(_, range)| !range.is_empty());
+    let Some(keys) = keys else {
+        let together = |(prefix, range): &(&str, Range<usize>)| {
+            npy(columns, space, range.clone(), false).map(|npy| (format!("{prefix}obs"), npy))
+        };
+        let several = || ObservationKey::of(&BTreeMap::new(), space);
+        return ranges
+            .map(together)
+            .collect::<Result<_, _>>()
+            .unwrap_or_else(|_| observations(episode, space, Some(&several())));
+    };
+    let name = |key: &ObservationKey| match keys.len() {
+        1 => "obs".to_owned(),
+        _ => format!("{SEVERAL}{}", key.name),
+    };
+    let array = |prefix: &str, i: usize, range: &Range<usize>| {
+        let entries = range.start * width(i)..range.end * width(i);
+        let mut shape = vec![range.len()];
+        shape.extend(&keys[i].shape);
+        let data = match columns[i] {
+            ColumnRef::U8(x) if keys[i].channels_last => {
+                let channels = if keys[i].shape.len() == 3 { keys[i].shape[2] } else { 1 };
+                channels_last(&x[entries], width(i), channels)
+            }
+            column => raw(&column, entries),
+        };
+        (format!("{prefix}{}", name(&keys[i])), npy_bytes(descr(columns[i].element_type()), &shape, &data))
+    };
+    ranges
+        .flat_map(|(prefix, range)| (0..keys.len()).map(|i| array(prefix, i, range)).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Pictures [channels, height, width] of `size` bytes each as [height, width, channels].
+fn channels_last(pictures: &[u8], size: usize, channels: usize) -> Vec<u8> {
+    let plane = size / channels.max(1);
+    let picture = |picture: &[u8]| {
+        let pixels = (0..plane).flat_map(|i| (0..channels).map(move |channel| channel * plane + i));
+        pixels.map(|i| picture[i]).collect::<Vec<_>>()
+    };
+    pictures.chunks_exact(size).flat_map(picture).collect()
+}
+
+/// An `.npy` file of some rows of all columns, side by side.
+fn npy(
+    columns: &[ColumnRef<'_>],
+    space: &Space,
+    rows: Range<usize>,
+    action: bool,
+) -> Result<Vec<u8>, String> {
     let leaves = space.leaves();
     let first = columns[0].element_type();
     if columns.iter().any(|column| column.element_type() != first) {
@@ -254,29 +344,37 @@ fn npy(columns: &[ColumnRef<'_>], space: &Space, steps: usize, action: bool) -> 
             "a space of numbers of several types has no place in an .npz; keep the .elmur file".to_owned()
         );
     }
-    let mut shape = vec![steps];
+    let mut shape = vec![rows.len()];
     match space {
         Space::Discrete { .. } if action => {}
         Space::Box { shape: axes, .. } | Space::Bytes { shape: axes } => shape.extend(axes),
         _ => shape.push(leaves.iter().map(Leaf::len).sum()),
     }
     let mut data = Vec::new();
-    for step in 0..steps {
+    for row in rows {
         for (column, leaf) in columns.iter().zip(&leaves) {
-            let row = step * leaf.len()..(step + 1) * leaf.len();
-            match column {
-                ColumnRef::F32(x) => data.extend(x[row].iter().flat_map(|x| x.to_le_bytes())),
-                ColumnRef::I32(x) => data.extend(x[row].iter().flat_map(|x| i64::from(*x).to_le_bytes())),
-                ColumnRef::U8(x) => data.extend_from_slice(&x[row]),
-            }
+            data.extend(raw(column, row * leaf.len()..(row + 1) * leaf.len()));
         }
     }
-    let descr = match first {
+    Ok(npy_bytes(descr(first), &shape, &data))
+}
+
+/// Some numbers of a column as they lie in an `.npy` file.
+fn raw(column: &ColumnRef<'_>, range: Range<usize>) -> Vec<u8> {
+    match column {
+        ColumnRef::F32(x) => x[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
+        ColumnRef::I32(x) => x[range].iter().flat_map(|x| i64::from(*x).to_le_bytes()).collect(),
+        ColumnRef::U8(x) => x[range].to_vec(),
+    }
+}
+
+/// What numpy calls the element type that a column is written in.
+fn descr(element: ElementType) -> &'static str {
+    match element {
         ElementType::F32 => "<f4",
         ElementType::I32 => "<i8",
         ElementType::U8 => "|u1",
-    };
-    Ok(npy_bytes(descr, &shape, &data))
+    }
 }
 
 /// An `.npy` file, version 1.0: magic, version, length of the header, header up to a multiple of 64 bytes,
@@ -295,11 +393,12 @@ fn npy_bytes(descr: &str, shape: &[usize], data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn zip(members: &[(&str, Vec<u8>)]) -> Result<Vec<u8>, rawzip::Error> {
+fn zip(members: &[(String, Vec<u8>)]) -> Result<Vec<u8>, rawzip::Error> {
     let mut bytes = Vec::new();
     let mut archive = ZipArchiveWriter::new(&mut bytes);
     for (name, member) in members {
-        let file = archive.new_file(*name).compression_method(CompressionMethod::DEFLATE);
+        let name = format!("{name}.npy");
+        let file = archive.new_file(&name).compression_method(CompressionMethod::DEFLATE);
         let (mut entry, config) = file.start()?;
         let mut writer = config.wrap(DeflateEncoder::new(&mut entry, Compression::default()));
         writer.write_all(member)?;

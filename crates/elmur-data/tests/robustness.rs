@@ -403,7 +403,7 @@ fn what_is_no_dataset_says_so() {
     assert!(problem(&folder.0).contains("a folder without .npz files; expected train_data_0.npz"));
     for (bytes, look) in [
         (&b"PK\x03\x04 an archive"[..], "not a whole .npz file"),
-        (b"\x89HDF\r\n\x1a\n", "looks like HDF5"),
+        (b"\x89HDF\r\n\x1a\n", "not a whole HDF5 file"),
         (b"\x93NUMPY\x01\x00", "np.savez"),
         (b"\x80\x04\x95", "pickle"),
         (b"step,reward\n", "looks like text, beginning with \"step,rew"),
@@ -413,7 +413,7 @@ fn what_is_no_dataset_says_so() {
         fs::write(&path, bytes).unwrap();
         let problem = problem(&path);
         assert!(problem.contains(look), "{problem}");
-        assert!(look.contains(".npz") || problem.contains("expected one of: an .elmur file, a folder of"));
+        assert!(look.contains("whole") || problem.contains("expected one of: an .elmur file, a folder of"));
     }
     assert!(problem(&folder.join("missing")).contains("no such dataset"));
     #[cfg(unix)]
@@ -497,7 +497,7 @@ fn the_published_layout_returns_what_it_can_hold() {
 }
 
 #[test]
-fn the_published_layout_splits_tuples_and_refuses_mixtures() {
+fn the_published_layout_splits_tuples_and_keeps_mixtures_apart() {
     let folder = Folder::new("npz-tuple");
     let parts = vec![Space::Discrete { n: 5 }, Space::MultiDiscrete { sizes: vec![5, 5] }];
     let tuple = Spaces { observation: Space::Tuple { parts }, action: Space::Discrete { n: 4 } };
@@ -507,8 +507,12 @@ fn the_published_layout_splits_tuples_and_refuses_mixtures() {
     assert_eq!(split.episode(1).observations[1].to_column(), Column::I32(vec![0, 2, 1, 3]));
     write_npz(folder.join("tuple"), &split).unwrap();
     assert_eq!(owned(&Dataset::open(folder.join("tuple")).unwrap()), owned(&kinds()[0]));
-    let problem = write_npz(folder.join("mixed"), &dataset(2)).unwrap_err().to_string();
-    assert!(problem.contains("keep the .elmur file"), "{problem}");
+    // Numbers of several types are arrays of their own.
+    let mixed = Dataset::from_episodes(spaces(), metadata(), episodes(1)).unwrap();
+    write_npz(folder.join("mixed"), &mixed).unwrap();
+    assert_eq!(owned(&read_npz(folder.join("mixed"), Some(spaces())).unwrap()), owned(&mixed));
+    let problem = write_npz(folder.join("labelled"), &dataset(2)).unwrap_err().to_string();
+    assert!(problem.contains("use the native format"), "{problem}");
     // Small integers in a box become floats; choices beyond the space are refused and located.
     let boxes = Spaces { observation: Space::unbounded([3]), action: Space::Discrete { n: 4 } };
     let floats = read_npz(folder.join("flat"), Some(boxes)).unwrap();
@@ -638,6 +642,8 @@ fn hostile_arrays_are_refused_with_a_remedy() {
         };
         assert_eq!(read("'<f8'", "False", "(2, 3)", 48).unwrap(), Space::unbounded([3]));
         assert_eq!(read("'<f4'", "False", "(3, 1, 2)", 24).unwrap(), Space::unbounded([2]));
+        assert_eq!(read("'>f4'", "True", "(2, 3)", 24).unwrap(), Space::unbounded([3]));
+        assert_eq!(read("'<f2'", "False", "(2, 3)", 12).unwrap(), Space::unbounded([3]));
         assert_eq!(read("'<u1'", "False", "(2,)", 2).unwrap(), Space::MultiDiscrete { sizes: vec![1] });
         assert_eq!(read("'|b1'", "False", "(2, 2)", 4).unwrap(), Space::MultiDiscrete { sizes: vec![1; 2] });
         assert_eq!(
@@ -645,9 +651,10 @@ fn hostile_arrays_are_refused_with_a_remedy() {
             Space::MultiDiscrete { sizes: vec![1; 2] }
         );
         for (descr, order, shape, data, remedy) in [
-            ("'<f4'", "True", "(2, 3)", 24, "np.ascontiguousarray"),
             ("'|O'", "False", "(2, 3)", 24, "x.astype('f4')"),
-            ("'>f4'", "False", "(2, 3)", 24, "little endian"),
+            ("'<f16'", "False", "(2, 3)", 96, "x.astype('f4')"),
+            ("'<c8'", "False", "(2, 3)", 48, "x.astype('f4')"),
+            ("'<U5'", "False", "(2, 3)", 120, "x.astype('f4')"),
             ("[('a', '<f4')]", "False", "(2,)", 8, "plain arrays"),
             ("'<f4'", "False", "(2, 99999999999999999999999)", 24, "plain arrays"),
             ("'<f4'", "False", "(1152921504606846976, 16)", 24, "too large"),

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use elmur::base::{Space, Spaces};
-use elmur::data::{self, Episode, Source, Subset, Writer};
+use elmur::data::{self, Episode, Limits, ObservationKey, Selection, Source, Subset, Writer};
 use numpy::{PyArray1, PyUntypedArrayMethods};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyIndexError, PyTypeError};
@@ -20,14 +21,31 @@ use crate::{fail, refuse};
 #[pyclass(frozen, weakref, module = "elmur")]
 pub struct Dataset {
     source: Arc<dyn Source>,
-    /// Where the episodes lie, if they were opened from a file or folder and all of them are here.
-    path: Option<PathBuf>,
+    /// Where the episodes lie and which were chosen, if they were opened from a file or folder and all are here.
+    origin: Option<(PathBuf, Selection)>,
 }
 
 impl Dataset {
     /// A dataset of episodes from anywhere.
     pub fn of(source: Arc<dyn Source>) -> Self {
-        Self { source, path: None }
+        Self { source, origin: None }
+    }
+
+    /// Opens what is chosen of a file or folder.
+    fn open_selected(path: &Path, chosen: Selection) -> data::Result<Self> {
+        let limits = Limits::default();
+        let mut chosen = chosen;
+        let mut source = data::open_selected(path, None, &chosen, &limits)?;
+        if chosen.keys.is_empty() && ObservationKey::are_noted(source.metadata()) {
+            // Policies take dictionaries in the order of their sorted keys; files have orders of their own.
+            let all = ObservationKey::of(source.metadata(), &source.spaces().observation);
+            chosen.keys = all.into_iter().map(|key| key.name).collect();
+            if !chosen.keys.is_sorted() {
+                chosen.keys.sort();
+                source = data::open_selected(path, None, &chosen, &limits)?;
+            }
+        }
+        Ok(Self { source, origin: Some((absolute(path), chosen)) })
     }
 
     /// The episodes.
@@ -52,11 +70,19 @@ fn spaces_from(observation: &str, action: &str) -> PyResult<Spaces> {
 
 #[pymethods]
 impl Dataset {
-    /// Opens a file or folder of any format that is known, by its content.
+    /// Opens a file or folder of any format that is known, by its content. `keys`: the observations to read, in this
+    /// order; all of them in the order of their names without it.
     #[staticmethod]
-    fn open(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let source = py.detach(|| data::open(&path, None)).map_err(fail)?;
-        Ok(Self { source, path: Some(std::path::absolute(&path).unwrap_or(path)) })
+    #[pyo3(signature = (path, keys=None, *, action_key=None, mask=None))]
+    fn open(
+        py: Python<'_>,
+        path: PathBuf,
+        keys: Option<Vec<String>>,
+        action_key: Option<String>,
+        mask: Option<String>,
+    ) -> PyResult<Self> {
+        let chosen = Selection { keys: keys.unwrap_or_default(), action_key, mask, step_limit: None };
+        py.detach(|| Self::open_selected(&path, chosen)).map_err(fail)
     }
 
     /// A dataset from arrays: see `elmur.data.from_numpy`.
@@ -83,22 +109,31 @@ impl Dataset {
         py.import("elmur.data")?.getattr("from_npz")?.call1((files,))
     }
 
-    /// A dataset from the folder of a Minari dataset.
+    /// A dataset from the folder of a Minari dataset: see `open`.
     #[staticmethod]
-    fn from_minari(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        Self::open(py, path)
+    #[pyo3(signature = (path, keys=None))]
+    fn from_minari(py: Python<'_>, path: PathBuf, keys: Option<Vec<String>>) -> PyResult<Self> {
+        Self::open(py, path, keys, None, None)
     }
 
-    /// A dataset from the folder of a LeRobot dataset.
+    /// A dataset from the folder of a LeRobot dataset: see `open`.
     #[staticmethod]
-    fn from_lerobot(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        Self::open(py, path)
+    #[pyo3(signature = (path, keys=None))]
+    fn from_lerobot(py: Python<'_>, path: PathBuf, keys: Option<Vec<String>>) -> PyResult<Self> {
+        Self::open(py, path, keys, None, None)
     }
 
-    /// A dataset from an HDF5 file of D4RL or robomimic.
+    /// A dataset from an HDF5 file of D4RL or robomimic: see `open`.
     #[staticmethod]
-    fn from_hdf5(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        Self::open(py, path)
+    #[pyo3(signature = (path, keys=None, *, action_key=None, mask=None))]
+    fn from_hdf5(
+        py: Python<'_>,
+        path: PathBuf,
+        keys: Option<Vec<String>>,
+        action_key: Option<String>,
+        mask: Option<String>,
+    ) -> PyResult<Self> {
+        Self::open(py, path, keys, action_key, mask)
     }
 
     /// A dataset from the bytes of an `.elmur` file.
@@ -160,6 +195,11 @@ impl Dataset {
         Ok(episode_dict(py, episode, &*self.source)?.into_any())
     }
 
+    /// All episodes, one after the other.
+    fn __iter__(slf: PyRef<'_, Self>) -> Episodes {
+        Episodes { data: slf.into(), next: AtomicUsize::new(0) }
+    }
+
     /// Number of steps of all episodes.
     #[getter]
     fn steps(&self, py: Python<'_>) -> usize {
@@ -193,7 +233,7 @@ impl Dataset {
     }
 
     fn __copy__(&self) -> Self {
-        Self { source: self.source(), path: self.path.clone() }
+        Self { source: self.source(), origin: self.origin.clone() }
     }
 
     fn __deepcopy__(&self, _memo: &Bound<'_, PyAny>) -> Self {
@@ -203,8 +243,9 @@ impl Dataset {
     /// Files are opened again where they lie; episodes in memory are part of the pickle.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
         let class = py.get_type::<Self>();
-        if let Some(path) = &self.path {
-            return Ok((class.getattr("open")?, (path,).into_bound_py_any(py)?));
+        if let Some((path, Selection { keys, action_key, mask, .. })) = &self.origin {
+            let make = py.import("elmur.data")?.getattr("reopen")?;
+            return Ok((make, (path, keys, action_key, mask).into_bound_py_any(py)?));
         }
         let make = py.import("elmur.data")?.getattr("to_bytes")?;
         let bytes = make.call1((self.__copy__(),))?;
@@ -217,14 +258,35 @@ impl Dataset {
     }
 }
 
+/// The episodes of a dataset that are yet to come.
+#[pyclass(frozen, module = "elmur._elmur")]
+pub struct Episodes {
+    data: Py<Dataset>,
+    next: AtomicUsize,
+}
+
+#[pymethods]
+impl Episodes {
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let source = self.data.get().source();
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        if next >= source.episodes() {
+            return Ok(None);
+        }
+        let episode = py.detach(|| source.episode(next)).map_err(fail)?;
+        episode_dict(py, episode, &*source).map(Some)
+    }
+}
+
 /// Names of several kinds of observations, where the data have them.
 fn observation_names(source: &dyn Source) -> Option<Vec<String>> {
-    let noted = source.metadata().get("observation_keys")?;
-    let keys: Vec<serde_json::Value> = serde_json::from_str(noted).ok()?;
-    let names: Vec<String> =
-        keys.iter().map(|key| key.get("name")?.as_str().map(str::to_owned)).collect::<Option<_>>()?;
-    let several = names.len() > 1 && names.len() == source.spaces().observation.leaves().len();
-    several.then_some(names)
+    let keys = ObservationKey::of(source.metadata(), &source.spaces().observation);
+    let named = keys.len() > 1 && ObservationKey::are_noted(source.metadata());
+    named.then(|| keys.into_iter().map(|key| key.name).collect())
 }
 
 /// An episode as a dictionary: observations, actions, rewards, terminated, truncated, and `imitate` if steps are
@@ -377,6 +439,9 @@ impl Recorder {
 
 /// A dataset that was written a moment ago.
 pub fn opened(path: &Path) -> PyResult<Dataset> {
-    let source = data::open(path, None).map_err(fail)?;
-    Ok(Dataset { source, path: Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())) })
+    Dataset::open_selected(path, Selection::default()).map_err(fail)
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

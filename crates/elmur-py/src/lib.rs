@@ -38,7 +38,7 @@ mod _elmur {
     #[pymodule_export]
     use super::ElmurError;
     #[pymodule_export]
-    use super::dataset::{Dataset, Recorder};
+    use super::dataset::{Dataset, Episodes, Recorder};
     #[pymodule_export]
     use super::policy::{Policy, Snapshot, policy_from_parts, snapshot_from_bytes};
     #[pymodule_export]

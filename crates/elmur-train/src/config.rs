@@ -40,8 +40,21 @@ pub struct RunConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// A dataset (native file, folder of .npz files); null: the environment's player demonstrates.
+    /// A dataset (native file, folder of .npz files, LeRobot, Minari, D4RL, robomimic); null: the environment's player
+    /// demonstrates.
     pub file: Option<PathBuf>,
+    /// Names of the observations of `data.file` to learn from, separated by commas, in this order; null: all of them.
+    #[serde(default)]
+    pub keys: Option<String>,
+    /// Name of the array of actions in `data.file`, where it has more than one (LeRobot); null: `action`.
+    #[serde(default)]
+    pub action_key: Option<String>,
+    /// Name of the list of episodes of `data.file` to learn from (robomimic's masks); null: all episodes.
+    #[serde(default)]
+    pub mask: Option<String>,
+    /// Number of steps after which episodes of a D4RL file without `timeouts` are cut; null: 1000.
+    #[serde(default)]
+    pub step_limit: Option<usize>,
     /// Number of episodes that the player demonstrates; with `data.stream` those from which statistics of the data
     /// are taken.
     pub episodes: usize,
@@ -74,6 +87,19 @@ pub struct DataConfig {
     /// (`eval.on`), between 0 and 1.
     #[serde(default = "held_out")]
     pub held_out: f64,
+}
+
+impl DataConfig {
+    /// What is read of `data.file`.
+    pub fn selection(&self) -> elmur_data::Selection {
+        let keys = self.keys.iter().flat_map(|keys| keys.split(',')).map(|key| key.trim().to_owned());
+        elmur_data::Selection {
+            keys: keys.filter(|key| !key.is_empty()).collect(),
+            action_key: self.action_key.clone(),
+            mask: self.mask.clone(),
+            step_limit: self.step_limit,
+        }
+    }
 }
 
 pub(crate) fn own_from() -> u64 {

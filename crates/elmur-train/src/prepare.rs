@@ -6,7 +6,7 @@ use std::sync::Arc;
 use elmur_base::files::read_small;
 use elmur_base::{FieldMut, Stop};
 use elmur_data::collect::Demonstrations;
-use elmur_data::{Dataset, Part, Source, Stream, split, wrap};
+use elmur_data::{Dataset, Limits, Part, Source, Stream, split, wrap};
 use elmur_engine::Device;
 use elmur_envs::{EnvSpec, Environment, Registry, Wrappers};
 use elmur_model::window::{Begin, training_graph};
@@ -111,7 +111,8 @@ impl RunConfig {
             let problem = "no such dataset; say with --data PATH where the data lie, or collect some with `elmur collect`";
             return Err(Error::file(file, problem));
         }
-        let data = elmur_data::open(file, known.as_ref())?;
+        let (selection, limits) = (self.data.selection(), Limits::default());
+        let data = elmur_data::open_selected(file, known.as_ref(), &selection, &limits)?;
         Prepared::new(self.clone(), data, registry, keep_ends)
     }
 

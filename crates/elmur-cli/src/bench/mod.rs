@@ -6,6 +6,7 @@ pub mod data;
 pub mod envs;
 pub mod policies;
 pub mod policy;
+pub mod read;
 
 use std::time::{Duration, Instant};
 

@@ -108,6 +108,10 @@ fn small() -> RunConfig {
 fn demonstrations(episodes: usize) -> DataConfig {
     DataConfig {
         file: None,
+        keys: None,
+        action_key: None,
+        mask: None,
+        step_limit: None,
         episodes,
         seed: 0,
         noise: 0.0,

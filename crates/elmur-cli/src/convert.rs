@@ -1,0 +1,153 @@
+//! `elmur convert`: recordings of any format to the native one or to a folder of `.npz` files, one episode in memory
+//! at a time.
+
+use std::path::PathBuf;
+
+use elmur_data::{Episode, EpisodeReader, Limits, NpzWriter, ObservationKey, Selection, Writer};
+use elmur_train::{Error, Result};
+use serde_json::json;
+
+use crate::progress::Bar;
+use crate::{note, say};
+
+/// Most bytes of one decoded episode: more than for training, which may keep several.
+const LARGEST_EPISODE: u64 = 4 << 30;
+
+/// Options of `elmur convert`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Dataset to read: an .elmur or .npz file, a folder of .npz files, a LeRobot or Minari folder, an HDF5 file of
+    /// Minari, D4RL or robomimic.
+    source: PathBuf,
+    /// Native file to write, or with --npz a folder.
+    out: PathBuf,
+    /// Write a folder of train_data_N.npz with obs (of several observations obs/NAME), action, reward and done.
+    #[arg(long)]
+    npz: bool,
+    #[command(flatten)]
+    what: What,
+    /// Replace a dataset that is there.
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What to read of a dataset.
+#[derive(clap::Args)]
+pub struct What {
+    /// Read these observations, separated by commas, in this order; all of them if none are given.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    keys: Vec<String>,
+    /// Take actions from this feature (LeRobot).
+    #[arg(long, value_name = "NAME")]
+    action_key: Option<String>,
+    /// Read the episodes of this list only (robomimic).
+    #[arg(long, value_name = "NAME")]
+    mask: Option<String>,
+    /// Cut episodes of a D4RL file after this many steps; 1000 by default in files without `timeouts`.
+    #[arg(long, value_name = "STEPS", value_parser = crate::count(1 << 32))]
+    step_limit: Option<usize>,
+}
+
+impl What {
+    /// The choice that the options make.
+    pub fn selection(&self) -> Selection {
+        Selection {
+            keys: self.keys.clone(),
+            action_key: self.action_key.clone(),
+            mask: self.mask.clone(),
+            step_limit: self.step_limit,
+        }
+    }
+}
+
+/// Runs `elmur convert`.
+pub fn run(args: &Args) -> Result<()> {
+    if let (Ok(from), Ok(to)) = (args.source.canonicalize(), args.out.canonicalize())
+        && from == to
+    {
+        return Err(Error::file(&args.out, "the dataset to read; write to another name"));
+    }
+    let limits = Limits { inflated: LARGEST_EPISODE, ..Limits::default() };
+    let reader = EpisodeReader::open(&args.source, None, &args.what.selection(), &limits)?;
+    if let Some(text) = reader.metadata().get("note") {
+        note(&format!("note: {text}"));
+    }
+    if let Some(folder) = args.out.parent() {
+        std::fs::create_dir_all(folder)
+            .map_err(|e| Error::file(&args.out, format!("{e}; choose another place")))?;
+    }
+    let mut target = Target::create(args, &reader)?;
+    let mut bar = Bar::new("converting", 0, reader.len() as u64);
+    let mut steps = 0;
+    let mut write = || -> elmur_data::Result<()> {
+        for i in 0..reader.len() {
+            let episode = reader.episode(i)?;
+            steps += episode.steps();
+            target.push(&episode)?;
+            bar.update(i as u64 + 1, "episodes", "");
+        }
+        Ok(())
+    };
+    let written = write();
+    bar.finish();
+    match written {
+        Ok(()) => target.finish()?,
+        Err(error) => {
+            target.discard();
+            return Err(error.into());
+        }
+    }
+    let (episodes, out) = (reader.len(), args.out.display().to_string());
+    if args.json {
+        say(&json!({ "dataset": out, "episodes": episodes, "steps": steps }).to_string());
+    } else {
+        say(&format!("{out}: {episodes} episodes, {steps} steps"));
+    }
+    Ok(())
+}
+
+/// Where episodes go.
+enum Target {
+    Native(Writer),
+    Npz(NpzWriter),
+}
+
+impl Target {
+    fn create(args: &Args, reader: &EpisodeReader) -> Result<Self> {
+        let (out, spaces) = (args.out.clone(), reader.spaces());
+        if !args.npz {
+            let create = if args.force { Writer::replace } else { Writer::create };
+            return Ok(Self::Native(create(out, spaces, reader.metadata().clone())?));
+        }
+        let create = if args.force { NpzWriter::replace } else { NpzWriter::create };
+        let writer = create(out, spaces)?;
+        Ok(Self::Npz(match ObservationKey::are_noted(reader.metadata()) {
+            true => writer.with_keys(ObservationKey::of(reader.metadata(), &spaces.observation)),
+            false => writer,
+        }))
+    }
+
+    fn push(&mut self, episode: &Episode) -> elmur_data::Result<()> {
+        match self {
+            Self::Native(writer) => writer.push(episode),
+            Self::Npz(writer) => writer.push(episode),
+        }
+    }
+
+    fn finish(self) -> Result<()> {
+        match self {
+            Self::Native(writer) => Ok(writer.finish()?),
+            Self::Npz(writer) => Ok(writer.finish()?),
+        }
+    }
+
+    fn discard(self) {
+        match self {
+            Self::Native(writer) => writer.discard(),
+            Self::Npz(writer) => writer.discard(),
+        }
+    }
+}
