@@ -62,6 +62,8 @@ def _demonstrate(
     spec = getattr(made.unwrapped, "native_spec", None)
     if spec is None:
         raise ElmurError("expert: expected a function, an object or a policy: only the library's own environments have a player")
+    if made.observation_space != made.unwrapped.observation_space or made.action_space != made.unwrapped.action_space:
+        raise ElmurError("expert: expected a function, an object or a policy: the player does not know Gymnasium's wrappers")
     bar = Bar(progress, "collecting", episodes)
 
     def notify(_: str, news: str) -> None:

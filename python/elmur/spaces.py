@@ -2,7 +2,8 @@
 
 The library knows Discrete, MultiDiscrete, Box (32-bit floats), bytes (pictures, channels first) and tuples of them. What
 Gymnasium has besides is translated where nothing is lost: a Dict is a tuple of its parts in the order of their sorted keys,
-a MultiBinary is a MultiDiscrete of twos, a Box of bytes with the channels last is taken with the channels first.
+a MultiBinary is a MultiDiscrete of twos, a picture with its channels last, or without channels, is taken with
+the channels first.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def observation_space(space: Any, what: str = "observation space") -> dict[str, 
         shape = list(space.shape)
         if len(shape) == 3 and shape[2] <= 4 < 8 <= min(shape[:2]):
             shape = [shape[2], shape[0], shape[1]]
+        elif len(shape) == 2 and space.dtype == np.uint8 and min(shape) >= 8:
+            shape = [1, *shape]
         if space.dtype == np.uint8:
             return {"bytes": {"shape": shape}}
         return {"box": {"shape": shape, "low": [_LOWEST], "high": [_HIGHEST]}}

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -108,6 +109,26 @@ def test_files_keep_everything_and_are_not_replaced_unasked(tmp_path):
         elmur.Dataset.open(tmp_path / "none")
 
 
+FIXTURES = Path(__file__).parents[2] / "crates/elmur-data/tests/fixtures"
+
+
+def test_recordings_of_other_packages_are_opened_by_content():
+    robot = elmur.Dataset.from_lerobot(FIXTURES / "lerobot-v3/image")
+    assert len(robot) == 4 and list(robot[0]["observations"]) == ["observation.images.top", "observation.state"]
+    assert robot[0]["observations"]["observation.images.top"].shape == (13, 3, 24, 32)
+    state = elmur.Dataset.open(FIXTURES / "lerobot-v3/image", ["observation.state"])
+    assert state[0]["observations"].shape == (13, 6)
+    assert np.array_equal(pickle.loads(pickle.dumps(state))[1]["observations"], state[1]["observations"])
+    cards = elmur.Dataset.from_minari(FIXTURES / "minari/dict-v0")
+    assert list(cards[0]["observations"]) == ["cards", "image", "pair/0", "pair/1", "state"]
+    assert cards[0]["observations"]["cards"].shape == (5, 2) and cards[0]["observations"]["cards"].sum() == 12
+    arm = elmur.Dataset.from_hdf5(FIXTURES / "robomimic/robomimic.hdf5")
+    assert arm[0]["actions"].shape == (5, 7)
+    assert len(elmur.Dataset.from_hdf5(FIXTURES / "d4rl/d4rl-writer.hdf5")) > 0
+    with pytest.raises(elmur.ElmurError, match="observation.stat"):
+        elmur.Dataset.open(FIXTURES / "lerobot-v3/image", ["observation.stat"])
+
+
 def test_copies_pickles_and_slices(tmp_path):
     seen, actions, rewards = arrays()
     data = elmur.Dataset.from_numpy(seen, actions, rewards, episode_ends=[2, 4, 10])
@@ -133,6 +154,9 @@ def test_players_demonstrate_their_environments(tmp_path):
     assert len(shown.observation_space) == 2
     with pytest.raises(elmur.ElmurError, match="only the library's own environments have a player"):
         elmur.collect("CartPole-v1", episodes=2)
+    wrapped = gymnasium.wrappers.FlattenObservation(gymnasium.make("elmur/RepeatFirstEasy-v0"))
+    with pytest.raises(elmur.ElmurError, match="does not know Gymnasium's wrappers"):
+        elmur.collect(wrapped, episodes=2)
 
 
 class Remember:

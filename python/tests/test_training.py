@@ -163,10 +163,12 @@ def test_evaluation_takes_ids_functions_and_single_environments(policy):
 
 
 class Camera(gymnasium.Env):
-    """A picture with its channels last, a vector, and an action of two numbers."""
+    """A picture with its channels last, one without channels, a vector, and an action of two numbers."""
 
     observation_space = gymnasium.spaces.Dict(
-        speed=gymnasium.spaces.Box(-1, 1, (2,), np.float64), eye=gymnasium.spaces.Box(0, 255, (12, 10, 3), np.uint8)
+        speed=gymnasium.spaces.Box(-1, 1, (2,), np.float64),
+        eye=gymnasium.spaces.Box(0, 255, (12, 10, 3), np.uint8),
+        grey=gymnasium.spaces.Box(0, 255, (8, 9), np.uint8),
     )
     action_space = gymnasium.spaces.Box(-1, 1, (2,))
 
@@ -188,12 +190,15 @@ class Camera(gymnasium.Env):
 def test_pictures_and_vectors_in_a_dictionary(tmp_path):
     data = elmur.collect(Camera, lambda seen, info: seen["speed"], episodes=6)
     eye, speed = data[0]["observations"]["eye"], data[0]["observations"]["speed"]
-    assert eye.shape == (10, 3, 12, 10) and np.allclose(speed[:9], data[0]["actions"])
+    assert eye.shape == (10, 3, 12, 10) and data[0]["observations"]["grey"].shape == (10, 1, 8, 9)
+    assert np.allclose(speed[:9], data[0]["actions"])
     settings = {**QUICK, "train.batches": 2, "model.segment_length": 3}
     policy = elmur.train("small", data, tmp_path / "run", settings=settings, progress=False).policy
     assert elmur.evaluate(policy, Camera, episodes=2).lengths.tolist() == [9, 9]
+    rows = gymnasium.vector.SyncVectorEnv([Camera] * 3)
+    assert elmur.evaluate(policy, rows, episodes=3).lengths.tolist() == [9, 9, 9]
     seen, other = policy.observation_space.sample(), policy.with_rows(1)
-    last = {"eye": seen[0].transpose(1, 2, 0), "speed": seen[1]}
+    last = {"eye": seen[0].transpose(1, 2, 0), "grey": seen[1][0], "speed": seen[2]}
     assert np.array_equal(policy.act(seen), other.act(last)), "channels first or last"
     with pytest.raises(elmur.ElmurError, match=r"observation, part 0: expected bytes \(uint8\)"):
         policy.act({**last, "eye": last["eye"] / 255})

@@ -299,10 +299,11 @@ impl LeafLayout {
         let array = as_array(object)?;
         let (shape, axes) = (array.shape(), self.shape.len());
         let numbers: usize = shape.iter().product();
-        let first = shape.first().copied().filter(|_| shape.len() > axes);
-        let (rows, batched) = match (rows, first) {
-            (Some(rows), Some(first)) if first == rows && numbers == rows * self.len => (rows, true),
-            (None, Some(first)) if numbers == first * self.len && (first > 0) => (first, true),
+        // An axis of rows in front: certain if there is one axis more than a value has, else if there are several rows.
+        let in_front = shape.first().copied().filter(|first| first.checked_mul(self.len) == Some(numbers));
+        let (rows, batched) = match (rows, in_front) {
+            (Some(wanted), Some(rows)) if rows == wanted && (rows > 1 || shape.len() > axes) => (rows, true),
+            (None, Some(rows)) if rows > 0 && (shape.len() > axes || rows > 1) => (rows, true),
             (Some(1) | None, _) if numbers == self.len => (1, false),
             _ => return Err(refuse(what, self.expected(rows), describe(&array)?)),
         };

@@ -239,37 +239,31 @@ impl Policy {
 
     /// Writes actions to an array of the caller.
     fn write<'py>(&self, out: &Bound<'py, PyAny>, actions: &Row, rows: usize) -> PyResult<Bound<'py, PyAny>> {
-        let leaving = self.action.copy(actions.values(), rows).pop();
-        let array = as_array(out)?;
-        let wrong = |expected: &str, len: usize| {
-            let expected = format!("a writable C-contiguous array of {len} {expected}");
-            refuse("out", expected, format!("{} of shape {:?}", array.dtype(), array.shape()))
-        };
-        match leaving {
-            Some(Leaving::Ints(x)) => {
-                let refused = |_| wrong("int64", x.len());
-                let target = array.cast::<PyArrayDyn<i64>>().map_err(|_| wrong("int64", x.len()))?;
-                let mut target = target.try_readwrite().map_err(|_| wrong("int64", x.len()))?;
-                let target = target.as_slice_mut().map_err(refused)?;
-                if target.len() != x.len() {
-                    return Err(wrong("int64", x.len()));
-                }
-                target.copy_from_slice(&x);
+        for leaf in self.action.copy(actions.values(), rows) {
+            match leaf {
+                Leaving::Ints(x) => fill(out, &x, "int64")?,
+                Leaving::Floats(x) => fill(out, &x, "float32")?,
+                Leaving::Bytes(x) => fill(out, &x, "uint8")?,
             }
-            Some(Leaving::Floats(x)) => {
-                let refused = |_| wrong("float32", x.len());
-                let target = array.cast::<PyArrayDyn<f32>>().map_err(|_| wrong("float32", x.len()))?;
-                let mut target = target.try_readwrite().map_err(|_| wrong("float32", x.len()))?;
-                let target = target.as_slice_mut().map_err(refused)?;
-                if target.len() != x.len() {
-                    return Err(wrong("float32", x.len()));
-                }
-                target.copy_from_slice(&x);
-            }
-            _ => return Err(wrong("numbers", 0)),
         }
         Ok(out.clone())
     }
+}
+
+/// Overwrites the numbers of an array.
+fn fill<T: numpy::Element + Copy>(out: &Bound<'_, PyAny>, numbers: &[T], dtype: &str) -> PyResult<()> {
+    let array = as_array(out)?;
+    let wrong = || {
+        let expected = format!("a writable C-contiguous array of {} {dtype}", numbers.len());
+        refuse("out", expected, format!("{} of shape {:?}", array.dtype(), array.shape()))
+    };
+    let target = array.cast::<PyArrayDyn<T>>().map_err(|_| wrong())?;
+    let mut target = target.try_readwrite().map_err(|_| wrong())?;
+    match target.as_slice_mut() {
+        Ok(target) if target.len() == numbers.len() => target.copy_from_slice(numbers),
+        _ => return Err(wrong()),
+    }
+    Ok(())
 }
 
 #[pymethods]
