@@ -171,6 +171,15 @@ impl<E: Env> VecEnv<E> {
         self.reset_rows(&[(row, seed)])
     }
 
+    /// Starts the next episode of the listed rows, whether or not the one before has ended; the others go on. No
+    /// row may be listed twice.
+    pub fn next_episodes(&mut self, rows: &[usize]) -> Result<()> {
+        self.list(rows.iter().copied())?;
+        let observation = self.rules.observation;
+        rows.iter()
+            .try_for_each(|row| self.lanes[*row].next_episode(self.seen.as_mut().row(observation, *row)))
+    }
+
     fn restart(&mut self, row: usize, seed: u64) -> Result<()> {
         let lane = &mut self.lanes[row];
         (lane.seed, lane.episode, lane.ended) = (seed, 0, false);
@@ -560,6 +569,8 @@ pub trait AnyVecEnv: Send {
     fn reset(&mut self, seeds: &[u64]) -> Result<()>;
     /// [`VecEnv::reset_rows`].
     fn reset_rows(&mut self, rows: &[(usize, u64)]) -> Result<()>;
+    /// [`VecEnv::next_episodes`].
+    fn next_episodes(&mut self, rows: &[usize]) -> Result<()>;
     /// [`VecEnv::step`].
     fn step(&mut self, actions: Values<'_>) -> Result<&VecStep>;
     /// [`VecEnv::step_rows`].
@@ -585,6 +596,9 @@ impl<E: Env> AnyVecEnv for VecEnv<E> {
     }
     fn reset_rows(&mut self, rows: &[(usize, u64)]) -> Result<()> {
         VecEnv::reset_rows(self, rows)
+    }
+    fn next_episodes(&mut self, rows: &[usize]) -> Result<()> {
+        VecEnv::next_episodes(self, rows)
     }
     fn step(&mut self, actions: Values<'_>) -> Result<&VecStep> {
         VecEnv::step(self, actions)
@@ -786,6 +800,21 @@ mod tests {
             assert_eq!(step.success[0], None);
             assert_eq!(later.observations(), now.observations(), "the same episode");
         }
+    }
+
+    #[test]
+    fn the_next_episode_of_a_row_is_the_same_whoever_begins_it() {
+        let [mut by_itself, mut asked] =
+            [Autoreset::SameStep, Autoreset::Disabled].map(|a| mazes(1).with_autoreset(a));
+        by_itself.reset(&[7]).unwrap();
+        asked.reset(&[7]).unwrap();
+        for _ in 0..5 {
+            end(&mut by_itself);
+            end(&mut asked);
+            asked.next_episodes(&[0]).unwrap();
+            assert_eq!(asked.observations(), by_itself.observations());
+        }
+        assert!(asked.next_episodes(&[1]).is_err());
     }
 
     #[test]

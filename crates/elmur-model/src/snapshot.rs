@@ -60,6 +60,11 @@ impl Snapshot {
         &self.times
     }
 
+    /// Seed of each row's episode: what the row was last reset with.
+    pub fn seeds(&self) -> Vec<u64> {
+        self.draws.iter().map(|(seed, _)| *seed).collect()
+    }
+
     /// All states by name, [rows, ...].
     pub fn tensors(&self) -> &Tensors {
         &self.tensors

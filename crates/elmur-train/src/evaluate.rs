@@ -223,7 +223,7 @@ pub(crate) fn target_return(
 
 /// The seed of an episode's initial memory. It differs from the episode's own seed, whose random numbers also
 /// choose the goal: the memory would reveal it.
-pub(crate) fn memory_seed(episode: u64) -> u64 {
+pub fn memory_seed(episode: u64) -> u64 {
     let draw = Stream::new(episode, u64::MAX, u32::MAX).block(0);
     u64::from(draw[0]) << 32 | u64::from(draw[1])
 }

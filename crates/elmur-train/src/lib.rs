@@ -33,7 +33,7 @@ mod trainer;
 
 pub use config::{DataConfig, EvalConfig, Judge, PrecisionName, RunConfig, TrainConfig};
 pub use error::{Error, Result};
-pub use evaluate::{EpisodeResult, Evaluation, Outcome, Seeds, evaluate};
+pub use evaluate::{EpisodeResult, Evaluation, Outcome, Seeds, evaluate, memory_seed};
 pub use folder::{RunFolder, RunLock};
 pub use measure::{Measure, Score};
 pub use offline::{OfflineEvaluation, OfflineOutcome, evaluate_offline};

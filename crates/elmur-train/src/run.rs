@@ -32,6 +32,8 @@ pub enum Event<'a> {
     },
     /// A batch is done.
     Batch(&'a BatchReport),
+    /// A line was written to `metrics.jsonl`.
+    Metrics(&'a Value),
     /// A validation begins or goes on.
     Evaluating {
         /// Number of batches trained before this validation.
@@ -201,10 +203,12 @@ impl Run<'_, '_> {
             self.last_good = self.saved.as_ref().map(|(batch, _)| *batch);
             let seconds = self.clock.elapsed().as_secs_f64();
             self.clock = Instant::now();
-            self.metrics.row("train", report.batch, &batch_row(&report, seconds))?;
+            let row = batch_row(&report, seconds);
+            self.metrics.row("train", report.batch, &row)?;
             self.progress.losses.0 += report.loss;
             self.progress.losses.1 += 1;
             (self.observe)(Event::Batch(&report));
+            (self.observe)(Event::Metrics(&row));
         }
         if self.looked.elapsed() >= LOOK {
             self.metrics.check_present()?;
@@ -240,6 +244,7 @@ impl Run<'_, '_> {
         }
         self.metrics.row("validation", batch, &row)?;
         (self.observe)(Event::Evaluated { batch, score });
+        (self.observe)(Event::Metrics(&row));
         let measure = score.measure;
         let value = measure.score(score.value.mean);
         let target = self.prepared.config.eval.target;
