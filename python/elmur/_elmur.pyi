@@ -1,7 +1,7 @@
 """The compiled part of the package."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final, overload
 
 import numpy as np
@@ -174,7 +174,7 @@ class Dataset:
     def __getitem__(self, index: int, /) -> dict[str, Any]: ...
     @overload
     def __getitem__(self, index: slice, /) -> Dataset: ...
-    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+    def __iter__(self) -> Episodes: ...
     def __copy__(self) -> Dataset: ...
     def __deepcopy__(self, _memo: Any, /) -> Dataset: ...
     @property
@@ -191,6 +191,13 @@ class Dataset:
     @property
     def action_space(self) -> Any:
         """The Gymnasium space of actions."""
+
+@final
+class Episodes:
+    """The episodes of a dataset that are yet to come."""
+
+    def __iter__(self) -> Episodes: ...
+    def __next__(self) -> dict[str, Any]: ...
 
 @final
 class Rows:

@@ -1,8 +1,8 @@
 //! The Python module `elmur._elmur`: policies, data, environments and training for the Python package `elmur`.
 //!
 //! What touches Python lies here and nothing else: arrays are converted once on the way in and handed over on the way
-//! out ([`arrays`]), the interpreter is released while Rust works, and work that takes long runs on a thread of its own
-//! while the calling thread hears signals and calls back ([`background`]).
+//! out (`arrays.rs`), the interpreter is released while Rust works, and work that takes long runs on a thread of its own
+//! while the calling thread hears signals and calls back (`background.rs`).
 
 mod arrays;
 mod background;
