@@ -1,5 +1,5 @@
-//! `elmur convert`: recordings of any format to the native one or to a folder of `.npz` files, one episode in memory
-//! at a time.
+//! `elmur convert`: recordings of any format to the native one or to a folder of `.npz` files, one episode in
+//! memory at a time.
 
 use std::path::PathBuf;
 
@@ -16,12 +16,13 @@ const LARGEST_EPISODE: u64 = 4 << 30;
 /// Options of `elmur convert`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Dataset to read: an .elmur or .npz file, a folder of .npz files, a LeRobot or Minari folder, an HDF5 file of
-    /// Minari, D4RL or robomimic.
+    /// Dataset to read: an .elmur or .npz file, a folder of .npz files, a LeRobot or Minari folder, an HDF5
+    /// file of Minari, D4RL or robomimic.
     source: PathBuf,
     /// Native file to write, or with --npz a folder.
     out: PathBuf,
-    /// Write a folder of train_data_N.npz with obs (of several observations obs/NAME), action, reward and done.
+    /// Write a folder of train_data_N.npz with obs (of several observations obs/NAME), action, reward and
+    /// done.
     #[arg(long)]
     npz: bool,
     #[command(flatten)]

@@ -13,9 +13,11 @@ use crate::say;
 /// What a policy is written as.
 #[derive(clap::Subcommand)]
 pub enum Export {
-    /// Write a folder for a model hub: config.json, model.safetensors, train_config.json and a card, README.md.
+    /// Write a folder for a model hub: config.json, model.safetensors, train_config.json and a card,
+    /// README.md.
     ///
-    /// The folder is a checkpoint: `elmur eval`, `elmur inspect` and programs load it. Upload it with the hub's own tool.
+    /// The folder is a checkpoint: `elmur eval`, `elmur inspect` and programs load it. Upload it with the
+    /// hub's own tool.
     ///
     /// Examples:
     ///   elmur export hub out/tmaze-0 --out hub/tmaze --license mit

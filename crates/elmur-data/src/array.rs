@@ -1,5 +1,5 @@
-//! Arrays as other programs store them: rows of numbers, decoded from raw elements of any type and byte order,
-//! and turned into the columns of a space.
+//! Arrays as other programs store them: rows of numbers, decoded from raw elements of any type and byte
+//! order, and turned into the columns of a space.
 
 use std::ops::Range;
 

@@ -9,8 +9,8 @@
 //! | `terminals` | `[N]`, any numbers | not 0 where the task ended |
 //! | `timeouts` | `[N]`, any numbers, optional | not 0 where an episode was cut off |
 //!
-//! An episode ends where `terminals` or `timeouts` say so; in files without `timeouts` also after a number of steps.
-//! What follows the last end is an episode that was cut off. Everything else in the file is ignored.
+//! An episode ends where `terminals` or `timeouts` say so; in files without `timeouts` also after a number of
+//! steps. What follows the last end is an episode that was cut off. Everything else in the file is ignored.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

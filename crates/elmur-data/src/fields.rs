@@ -38,8 +38,8 @@ impl Meaning {
 }
 
 impl Field {
-    /// An array of observations whose space nobody says: bytes of two or three axes are pictures, all else are
-    /// measurements.
+    /// An array of observations whose space nobody says: bytes of two or three axes are pictures, all else
+    /// are measurements.
     pub(crate) fn observed(name: &str, shape: &[usize], element: Element) -> Self {
         let bytes = element.numeric == Numeric::Unsigned && element.size == 1;
         let meaning = match shape.len() {
@@ -132,8 +132,8 @@ pub(crate) fn observation_space(fields: &[Field]) -> Space {
     side_by_side(fields.iter().map(Field::space).collect())
 }
 
-/// The space of actions of some fields. Policies have one head, so that several fields of measurements become one
-/// box and several choices one list of choices.
+/// The space of actions of some fields. Policies have one head, so that several fields of measurements become
+/// one box and several choices one list of choices.
 pub(crate) fn action_space(fields: &[Field]) -> Space {
     if let [field] = fields {
         return field.space();

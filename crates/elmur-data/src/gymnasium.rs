@@ -8,7 +8,8 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use crate::fields::{Field, Meaning};
 use crate::npz::MAX_INTS;
 
-/// A field of a space, and the path from the root of the space to it: names of dictionaries, numbers in tuples.
+/// A field of a space, and the path from the root of the space to it: names of dictionaries, numbers in
+/// tuples.
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) field: Field,

@@ -1,9 +1,10 @@
-//! HDF5 files as far as datasets need them: members of groups, arrays of numbers by ranges of rows, byte strings,
-//! text and attributes. The only file that knows the crate behind it.
+//! HDF5 files as far as datasets need them: members of groups, arrays of numbers by ranges of rows, byte
+//! strings, text and attributes. The only file that knows the crate behind it.
 //!
-//! The crate reads neither flags (an enumeration of FALSE and TRUE over one byte), nor 16-bit floats, nor chunks
-//! that h5py compressed with LZF: elements are read as raw bytes and decoded here, and LZF is a filter of ours.
-//! Files are read by positioned reads, never mapped: a file that is cut while it is in use must be an error.
+//! The crate reads neither flags (an enumeration of FALSE and TRUE over one byte), nor 16-bit floats, nor
+//! chunks that h5py compressed with LZF: elements are read as raw bytes and decoded here, and LZF is a filter
+//! of ours. Files are read by positioned reads, never mapped: a file that is cut while it is in use must be
+//! an error.
 
 use std::cell::Cell;
 use std::fmt;
@@ -323,9 +324,9 @@ impl<const N: usize> H5Type for Raw<N> {
 
 /// Unpacks LZF data of at most `size` bytes.
 ///
-/// A control byte c < 32 is followed by c + 1 literal bytes. Any other begins a back reference: the top 3 bits are
-/// its length (7: one more byte of length follows), the low 5 bits and the next byte its distance - 1; length + 2
-/// bytes are repeated.
+/// A control byte c < 32 is followed by c + 1 literal bytes. Any other begins a back reference: the top 3
+/// bits are its length (7: one more byte of length follows), the low 5 bits and the next byte its distance -
+/// 1; length + 2 bytes are repeated.
 fn lzf(data: &[u8], size: usize) -> Result<Vec<u8>, String> {
     let damaged = || "LZF data that ends too early or goes too far".to_owned();
     let mut out = Vec::new();
@@ -363,8 +364,9 @@ mod tests {
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hdf5")
     }
 
-    /// Every dataset that h5py wrote with three bounds on the version of the format, against what h5py reads: byte
-    /// orders, 16-bit floats, flags, filters, chunks that grew or were never written, texts and byte strings.
+    /// Every dataset that h5py wrote with three bounds on the version of the format, against what h5py reads:
+    /// byte orders, 16-bit floats, flags, filters, chunks that grew or were never written, texts and byte
+    /// strings.
     #[test]
     fn corner_cases_of_the_format_are_read_as_h5py_reads_them() {
         let expected = std::fs::read_to_string(fixtures().join("corner.expected.json")).unwrap();

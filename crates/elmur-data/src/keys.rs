@@ -1,7 +1,7 @@
 //! Observations of several keys: a dictionary of arrays as a tuple of spaces.
 //!
-//! Spaces of ours have no names. A source that knows them notes names and shapes in its metadata, one entry per
-//! leaf of the observation space, so that they survive conversion and can be chosen by name.
+//! Spaces of ours have no names. A source that knows them notes names and shapes in its metadata, one entry
+//! per leaf of the observation space, so that they survive conversion and can be chosen by name.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,15 @@ pub struct ObservationKey {
     pub name: String,
     /// Axes of the array at one step.
     pub shape: Vec<usize>,
-    /// Whether these are pictures [height, width, channels] or [height, width], kept as [channels, height, width].
+    /// Whether these are pictures [height, width, channels] or [height, width], kept as [channels, height,
+    /// width].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub channels_last: bool,
 }
 
 impl ObservationKey {
-    /// The keys of the leaves of an observation space, in their order: those that metadata names, if they fit the
-    /// space, else the numbers of the leaves.
+    /// The keys of the leaves of an observation space, in their order: those that metadata names, if they fit
+    /// the space, else the numbers of the leaves.
     pub fn of(metadata: &BTreeMap<String, String>, space: &Space) -> Vec<Self> {
         let leaves = space.leaves();
         let noted = metadata.get(NOTE).and_then(|note| serde_json::from_str::<Vec<Self>>(note).ok());

@@ -1,7 +1,8 @@
 //! LeRobot datasets, versions 2 and 3: columns of numbers in Parquet files, pictures in them or in videos.
 //!
-//! `meta/info.json` names the features with their types and shapes, and where files lie. Features `observation.*` are
-//! observations and `action` is the action; `next.reward` and `next.done` are rewards and ends, if there are any.
+//! `meta/info.json` names the features with their types and shapes, and where files lie. Features
+//! `observation.*` are observations and `action` is the action; `next.reward` and `next.done` are rewards and
+//! ends, if there are any.
 //!
 //! | | version 2 | version 3 |
 //! |---|---|---|

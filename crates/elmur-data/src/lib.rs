@@ -3,8 +3,10 @@
 //! - [`Episode`]: observations, actions and rewards, one column per leaf of a space. [`EpisodeRef`]: the
 //!   same, borrowed.
 //! - [`Source`]: the one way to read data, a range of steps at a time. [`Dataset`]: checked episodes in memory.
-//!   [`open()`]: files and folders of any format, whatever their size. [`Subset`], [`split`]: some of the
-//!   episodes of a source. [`wrap()`]: wrappers applied to a source.
+//!   [`open()`]: files and folders of any format, whatever their size; [`open_selected`]: some of the
+//!   observations that they hold ([`Selection`], [`ObservationKey`]). [`EpisodeReader`]: episodes one after the
+//!   other, each decoded once. [`Subset`], [`split`]: some of the episodes of a source. [`wrap()`]: wrappers
+//!   applied to a source.
 //! - [`Writer`], [`Reader`]: `.elmur` files, one episode at a time. `docs/dataset-format.md` specifies the
 //!   format: every byte is covered by a checksum, and a writer that is killed loses at most the episode it
 //!   was writing. [`NpzWriter`], [`write_npz`]: the layout of the published datasets.

@@ -6,10 +6,10 @@ pub struct Limits {
     /// Data up to this many bytes is kept in memory; more is read from disk when it is needed. It also bounds
     /// the decoded episodes that are remembered of formats that can only be decoded whole. Default: 256 MiB.
     pub memory: u64,
-    /// The most bytes that one compressed file may inflate to, and that it may have itself. A file that
-    /// claims more is refused before it is inflated, and one that has more than it claims is refused while it
-    /// is. Reading a file takes at most three times as much memory: the file, its numbers, and a copy of them
-    /// in another type. Default: 512 MiB.
+    /// The most bytes that one compressed `.npz` file may inflate to, and that it may have itself, and that one
+    /// decoded episode of another program's format may take. A file that claims more is refused before it is
+    /// inflated, and one that has more than it claims is refused while it is. Reading a file takes at most three
+    /// times as much memory: the file, its numbers, and a copy of them in another type. Default: 512 MiB.
     pub inflated: u64,
 }
 

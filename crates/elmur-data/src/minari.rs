@@ -6,9 +6,9 @@
 //! | `actions` | T | likewise |
 //! | `rewards`, `terminations`, `truncations` | T | rewards and how the episode ended |
 //!
-//! The spaces are JSON texts within the metadata. Pictures of at least 32 x 32 pixels are JPEG files, one byte
-//! string per step; if all of them happen to have the same length, one row of bytes per step. Which of the two, or
-//! plain pixels, is decided by how the array is stored.
+//! The spaces are JSON texts within the metadata. Pictures of at least 32 x 32 pixels are JPEG files, one
+//! byte string per step; if all of them happen to have the same length, one row of bytes per step. Which of
+//! the two, or plain pixels, is decided by how the array is stored.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! The index of an MP4 file's video track: where its samples lie and when they are shown.
 //!
-//! A file is a list of boxes: length, name, content. The box `moov` describes the tracks; of the video track's tables
-//! `stsz` has the sizes of samples, `stsc` and `stco` or `co64` where they lie, `stts` and `ctts` when they are decoded
-//! and shown, `stss` at which of them decoding can begin. Tables are believed only as far as their boxes go, and
-//! samples only as far as the file goes.
+//! A file is a list of boxes: length, name, content. The box `moov` describes the tracks; of the video
+//! track's tables `stsz` has the sizes of samples, `stsc` and `stco` or `co64` where they lie, `stts` and
+//! `ctts` when they are decoded and shown, `stss` at which of them decoding can begin. Tables are believed
+//! only as far as their boxes go, and samples only as far as the file goes.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

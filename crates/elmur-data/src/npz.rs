@@ -173,8 +173,8 @@ fn wanted_shape(known: &Spaces, keys: usize, i: usize) -> Option<Vec<usize>> {
     }
 }
 
-/// Whether an array holds pictures with channels last: `rgb` always does; others if given spaces have its axes in
-/// the other order, or if without spaces it looks so.
+/// Whether an array holds pictures with channels last: `rgb` always does; others if given spaces have its
+/// axes in the other order, or if without spaces it looks so.
 fn is_turned(key: &str, array: &Array, known: bool, wanted: Option<&[usize]>) -> bool {
     let shape = &array.shape[1..];
     let bytes = array.numbers.view().element_type() == ElementType::U8;
@@ -190,8 +190,8 @@ fn is_turned(key: &str, array: &Array, known: bool, wanted: Option<&[usize]>) ->
     }
 }
 
-/// Whether the axes of a picture of bytes are [height, width, channels] rather than [channels, height, width]:
-/// at least 8 x 8 pixels, and at most 16 channels, fewer than rows and columns.
+/// Whether the axes of a picture of bytes are [height, width, channels] rather than [channels, height,
+/// width]: at least 8 x 8 pixels, and at most 16 channels, fewer than rows and columns.
 pub(crate) fn looks_channels_last(shape: &[usize]) -> bool {
     match *shape {
         [height, width, channels] => height.min(width) >= 8 && channels <= 16 && channels < height.min(width),

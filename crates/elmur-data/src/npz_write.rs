@@ -24,8 +24,8 @@ use crate::source::Source;
 const LOCK: &str = ".lock";
 
 /// Writes a folder of `.npz` files, one episode at a time: the layout of the published datasets. It has no
-/// place for metadata. An episode that was not terminated is read back as cut off. The observation after the last
-/// action, where there is one, is an array of its own, `final_obs`.
+/// place for metadata. An episode that was not terminated is read back as cut off. The observation after the
+/// last action, where there is one, is an array of its own, `final_obs`.
 ///
 /// Files are written to the folder `<name>.tmp`, which [`NpzWriter::finish`] renames. What an interrupted
 /// writer left there is removed by the next. A second writer at the same time is an error.
@@ -95,8 +95,8 @@ impl NpzWriter {
         fs::remove_dir_all(&old).map_err(|e| Error::io(&old, e))
     }
 
-    /// Calls observations by their names, one per leaf of the space, and writes them in the shapes of these keys: a
-    /// single one as `obs`, several as `obs/NAME`.
+    /// Calls observations by their names, one per leaf of the space, and writes them in the shapes of these
+    /// keys: a single one as `obs`, several as `obs/NAME`.
     pub fn with_keys(mut self, keys: Vec<ObservationKey>) -> Self {
         self.keys = (keys.len() == self.spaces.observation.leaves().len()).then_some(keys);
         self
@@ -107,8 +107,8 @@ impl NpzWriter {
         self.episodes
     }
 
-    /// Checks and writes an episode. An array holds numbers of one type: observations that mix integers and floats
-    /// are several arrays, and actions that do are an error.
+    /// Checks and writes an episode. An array holds numbers of one type: observations that mix integers and
+    /// floats are several arrays, and actions that do are an error.
     pub fn push<'a>(&mut self, episode: impl Into<EpisodeRef<'a>>) -> Result<()> {
         let (episode, number) = (episode.into(), self.episodes);
         let path = self.aside.join(format!("train_data_{number}.npz"));
@@ -231,8 +231,8 @@ fn refuse_existing(folder: &Path, replace: bool) -> Result<()> {
     Err(Error::file(folder, format!("holds {what}; choose an empty folder")))
 }
 
-/// Writes all episodes of a source as a folder of `.npz` files: see [`NpzWriter`]. Observations have the names and
-/// shapes that the source's metadata note.
+/// Writes all episodes of a source as a folder of `.npz` files: see [`NpzWriter`]. Observations have the
+/// names and shapes that the source's metadata note.
 pub fn write_npz(folder: impl Into<PathBuf>, source: &dyn Source) -> Result<()> {
     let mut writer = NpzWriter::create(folder, source.spaces())?;
     if ObservationKey::are_noted(source.metadata()) {
@@ -276,8 +276,8 @@ fn archive(
     zip(&arrays).map_err(|e| format!("cannot be written: {e}"))
 }
 
-/// The arrays of observations and of the one after the last action: one for all leaves if they have no names and
-/// the same type, else one for each.
+/// The arrays of observations and of the one after the last action: one for all leaves if they have no names
+/// and the same type, else one for each.
 fn observations(
     episode: &EpisodeRef<'_>,
     space: &Space,

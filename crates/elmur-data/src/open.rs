@@ -143,8 +143,8 @@ fn format_at(path: &Path) -> Result<&'static Format> {
     })
 }
 
-/// Episodes of a file or folder one after the other, each of which is decoded when it is asked for, once: what
-/// conversion needs. Neither memory nor time go into those that are not asked for.
+/// Episodes of a file or folder one after the other, each of which is decoded when it is asked for, once:
+/// what conversion needs. Neither memory nor time go into those that are not asked for.
 #[derive(Debug)]
 pub struct EpisodeReader {
     spaces: Spaces,
@@ -158,8 +158,8 @@ enum Episodes {
 }
 
 impl EpisodeReader {
-    /// Opens data of any format that [`open`] knows. Where integers have as many choices as the largest one in
-    /// all episodes needs, these are read once before.
+    /// Opens data of any format that [`open`] knows. Where integers have as many choices as the largest one
+    /// in all episodes needs, these are read once before.
     pub fn open(
         path: impl AsRef<Path>,
         known: Option<&Spaces>,
@@ -221,8 +221,8 @@ impl EpisodeReader {
     }
 }
 
-/// The spaces of data that [`open`] would open, without reading more than it takes to know them: the beginning
-/// of an `.elmur` file, the integers of formats that do not say how many choices there are.
+/// The spaces of data that [`open`] would open, without reading more than it takes to know them: the
+/// beginning of an `.elmur` file, the integers of formats that do not say how many choices there are.
 pub fn spaces_of(path: impl AsRef<Path>) -> Result<Spaces> {
     let path = path.as_ref();
     if Glance::at(path)?.starts(&MAGIC) {

@@ -1,9 +1,10 @@
-//! Parquet files as far as LeRobot's datasets need them: ranges of rows of columns of numbers, and byte strings. The
-//! only file that knows the crate behind it.
+//! Parquet files as far as LeRobot's datasets need them: ranges of rows of columns of numbers, and byte
+//! strings. The only file that knows the crate behind it.
 //!
-//! A column of lists is stored as its values and two numbers for each: the repetition level, 0 where a row begins,
-//! and the definition level, below its maximum where something is missing. Each row must have as many values as
-//! expected, and none may be missing. What the file says of its size is checked before memory is taken for it.
+//! A column of lists is stored as its values and two numbers for each: the repetition level, 0 where a row
+//! begins, and the definition level, below its maximum where something is missing. Each row must have as many
+//! values as expected, and none may be missing. What the file says of its size is checked before memory is
+//! taken for it.
 
 use std::cell::Cell;
 use std::fmt;
@@ -102,7 +103,8 @@ impl ParquetFile {
         fields.iter().map(|field| field.name()).collect()
     }
 
-    /// The leaf of a column at the root: the column itself, the values of a list, or the member `member` of a group.
+    /// The leaf of a column at the root: the column itself, the values of a list, or the member `member` of a
+    /// group.
     fn leaf(&self, column: &str, member: Option<&str>) -> Option<usize> {
         let schema = self.about.file_metadata().schema_descr();
         schema.columns().iter().position(|leaf| match (leaf.path().parts(), member) {
@@ -114,8 +116,8 @@ impl ParquetFile {
         })
     }
 
-    /// Rows of a column of numbers with `width` of them per row, as they lie there. What their decoded numbers take
-    /// is subtracted from what is `left`.
+    /// Rows of a column of numbers with `width` of them per row, as they lie there. What their decoded
+    /// numbers take is subtracted from what is `left`.
     pub(crate) fn numbers(
         &self,
         column: &str,
@@ -225,7 +227,7 @@ impl ParquetFile {
             let most = group_rows.saturating_mul(width);
             let inner =
                 SerializedPageReader::new(Arc::clone(&self.chunks), chunk, group_rows, None).map_err(fail)?;
-            let pages = CheckedPages { inner, most: u32::try_from(most).unwrap_or(u32::MAX) };
+            let pages = CheckedPages { inner, width, most: u32::try_from(most).unwrap_or(u32::MAX) };
             let mut reader = ColumnReaderImpl::<T>::new(Arc::clone(&descriptor), Box::new(pages));
             let skipped = reader.skip_records(begin).map_err(fail)?;
             let (mut def, mut rep) = (Vec::new(), Vec::new());
@@ -275,10 +277,11 @@ fn check_group(group: &RowGroupMetaData, len: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Pages of a column, none of which may claim more values than there are in its group of rows: levels are stored
-/// so densely that a few bytes could fill any memory.
+/// Pages of a column, none of which may claim more values than there are in its group of rows: levels are
+/// stored so densely that a few bytes could fill any memory.
 struct CheckedPages {
     inner: SerializedPageReader<Chunks>,
+    width: usize,
     most: u32,
 }
 
@@ -286,9 +289,10 @@ impl CheckedPages {
     fn checked(&self, page: Option<Page>) -> ParquetResult<Option<Page>> {
         match page {
             Some(page) if page.num_values() > self.most => Err(ParquetError::General(format!(
-                "a page of {} values where there are at most {}",
-                page.num_values(),
-                self.most
+                "expected {} values in each row, at most {} in a page, got {}",
+                self.width,
+                self.most,
+                page.num_values()
             ))),
             page => Ok(page),
         }

@@ -7,8 +7,8 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-/// Decodes a PNG or JPEG file, told apart by its first bytes, into `to`: [height, width, channels], or [height,
-/// width] for `channels` of 1. A picture of another size is an error before it is decoded.
+/// Decodes a PNG or JPEG file, told apart by its first bytes, into `to`: [height, width, channels], or
+/// [height, width] for `channels` of 1. A picture of another size is an error before it is decoded.
 pub(crate) fn decode(
     bytes: &[u8],
     (height, width, channels): (usize, usize, usize),

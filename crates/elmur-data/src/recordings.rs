@@ -84,8 +84,8 @@ fn header(recordings: &dyn Recordings) -> Result<Header> {
     Header::new(spaces, metadata).map_err(|problem| Error::file(recordings.file(0), problem))
 }
 
-/// The spaces of recordings with all numbers of choices, for which integers are read where they must be, but no
-/// pictures.
+/// The spaces of recordings with all numbers of choices, for which integers are read where they must be, but
+/// no pictures.
 pub(crate) fn narrowed_spaces(recordings: &dyn Recordings) -> Result<Spaces> {
     let spaces = header(recordings)?.spaces;
     let mut sizes = Sizes::of(&spaces);

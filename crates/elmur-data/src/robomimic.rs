@@ -1,7 +1,7 @@
 //! robomimic: one HDF5 file with a group per demonstration.
 //!
-//! `data/demo_<n>` holds `actions`, `rewards`, `dones` and `states` of T rows, `obs/<key>` of T rows and perhaps
-//! `next_obs/<key>`, whose last row is the observation after the last action. `mask/<name>` lists the
+//! `data/demo_<n>` holds `actions`, `rewards`, `dones` and `states` of T rows, `obs/<key>` of T rows and
+//! perhaps `next_obs/<key>`, whose last row is the observation after the last action. `mask/<name>` lists the
 //! demonstrations of a split. Demonstrations are read in the order of their numbers, also those of a mask.
 
 use std::cell::Cell;

@@ -1,8 +1,9 @@
 //! Pictures of video files: AV1 decoded here, H.264 and HEVC by the `ffmpeg` program if there is one.
 //!
-//! A reader remembers where it is, so that pictures asked for in the order in which they are shown are decoded
-//! once. Colours: red = Y + 1.402 V, green = Y - 0.344 U - 0.714 V, blue = Y + 1.772 U (BT.601) with Y, U and V in the
-//! limited range, unless the stream says otherwise; a pixel takes the colour values that cover it.
+//! A reader remembers where it is, so that pictures asked for in the order in which they are shown are
+//! decoded once. Colours: red = Y + 1.402 V, green = Y - 0.344 U - 0.714 V, blue = Y + 1.772 U (BT.601) with
+//! Y, U and V in the limited range, unless the stream says otherwise; a pixel takes the colour values that
+//! cover it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -155,6 +156,8 @@ struct Av1 {
 
 /// Pictures that may be decoded before they are asked for.
 const MOST_EARLY: usize = 16;
+/// Turns of giving data and taking pictures that one sample may need.
+const MOST_TURNS: usize = 64;
 
 impl Av1 {
     fn start(path: &Path, track: &Track, from: usize) -> Result<Self, String> {
@@ -196,7 +199,7 @@ impl Av1 {
                 continue;
             }
             let mut sent = self.decoder.send_data(data, None, Some(sample.time), None);
-            loop {
+            for _ in 0..MOST_TURNS {
                 match self.decoder.get_picture() {
                     Ok(picture) => {
                         let shown = picture.timestamp().unwrap_or(i64::MIN);
@@ -204,18 +207,18 @@ impl Av1 {
                             self.early.insert(shown, picture);
                         }
                     }
-                    Err(e) if e.is_again() => match sent {
-                        Ok(()) => break,
-                        Err(again) if again.is_again() => sent = self.decoder.send_pending_data(),
-                        Err(e) => return Err(fail(e)),
-                    },
+                    Err(e) if !e.is_again() => return Err(fail(e)),
+                    Err(_) if sent.is_ok() => break,
+                    Err(_) => {}
+                }
+                match sent {
+                    Err(e) if e.is_again() => sent = self.decoder.send_pending_data(),
                     Err(e) => return Err(fail(e)),
+                    Ok(()) => {}
                 }
-                if let Err(e) = sent
-                    && !e.is_again()
-                {
-                    return Err(fail(e));
-                }
+            }
+            if let Err(e) = sent {
+                return Err(fail(e));
             }
             if self.early.len() > MOST_EARLY {
                 return Err("a picture that the decoder did not give; the file is damaged".to_owned());
@@ -290,7 +293,8 @@ struct Ffmpeg {
     next: usize,
 }
 
-/// Names of the option that keeps pictures as they are, none twice and none left out: of new and of old versions.
+/// Names of the option that keeps pictures as they are, none twice and none left out: of new and of old
+/// versions.
 const FRAME_MODES: [&str; 2] = ["-fps_mode", "-vsync"];
 
 impl Ffmpeg {

@@ -360,7 +360,7 @@ fn check_lerobot(name: &str, data: &dyn Source, tolerance: f64) {
         assert!(episode.terminated && !episode.truncated);
         let means = about["image_mean"].as_array().unwrap();
         let Some(top) = key("observation.images.top") else { continue };
-        let (Column::U8(pixels), [height, width, 3]) = (&episode.observations[top], keys[top].shape[..])
+        let (Column::U8(pixels), &[height, width, 3]) = (&episode.observations[top], &keys[top].shape[..])
         else {
             panic!("pictures");
         };

@@ -40,10 +40,11 @@ pub struct RunConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Describe)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// A dataset (native file, folder of .npz files, LeRobot, Minari, D4RL, robomimic); null: the environment's player
-    /// demonstrates.
+    /// A dataset (native file, folder of .npz files, LeRobot, Minari, D4RL, robomimic); null: the environment's
+    /// player demonstrates.
     pub file: Option<PathBuf>,
-    /// Names of the observations of `data.file` to learn from, separated by commas, in this order; null: all of them.
+    /// Names of the observations of `data.file` to learn from, separated by commas, in this order; null: all of
+    /// them.
     #[serde(default)]
     pub keys: Option<String>,
     /// Name of the array of actions in `data.file`, where it has more than one (LeRobot); null: `action`.

@@ -265,8 +265,8 @@ impl Info {
         Ok((self.place(pattern, entry, *place, key)?, *from))
     }
 
-    /// The path that a pattern such as `data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet` gives, within
-    /// the dataset's folder.
+    /// The path that a pattern such as `data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet` gives,
+    /// within the dataset's folder.
     fn place(&self, pattern: &str, entry: &Entry, place: Place, video: &str) -> Result<PathBuf> {
         let wrong = |problem: String| Error::file(&self.path, format!("path {pattern:?}: {problem}"));
         let (mut path, mut rest) = (String::new(), pattern);
