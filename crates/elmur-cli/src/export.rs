@@ -178,7 +178,7 @@ fn card(
     head.push(format!("pipeline_tag: {pipeline}"));
     head.push("tags:".to_owned());
     let tags = ["imitation-learning", "memory", "partial-observability", kind];
-    head.extend(tags.iter().map(|tag| *tag).chain(env.as_deref()).map(|tag| format!("- {}", quoted(tag))));
+    head.extend(tags.iter().copied().chain(env.as_deref()).map(|tag| format!("- {}", quoted(tag))));
     if let Some(data) = &data {
         head.extend(["datasets:".to_owned(), format!("- {}", quoted(data))]);
     }

@@ -1,6 +1,6 @@
 //! What tests of the command line share.
 
-#![allow(dead_code)]
+#![allow(dead_code, clippy::print_stdout)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
