@@ -16,7 +16,7 @@ const DATASETS: [(&str, usize, usize, &[&str]); 8] = [
     ("minari/box-v0", 11, 54, &["obs", "final_obs"]),
     ("minari/dict-v0", 5, 32, &["obs/cards", "obs/image", "obs/pair/0", "obs/pair/1", "obs/state"]),
     ("d4rl/d4rl-writer.hdf5", 9, 174, &["obs"]),
-    ("robomimic/robomimic.hdf5", 11, 68, &["obs/agentview_image", "obs/object", "obs/robot0_eef_pos"]),
+    ("robomimic/robomimic.hdf5", 11, 72, &["obs/agentview_image", "obs/object", "obs/robot0_eef_pos"]),
     ("lerobot-v3/state", 4, 39, &["obs/observation.grid", "obs/observation.state"]),
     ("lerobot-v3/av1", 4, 42, &["obs/observation.images.top", "obs/observation.state"]),
     ("lerobot-v21/av1", 4, 42, &["obs/observation.images.top", "obs/observation.state"]),

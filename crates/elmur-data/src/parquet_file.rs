@@ -32,6 +32,8 @@ use crate::error::{Error, Result};
 const MAGIC: &[u8] = b"PAR1";
 /// Most bytes of a file's description of itself.
 const MAX_FOOTER: u64 = 64 << 20;
+/// Pages without values that may follow each other.
+const MOST_EMPTY_PAGES: usize = 64;
 
 /// An open file.
 pub(crate) struct ParquetFile {
@@ -232,8 +234,15 @@ impl ParquetFile {
             let skipped = reader.skip_records(begin).map_err(fail)?;
             let (mut def, mut rep) = (Vec::new(), Vec::new());
             let (before, wanted) = (all.len(), end - begin);
-            let (records, values, levels) =
-                reader.read_records(wanted, Some(&mut def), Some(&mut rep), &mut all).map_err(fail)?;
+            let (mut records, mut values, mut levels, mut idle) = (0, 0, 0, 0);
+            // A page without values ends a call, but not the column.
+            while records < wanted && idle < MOST_EMPTY_PAGES {
+                let read = reader
+                    .read_records(wanted - records, Some(&mut def), Some(&mut rep), &mut all)
+                    .map_err(fail)?;
+                (records, values, levels) = (records + read.0, values + read.1, levels + read.2);
+                idle = if read.2 == 0 { idle + 1 } else { 0 };
+            }
             if (skipped, records) != (begin, wanted) || all.len() - before != values {
                 return Err(self.error(column, format!("expected {wanted} rows, got {records}")));
             }

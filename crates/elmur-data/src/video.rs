@@ -71,7 +71,7 @@ impl Video {
             match best.filter(|best| distance(best) <= tolerance) {
                 Some(best) => Ok(best),
                 None => Err(format!(
-                    "no picture at {time} s; expected one within {tolerance} s, the video has {} from 0 to {} s",
+                    "no picture at {time:.3} s; expected one within {tolerance:.3} s, the video has {} from 0 to {:.3} s",
                     self.shown.len(),
                     shown_at(self.shown.len() - 1)
                 )),
