@@ -45,6 +45,7 @@ class Bar:
             self._bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
-        """Removes the bar."""
+        """Shows where the bar has come to, then removes it."""
         if self._bar is not None:
+            self._bar.refresh()
             self._bar.close()
