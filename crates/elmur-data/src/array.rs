@@ -95,7 +95,7 @@ impl Element {
 }
 
 /// The value of a 16-bit float: sign, 5 bits of exponent, 10 bits of fraction.
-fn f32_from_f16(half: u16) -> f32 {
+pub(crate) fn f32_from_f16(half: u16) -> f32 {
     let sign = if half >> 15 == 1 { -1.0 } else { 1.0 };
     let (exponent, fraction) = (i32::from(half >> 10 & 31), f32::from(half & 1023));
     match (exponent, half & 1023) {

@@ -30,6 +30,12 @@ use crate::recordings::Recordings;
 
 /// Steps after which an episode is cut in files without `timeouts`.
 const STEP_LIMIT: usize = 1000;
+/// Most episodes of a file: a few bytes can claim that every one of billions of steps is an end.
+const MAX_EPISODES: usize = 1 << 20;
+/// Most steps of a file.
+const MAX_STEPS: usize = 1 << 28;
+/// Steps of which the ends are read at once.
+const BLOCK: usize = 1 << 20;
 
 /// A file and where its episodes begin and end.
 #[derive(Debug)]
@@ -78,26 +84,16 @@ impl D4rl {
             },
         };
         let rows = file.data("observations")?.rows()?;
-        let left = Cell::new(limits.inflated);
-        let ends = |name: &str| -> Result<Option<Vec<f32>>> {
-            let Some(data) = file.find(name)? else { return Ok(None) };
-            per_step(&file, name, &data, rows, 0..rows, &left).map(Some)
-        };
-        let (terminals, timeouts) = (ends("terminals")?, ends("timeouts")?);
-        let cut = match (&timeouts, selection.step_limit) {
+        if rows > MAX_STEPS {
+            return Err(file.error(format!("`observations`: {rows} steps; expected at most {MAX_STEPS}")));
+        }
+        let cut = match (file.find("timeouts")?, selection.step_limit) {
             (_, Some(limit)) => Some(limit.max(1)),
             (None, None) => Some(STEP_LIMIT),
             (Some(_), None) => None,
         };
-        let (mut episodes, mut start) = (Vec::new(), 0);
-        let at = |flags: &Option<Vec<f32>>, row: usize| flags.as_ref().is_some_and(|flags| flags[row] != 0.0);
-        for row in 0..rows {
-            let ended = at(&terminals, row);
-            if ended || at(&timeouts, row) || cut.is_some_and(|cut| row + 1 - start >= cut) {
-                episodes.push((start..row + 1, ended));
-                start = row + 1;
-            }
-        }
+        let mut episodes = ended_episodes(&file, rows, cut, limits)?;
+        let start = episodes.last().map_or(0, |(last, _)| last.end);
         let mut metadata = BTreeMap::from([
             ("format".to_owned(), "D4RL".to_owned()),
             ("source".to_owned(), file.path().display().to_string()),
@@ -155,6 +151,37 @@ impl D4rl {
             accepted: None,
         })
     }
+}
+
+/// Rows of the episodes that ended, or were `cut` after as many steps, and whether their tasks ended.
+fn ended_episodes(
+    file: &Hdf5,
+    rows: usize,
+    cut: Option<usize>,
+    limits: &Limits,
+) -> Result<Vec<(Range<usize>, bool)>> {
+    let (terminals, timeouts) = (file.find("terminals")?, file.find("timeouts")?);
+    let (mut episodes, mut start) = (Vec::new(), 0);
+    for first in (0..rows).step_by(BLOCK) {
+        let block = first..rows.min(first + BLOCK);
+        let read = |name: &str, data: &Option<Data<'_>>| match data {
+            Some(data) => per_step(file, name, data, rows, block.clone(), &Cell::new(limits.inflated)),
+            None => Ok(vec![0.0; block.len()]),
+        };
+        let flags = read("terminals", &terminals)?.into_iter().zip(read("timeouts", &timeouts)?);
+        for (row, (terminal, timeout)) in block.clone().zip(flags) {
+            let ended = terminal != 0.0;
+            if ended || timeout != 0.0 || cut.is_some_and(|cut| row + 1 - start >= cut) {
+                if episodes.len() == MAX_EPISODES {
+                    let problem = format!("more than {MAX_EPISODES} episodes in {rows} steps");
+                    return Err(file.error(format!("{problem}; are `terminals` and `timeouts` right?")));
+                }
+                episodes.push((start..row + 1, ended));
+                start = row + 1;
+            }
+        }
+    }
+    Ok(episodes)
 }
 
 /// Numbers of one per step, `[N]` or [N, 1].

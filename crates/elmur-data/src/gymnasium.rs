@@ -23,14 +23,39 @@ pub(crate) enum Step {
     Index(usize),
 }
 
-/// The fields of a space in the order in which it lists them. `bounded`: bounds of boxes are kept.
-pub(crate) fn fields(text: &str, bounded: bool) -> Result<Vec<Placed>, String> {
+/// The parts of a space.
+#[derive(Debug, Default)]
+pub(crate) struct Fields {
+    /// Parts that can be read, in the order in which the space lists them.
+    pub(crate) placed: Vec<Placed>,
+    /// Names and types of parts that cannot be read: texts, graphs.
+    pub(crate) unread: Vec<(String, String)>,
+}
+
+impl Fields {
+    /// All parts, of which none may be of a type that cannot be read.
+    pub(crate) fn all(self) -> Result<Vec<Placed>, String> {
+        match self.unread.first() {
+            Some((name, kind)) => Err(unreadable(name, kind)),
+            None => Ok(self.placed),
+        }
+    }
+}
+
+/// The error for a part of a type that cannot be read.
+pub(crate) fn unreadable(name: &str, kind: &str) -> String {
+    let part = if name.is_empty() { "the space".to_owned() } else { format!("space `{name}`") };
+    format!("{part} is of type {kind}; expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
+}
+
+/// The parts of a space as Minari writes it. `bounded`: bounds of boxes are kept.
+pub(crate) fn fields(text: &str, bounded: bool) -> Result<Fields, String> {
     let space: Described = serde_json::from_str(&without_words(text)).map_err(|e| format!("a space: {e}"))?;
-    let mut placed = Vec::new();
-    space.gather(bounded, &mut Vec::new(), &mut placed)?;
-    match placed.is_empty() {
+    let mut fields = Fields::default();
+    space.gather(bounded, &mut Vec::new(), &mut fields)?;
+    match fields.placed.is_empty() && fields.unread.is_empty() {
         true => Err("a space without parts".to_owned()),
-        false => Ok(placed),
+        false => Ok(fields),
     }
 }
 
@@ -91,14 +116,14 @@ struct Described {
 }
 
 impl Described {
-    fn gather(&self, bounded: bool, path: &mut Vec<Step>, placed: &mut Vec<Placed>) -> Result<(), String> {
-        if path.len() > 8 || placed.len() > 1 << 10 {
+    fn gather(&self, bounded: bool, path: &mut Vec<Step>, fields: &mut Fields) -> Result<(), String> {
+        if path.len() > 8 || fields.placed.len() + fields.unread.len() > 1 << 10 {
             return Err("a space of more than 8 levels or 1024 parts".to_owned());
         }
         if ["Dict", "Tuple"].contains(&self.kind.as_str()) {
             for (step, space) in &self.subspaces.0 {
                 path.push(step.clone());
-                space.gather(bounded, path, placed)?;
+                space.gather(bounded, path, fields)?;
                 path.pop();
             }
             return Ok(());
@@ -108,15 +133,20 @@ impl Described {
             Step::Index(i) => i.to_string(),
         });
         let name = name.collect::<Vec<_>>().join("/");
-        let (shape, meaning) = self.leaf(bounded).map_err(|problem| format!("space `{name}`: {problem}"))?;
-        placed.push(Placed { field: Field { name, shape, meaning }, path: path.clone() });
+        match self.leaf(bounded).map_err(|problem| format!("space `{name}`: {problem}"))? {
+            Some((shape, meaning)) => {
+                let field = Field { name, shape, meaning };
+                fields.placed.push(Placed { field, path: path.clone() });
+            }
+            None => fields.unread.push((name, self.kind.chars().take(40).collect())),
+        }
         Ok(())
     }
 
-    /// Axes and meaning of a space that is not made of others.
-    fn leaf(&self, bounded: bool) -> Result<(Vec<usize>, Meaning), String> {
+    /// Axes and meaning of a space that is not made of others; none for a type that cannot be read.
+    fn leaf(&self, bounded: bool) -> Result<Option<(Vec<usize>, Meaning)>, String> {
         let integer =
-            |numbers: &Numbers, i: usize, otherwise: f64| numbers.0.get(i).map_or(otherwise, |x| *x) as i64;
+            |numbers: &Numbers, i: usize, otherwise: f64| numbers.all.get(i).map_or(otherwise, |x| *x) as i64;
         let choices = |count: usize, size: &dyn Fn(usize) -> i64| {
             if !(1..=MAX_INTS).contains(&count) {
                 return Err(format!("{count} integers; expected 1 to {MAX_INTS}"));
@@ -130,34 +160,31 @@ impl Described {
             let len = shape.iter().try_fold(1usize, |len, n| len.checked_mul(*n));
             len.filter(|len| *len <= 1 << 24).ok_or_else(|| format!("shape {shape:?} is too large"))
         };
-        match self.kind.as_str() {
-            "Discrete" => Ok((Vec::new(), choices(1, &|_| integer(&self.n, 0, 0.0))?)),
+        Ok(Some(match self.kind.as_str() {
+            "Discrete" => (Vec::new(), choices(1, &|_| integer(&self.n, 0, 0.0))?),
             "MultiDiscrete" => {
-                let count = self.nvec.0.len();
-                let shape = self.shape.clone().filter(|shape| len(shape) == Ok(count));
-                Ok((shape.unwrap_or_else(|| vec![count]), choices(count, &|i| integer(&self.nvec, i, 0.0))?))
+                let count = self.nvec.all.len();
+                let shape = if len(&self.nvec.shape) == Ok(count) { &self.nvec.shape[..] } else { &[count] };
+                (shape.to_vec(), choices(count, &|i| integer(&self.nvec, i, 0.0))?)
             }
             "MultiBinary" => {
-                let shape = self.n.0.iter().map(|n| *n as usize).collect::<Vec<_>>();
+                let shape = self.n.all.iter().map(|n| *n as usize).collect::<Vec<_>>();
                 let shape = if shape.is_empty() { self.shape.clone().unwrap_or_default() } else { shape };
                 let count = len(&shape)?;
-                Ok((shape, choices(count, &|_| 2)?))
+                (shape, choices(count, &|_| 2)?)
             }
             "Box" => {
                 let shape = self.shape.clone().ok_or("a Box without a shape")?;
                 let count = len(&shape)?;
-                Ok((shape.clone(), self.numbers(&shape, count, bounded)))
+                (shape.clone(), self.numbers(&shape, count, bounded))
             }
-            other => Err(format!(
-                "spaces of type {other} cannot be read; expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or \
-                 Tuple. Leave the part out with keys"
-            )),
-        }
+            _ => return Ok(None),
+        }))
     }
 
     /// What the numbers of a box are: bytes from 0 to 255 with two or three axes are pictures.
     fn numbers(&self, shape: &[usize], count: usize, bounded: bool) -> Meaning {
-        let all = |numbers: &Numbers, bound: f64| numbers.0.iter().all(|x| *x == bound);
+        let all = |numbers: &Numbers, bound: f64| numbers.all.iter().all(|x| *x == bound);
         let bytes = self.dtype.as_deref() == Some("uint8") && all(&self.low, 0.0) && all(&self.high, 255.0);
         match *shape {
             [_, _] if bytes => return Meaning::Picture,
@@ -167,10 +194,10 @@ impl Described {
             _ => {}
         }
         let bounds = |numbers: &Numbers| {
-            let fits = bounded && (numbers.0.len() == 1 || numbers.0.len() == count);
+            let fits = bounded && (numbers.all.len() == 1 || numbers.all.len() == count);
             fits.then(|| {
                 // Beyond any 32-bit float is no bound.
-                numbers.0.iter().map(|x| (*x as f32).clamp(f32::MIN, f32::MAX)).collect::<Vec<_>>()
+                numbers.all.iter().map(|x| (*x as f32).clamp(f32::MIN, f32::MAX)).collect::<Vec<_>>()
             })
             .filter(|bounds| bounds.iter().all(|x| x.is_finite()))
         };
@@ -181,50 +208,64 @@ impl Described {
     }
 }
 
-/// A number or nested lists of numbers, one after the other; NaN is what JSON calls null.
+/// A number or nested lists of numbers; NaN is what JSON calls null.
 #[derive(Default)]
-struct Numbers(Vec<f64>);
+struct Numbers {
+    /// All numbers, one after the other.
+    all: Vec<f64>,
+    /// Lengths of the lists, from the outermost; only the outermost where inner lists differ.
+    shape: Vec<usize>,
+}
+
+impl From<f64> for Numbers {
+    fn from(x: f64) -> Self {
+        Self { all: vec![x], shape: Vec::new() }
+    }
+}
 
 impl<'de> Deserialize<'de> for Numbers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Gather(Vec<f64>);
+        struct Gather;
         impl<'de> Visitor<'de> for Gather {
-            type Value = Vec<f64>;
+            type Value = Numbers;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "numbers")
             }
 
-            fn visit_bool<E: Error>(mut self, x: bool) -> Result<Vec<f64>, E> {
-                self.0.push(f64::from(u8::from(x)));
-                Ok(self.0)
+            fn visit_bool<E: Error>(self, x: bool) -> Result<Numbers, E> {
+                Ok(f64::from(u8::from(x)).into())
             }
 
-            fn visit_f64<E: Error>(mut self, x: f64) -> Result<Vec<f64>, E> {
-                self.0.push(x);
-                Ok(self.0)
+            fn visit_f64<E: Error>(self, x: f64) -> Result<Numbers, E> {
+                Ok(x.into())
             }
 
-            fn visit_i64<E: Error>(self, x: i64) -> Result<Vec<f64>, E> {
-                self.visit_f64(x as f64)
+            fn visit_i64<E: Error>(self, x: i64) -> Result<Numbers, E> {
+                Ok((x as f64).into())
             }
 
-            fn visit_u64<E: Error>(self, x: u64) -> Result<Vec<f64>, E> {
-                self.visit_f64(x as f64)
+            fn visit_u64<E: Error>(self, x: u64) -> Result<Numbers, E> {
+                Ok((x as f64).into())
             }
 
-            fn visit_unit<E: Error>(self) -> Result<Vec<f64>, E> {
-                self.visit_f64(f64::NAN)
+            fn visit_unit<E: Error>(self) -> Result<Numbers, E> {
+                Ok(f64::NAN.into())
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(mut self, mut parts: A) -> Result<Vec<f64>, A::Error> {
-                while let Some(Numbers(part)) = parts.next_element()? {
-                    self.0.extend(part);
+            fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Numbers, A::Error> {
+                let (mut all, mut count, mut inner, mut even) = (Vec::new(), 0, Vec::new(), true);
+                while let Some(part) = parts.next_element::<Numbers>()? {
+                    even &= count == 0 || part.shape == inner;
+                    inner = part.shape;
+                    all.extend(part.all);
+                    count += 1;
                 }
-                Ok(self.0)
+                let shape = if even { [&[count], &inner[..]].concat() } else { vec![count] };
+                Ok(Numbers { all, shape })
             }
         }
-        deserializer.deserialize_any(Gather(Vec::new())).map(Numbers)
+        deserializer.deserialize_any(Gather)
     }
 }
 
@@ -279,12 +320,13 @@ mod tests {
             "c": {"type": "Box", "dtype": "uint8", "shape": [40, 32, 3], "low": [0], "high": [255]},
             "d": {"type": "Box", "dtype": "float64", "shape": [], "low": -1.5, "high": Infinity},
             "e": {"type": "Box", "dtype": "uint8", "shape": [16, 84, 84], "low": 0, "high": 255}}}"#;
-        let all = fields(text, true).unwrap();
+        let all = fields(text, true).unwrap().all().unwrap();
         let names: Vec<&str> = all.iter().map(|placed| placed.field.name.as_str()).collect();
         assert_eq!(names, ["a \"N", "b/0", "b/1", "b/2", "c", "d", "e"]);
         let spaces: Vec<Space> = all.iter().map(|placed| placed.field.space()).collect();
         assert_eq!(spaces[0], Space::Discrete { n: 5 });
         assert_eq!(spaces[1], Space::MultiDiscrete { sizes: vec![2, 3, 4, 5] });
+        assert_eq!(all[1].field.shape, [2, 2], "the axes of nested lists are kept");
         assert_eq!(spaces[2], Space::MultiDiscrete { sizes: vec![2; 6] });
         assert_eq!(spaces[3], Space::unbounded([2]), "a bound that is NaN is none");
         assert_eq!(spaces[4], Space::Bytes { shape: vec![3, 40, 32] });
@@ -297,8 +339,8 @@ mod tests {
     #[test]
     fn spaces_that_cannot_be_read_say_which() {
         for (text, problem) in [
-            (r#"{"type": "Text", "max_length": 5}"#, "type Text"),
-            (r#"{"type": "Dict", "subspaces": {"x": {"type": "Graph"}}}"#, "space `x`: spaces of type Graph"),
+            (r#"{"type": "Text", "max_length": 5}"#, "the space is of type Text"),
+            (r#"{"type": "Dict", "subspaces": {"x": {"type": "Graph"}}}"#, "space `x` is of type Graph"),
             (r#"{"type": "Dict", "subspaces": {}}"#, "without parts"),
             (r#"{"type": "Box", "shape": [99999999, 99999999]}"#, "too large"),
             (r#"{"type": "Discrete", "n": 99999999999}"#, "beyond 2^31"),
@@ -307,7 +349,7 @@ mod tests {
             (r#"{"type": 3}"#, "a space: "),
             ("\"unclosed", "a space: "),
         ] {
-            let error = fields(text, false).unwrap_err();
+            let error = fields(text, false).and_then(Fields::all).unwrap_err();
             assert!(error.contains(problem), "{error}");
         }
     }

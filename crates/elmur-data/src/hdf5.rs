@@ -65,6 +65,14 @@ impl Hdf5 {
         };
         let storage = FileStorage::open(path).map_err(damaged)?;
         let file = Hdf5File::from_storage_with_options(Arc::new(storage), options).map_err(damaged)?;
+        // What is missing may be in no array that is read, but this is not the file that was written.
+        let have = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+        let expected = file.superblock().eof_address;
+        if expected > have && expected != u64::MAX {
+            let problem =
+                format!("an HDF5 file of {expected} bytes, of which {have} are here; copy it again");
+            return Err(Error::file(path, problem));
+        }
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -417,6 +425,20 @@ mod tests {
                     assert_eq!(one, numbers[row * width..(row + 1) * width], "{version} {name}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn files_without_their_last_byte_are_refused_whatever_is_read_of_them() {
+        for version in ["earliest", "v110", "latest"] {
+            let bytes = std::fs::read(fixtures().join(format!("corner-{version}.hdf5"))).unwrap();
+            let name = format!("elmur-hdf5-cut-{version}-{}.hdf5", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+            let problem = Hdf5::open(&path, &Limits::default()).unwrap_err().to_string();
+            std::fs::remove_file(&path).unwrap();
+            let expected = format!("of {} bytes, of which {} are here", bytes.len(), bytes.len() - 1);
+            assert!(problem.contains(&expected), "{version}: {problem}");
         }
     }
 

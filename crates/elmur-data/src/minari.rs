@@ -22,7 +22,7 @@ use crate::array::{Array, floats, too_large};
 use crate::episode::{Column, Episode};
 use crate::error::{Error, Result};
 use crate::fields::{Field, Meaning, action_columns, action_space, observation_space};
-use crate::gymnasium::{Placed, Step, fields};
+use crate::gymnasium::{Fields, Placed, Step, fields, unreadable};
 use crate::hdf5::Hdf5;
 use crate::keys::{ObservationKey, Selection};
 use crate::limits::Limits;
@@ -107,15 +107,20 @@ impl Minari {
         }
         let file = Hdf5::open(&main, limits)?;
         let wrong = |problem: String| Error::file(&about_path, problem);
-        let placed = fields(&about.observation_space, false).map_err(wrong)?;
-        let observations: Vec<(Field, String)> = placed.into_iter().map(|p| at("observations", p)).collect();
+        let parts = fields(&about.observation_space, false).map_err(wrong)?;
+        let asked = |(name, _): &&(String, String)| selection.keys.contains(name) || parts.placed.is_empty();
+        if let Some((name, kind)) = parts.unread.iter().find(asked) {
+            return Err(wrong(unreadable(name, kind)));
+        }
+        let observations: Vec<(Field, String)> =
+            parts.placed.into_iter().map(|p| at("observations", p)).collect();
         let names: Vec<&str> = observations.iter().map(|(field, _)| field.name.as_str()).collect();
         selection.only_keys("a Minari dataset").map_err(wrong)?;
         let chosen = selection.choose(&names).map_err(wrong)?;
         let observations: Vec<(Field, String)> =
             chosen.into_iter().map(|i| observations[i].clone()).collect();
-        let placed = fields(&about.action_space, true).map_err(wrong)?;
-        let actions: Vec<(Field, String)> = placed.into_iter().map(|p| at("actions", p)).collect();
+        let acted = fields(&about.action_space, true).and_then(Fields::all).map_err(wrong)?;
+        let actions: Vec<(Field, String)> = acted.into_iter().map(|p| at("actions", p)).collect();
         let plain =
             |fields: &[(Field, String)]| fields.iter().map(|(field, _)| field.clone()).collect::<Vec<_>>();
         let spaces = match known {
@@ -136,6 +141,11 @@ impl Minari {
         ]);
         metadata.extend(about.dataset_id.map(|id| ("dataset_id".to_owned(), id)));
         metadata.extend(about.env_spec.map(|spec| ("env_spec".to_owned(), spec)));
+        if selection.keys.is_empty() && !parts.unread.is_empty() {
+            let left_out: Vec<String> =
+                parts.unread.iter().map(|(name, kind)| format!("`{name}` ({kind})")).collect();
+            metadata.insert("note".to_owned(), format!("not read: {}", left_out.join(", ")));
+        }
         let noted: Vec<ObservationKey> = observations.iter().map(|(field, _)| field.key()).collect();
         ObservationKey::note(&noted, &mut metadata);
         let episodes = about.total_episodes;

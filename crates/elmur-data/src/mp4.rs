@@ -43,6 +43,8 @@ pub(crate) struct Sample {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Codec {
     Av1,
+    /// AV1 with more than 8 bits per colour.
+    DeepAv1,
     H264,
     Hevc,
     Other([u8; 4]),
@@ -52,6 +54,7 @@ impl std::fmt::Display for Codec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Codec::Av1 => write!(f, "av1"),
+            Codec::DeepAv1 => write!(f, "av1 with more than 8 bits per colour"),
             Codec::H264 => write!(f, "h264"),
             Codec::Hevc => write!(f, "hevc"),
             Codec::Other(name) => write!(f, "{}", String::from_utf8_lossy(name).escape_debug()),
@@ -171,11 +174,16 @@ fn described(stsd: &[u8]) -> Problem<(Codec, usize, usize, Vec<u8>)> {
         bytes.map(|x| usize::from(u16::from_be_bytes(*x))).ok_or_else(short)
     };
     // 78 bytes describe the picture, boxes follow.
-    let setup = match codec {
-        Codec::Av1 => find(entry.get(78..).unwrap_or_default(), b"av1C")?.and_then(|av1c| av1c.get(4..)),
+    let av1c = match codec {
+        Codec::Av1 => find(entry.get(78..).unwrap_or_default(), b"av1C")?,
         _ => None,
     };
-    Ok((codec, size(24)?, size(26)?, setup.unwrap_or_default().to_vec()))
+    let codec = match av1c.and_then(|av1c| av1c.get(2)) {
+        Some(flags) if flags & 0x40 != 0 => Codec::DeepAv1,
+        _ => codec,
+    };
+    let setup = av1c.and_then(|av1c| av1c.get(4..)).unwrap_or_default().to_vec();
+    Ok((codec, size(24)?, size(26)?, setup))
 }
 
 /// The entries of a table of `width` numbers each, which begin at byte `at` of a box behind their count.

@@ -69,10 +69,6 @@ impl NpzFiles {
             noted.push(ObservationKey { name, shape: array.row_shape().to_vec(), channels_last: turn });
             turned.push(turn);
         }
-        let mut metadata = BTreeMap::from([("source".to_owned(), path.display().to_string())]);
-        if keys.len() > 1 || turned[0] {
-            ObservationKey::note(&noted, &mut metadata);
-        }
         let (spaces, inferred) = match known {
             Some(spaces) => {
                 spaces.validate()?;
@@ -87,6 +83,13 @@ impl NpzFiles {
                 (Spaces { observation, action: action.space() }, Some((observations, action)))
             }
         };
+        let mut metadata = BTreeMap::from([("source".to_owned(), path.display().to_string())]);
+        let plain = ObservationKey::of(&BTreeMap::new(), &spaces.observation);
+        let is_plain =
+            known.is_some() || plain.iter().map(|key| &key.shape).eq(noted.iter().map(|key| &key.shape));
+        if keys.len() > 1 || turned[0] || !is_plain {
+            ObservationKey::note(&noted, &mut metadata);
+        }
         Ok(Self { files, spaces, metadata, keys, turned, inferred, limits: *limits })
     }
 }

@@ -341,7 +341,8 @@ fn npy(
     let first = columns[0].element_type();
     if columns.iter().any(|column| column.element_type() != first) {
         return Err(
-            "a space of numbers of several types has no place in an .npz; keep the .elmur file".to_owned()
+            "numbers and choices side by side have no place in one array of an .npz; write an .elmur file"
+                .to_owned(),
         );
     }
     let mut shape = vec![rows.len()];

@@ -15,16 +15,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use parquet::basic::{Compression, Type};
+use parquet::basic::{Compression, ConvertedType, LogicalType, Type};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::column::reader::ColumnReaderImpl;
-use parquet::data_type::{BoolType, ByteArrayType, DataType, DoubleType, FloatType, Int32Type, Int64Type};
+use parquet::data_type::{
+    BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type, Int64Type,
+};
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData};
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
-use crate::array::{Array, too_large};
+use crate::array::{Array, f32_from_f16, too_large};
 use crate::episode::Column;
 use crate::error::{Error, Result};
 
@@ -131,20 +133,29 @@ impl ParquetFile {
             return Err(self.error(column, "missing; is this a whole dataset?"));
         };
         let count = (rows.len() as u64).saturating_mul(width as u64);
-        // Levels, and values of at most eight bytes.
-        let held = count.saturating_mul(12);
+        let descriptor = self.about.file_metadata().schema_descr().column(leaf);
+        // Levels, and values of at most eight bytes, or byte strings and their places.
+        let each = if descriptor.physical_type() == Type::FIXED_LEN_BYTE_ARRAY { 64 } else { 12 };
+        let held = count.saturating_mul(each);
         let rest = left.get().checked_sub(held);
         left.set(rest.ok_or_else(|| self.error(column, too_large(held, left.get())))?);
         let shape = vec![rows.len(), width];
+        // Large unsigned integers are stored as negative ones.
+        let unsigned =
+            [ConvertedType::UINT_32, ConvertedType::UINT_64].contains(&descriptor.converted_type());
         let ints = |numbers: Vec<i64>| {
-            let narrow = numbers.into_iter().map(i32::try_from).collect::<Result<Vec<i32>, _>>();
-            narrow.map_err(|_| self.error(column, "integers beyond 32 bits"))
+            let narrow = |x: i64| i32::try_from(x).ok().filter(|x| *x >= 0 || !unsigned);
+            let narrow = numbers.into_iter().map(narrow).collect::<Option<Vec<i32>>>();
+            narrow.ok_or_else(|| self.error(column, "integers beyond 32 bits; record them as floats"))
         };
-        let descriptor = self.about.file_metadata().schema_descr().column(leaf);
         let numbers = match descriptor.physical_type() {
             Type::BOOLEAN => {
                 let flags = self.values::<BoolType>(leaf, column, rows, width)?;
                 Column::I32(flags.into_iter().map(i32::from).collect())
+            }
+            Type::INT32 if unsigned => {
+                let numbers = self.values::<Int32Type>(leaf, column, rows, width)?;
+                Column::I32(ints(numbers.into_iter().map(i64::from).collect())?)
             }
             Type::INT32 => Column::I32(self.values::<Int32Type>(leaf, column, rows, width)?),
             Type::INT64 => Column::I32(ints(self.values::<Int64Type>(leaf, column, rows, width)?)?),
@@ -152,6 +163,12 @@ impl ParquetFile {
             Type::DOUBLE => {
                 let numbers = self.values::<DoubleType>(leaf, column, rows, width)?;
                 Column::F32(numbers.into_iter().map(|x| x as f32).collect())
+            }
+            Type::FIXED_LEN_BYTE_ARRAY if descriptor.logical_type_ref() == Some(&LogicalType::Float16) => {
+                let halves = self.values::<FixedLenByteArrayType>(leaf, column, rows, width)?;
+                let half = |bytes: &[u8]| bytes.first_chunk().map(|x| f32_from_f16(u16::from_le_bytes(*x)));
+                let numbers = halves.iter().map(|bytes| half(bytes.data())).collect::<Option<Vec<f32>>>();
+                Column::F32(numbers.ok_or_else(|| self.error(column, "expected floats of 16 bits"))?)
             }
             other => return Err(self.error(column, format!("elements of type {other}; expected numbers"))),
         };
@@ -392,3 +409,25 @@ impl ChunkReader for Chunks {
 
 /// Most bytes of a page's header.
 const MAX_PAGE_HEADER: u64 = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_16_bits_and_without_a_sign_are_read_or_refused() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/types.parquet");
+        let file = ParquetFile::open(&path).unwrap();
+        let read = |column: &str, width: usize| file.numbers(column, 0..4, width, &Cell::new(1 << 20));
+        let smallest = 2f32.powi(-24);
+        assert_eq!(read("half", 1).unwrap().numbers, Column::F32(vec![0.5, -2.0, 65504.0, smallest]));
+        let halves = vec![0.5, smallest, -2.0, 65504.0, 65504.0, -2.0, smallest, 0.5];
+        assert_eq!(read("halves", 2).unwrap().numbers, Column::F32(halves));
+        assert_eq!(read("u32", 1).unwrap().numbers, Column::I32(vec![1, 2, 3, i32::MAX]));
+        assert_eq!(read("i32", 1).unwrap().numbers, Column::I32(vec![-1, 2, i32::MIN, 5]));
+        for column in ["u32_large", "u64_large"] {
+            let problem = read(column, 1).unwrap_err().to_string();
+            assert!(problem.contains("integers beyond 32 bits"), "{problem}");
+        }
+    }
+}

@@ -2,10 +2,11 @@
 
 use std::io::Cursor;
 
-use zune_jpeg::JpegDecoder;
-use zune_jpeg::zune_core::bytestream::ZCursor;
-use zune_jpeg::zune_core::colorspace::ColorSpace;
-use zune_jpeg::zune_core::options::DecoderOptions;
+use jpeg_decoder::PixelFormat;
+
+/// Most passes over a JPEG picture: progressive files have about ten. A file of nothing but passes would take
+/// hours.
+const MOST_SCANS: usize = 256;
 
 /// Decodes a PNG or JPEG file, told apart by its first bytes, into `to`: [height, width, channels], or
 /// [height, width] for `channels` of 1. A picture of another size is an error before it is decoded.
@@ -33,28 +34,26 @@ fn jpeg(
     (height, width, channels): (usize, usize, usize),
     to: &mut Vec<u8>,
 ) -> Result<(), String> {
-    let fail = |e: zune_jpeg::errors::DecodeErrors| format!("JPEG: {e:?}");
-    let colors = match channels {
-        1 => ColorSpace::Luma,
-        3 => ColorSpace::RGB,
-        other => return Err(format!("a JPEG for {other} channels; expected 1 or 3")),
-    };
-    let options = DecoderOptions::default()
-        .set_max_width(width)
-        .set_max_height(height)
-        .set_strict_mode(true)
-        .jpeg_set_out_colorspace(colors);
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
-    decoder.decode_headers().map_err(fail)?;
-    let got = decoder.dimensions().map_or((0, 0), |(width, height)| (height, width));
+    let fail = |e: jpeg_decoder::Error| format!("JPEG: {e}");
+    let scans = bytes.windows(2).filter(|pair| *pair == [0xff, 0xda]).count();
+    if scans > MOST_SCANS {
+        return Err(format!("a JPEG of {scans} scans; expected at most {MOST_SCANS}"));
+    }
+    let mut decoder = jpeg_decoder::Decoder::new(bytes);
+    decoder.read_info().map_err(fail)?;
+    let info = decoder.info().ok_or("a JPEG without a size")?;
+    let got = (usize::from(info.height), usize::from(info.width));
     if got != (height, width) {
         return Err(other_size((height, width), got));
     }
     let pixels = decoder.decode().map_err(fail)?;
-    if pixels.len() != height * width * channels {
-        return Err(format!("a JPEG of {} numbers; expected {}", pixels.len(), height * width * channels));
+    match (info.pixel_format, channels) {
+        (PixelFormat::L8, 1) | (PixelFormat::RGB24, 3) => to.extend(pixels),
+        (PixelFormat::L8, 3) => to.extend(pixels.iter().flat_map(|x| [x; 3])),
+        (format, wanted) => {
+            return Err(format!("a JPEG of {format:?} for {wanted} channels; expected 1 or 3"));
+        }
     }
-    to.extend(pixels);
     Ok(())
 }
 
@@ -88,4 +87,45 @@ fn png(
         (has, wanted) => return Err(format!("a PNG of {has} channels; expected {wanted}")),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn file(name: &str) -> Vec<u8> {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pictures");
+        std::fs::read(folder.join(name)).unwrap()
+    }
+
+    /// Colours of half the resolution and a width that is no multiple of a block's: the last columns must not
+    /// take colours from beyond the edge.
+    #[test]
+    fn jpeg_pictures_are_those_of_pillow_to_the_last_column() {
+        for name in ["baseline", "progressive"] {
+            let (bytes, expected, mut got) =
+                (file(&format!("{name}.jpg")), file(&format!("{name}.rgb")), Vec::new());
+            decode(&bytes, (17, 20, 3), &mut got).unwrap();
+            assert_eq!(got.len(), expected.len());
+            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert!(got.abs_diff(*expected) <= 3, "{name} byte {i}: {got} where Pillow has {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn jpeg_pictures_that_are_cut_of_another_size_or_endless_are_refused() {
+        let bytes = file("progressive.jpg");
+        let problem = |bytes: &[u8], size| decode(bytes, size, &mut Vec::new()).unwrap_err();
+        assert!(problem(&bytes, (20, 17, 3)).contains("expected a picture of 20 x 17"));
+        assert!(problem(&bytes, (17, 20, 1)).contains("RGB24 for 1 channels"));
+        for length in (2..bytes.len() - 2).step_by(7) {
+            assert!(problem(&bytes[..length], (17, 20, 3)).starts_with("JPEG: "), "{length}");
+        }
+        let start = bytes.windows(2).position(|pair| pair == [0xff, 0xda]).unwrap();
+        let scans = [&bytes[..start], &[0xff, 0xda].repeat(300), &bytes[start..]].concat();
+        assert!(problem(&scans, (17, 20, 3)).contains("scans; expected at most 256"));
+    }
 }

@@ -1,9 +1,11 @@
-//! Pictures of video files: AV1 decoded here, H.264 and HEVC by the `ffmpeg` program if there is one.
+//! Pictures of video files: AV1 of 8 bits decoded here, deeper AV1, H.264 and HEVC by the `ffmpeg` program if
+//! there is one.
 //!
 //! A reader remembers where it is, so that pictures asked for in the order in which they are shown are
 //! decoded once. Colours: red = Y + 1.402 V, green = Y - 0.344 U - 0.714 V, blue = Y + 1.772 U (BT.601) with
 //! Y, U and V in the limited range, unless the stream says otherwise; a pixel takes the colour values that
-//! cover it.
+//! cover it. Pictures of an even number of rows, with colours of half the resolution, are those of ffmpeg to
+//! the last bit; others differ from them by at most 3 of 255.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -112,7 +114,7 @@ impl Video {
                 let time = self.track.samples[self.shown[number]].time;
                 decoding.picture_at(&self.track, time, out)
             }
-            Codec::H264 | Codec::Hevc => {
+            Codec::DeepAv1 | Codec::H264 | Codec::Hevc => {
                 let mut decoding = match self.decoding.take() {
                     Some(Decoding::Ffmpeg(decoding)) if decoding.next <= number => decoding,
                     _ => Ffmpeg::start(&self.path, self.track.codec, FRAME_MODES[0])?,
@@ -227,6 +229,9 @@ impl Av1 {
     }
 }
 
+/// Bits behind the point of the factors of colours.
+const FRACTION: u32 = 13;
+
 /// Red, green and blue of a decoded picture.
 fn rgb(picture: &Picture, (height, width): (usize, usize), out: &mut [u8]) -> Result<(), String> {
     if (picture.height() as usize, picture.width() as usize) != (height, width) {
@@ -234,31 +239,39 @@ fn rgb(picture: &Picture, (height, width): (usize, usize), out: &mut [u8]) -> Re
         return Err(format!("expected a picture of {height} x {width} (height x width), got {h} x {w}"));
     }
     if picture.bit_depth() != 8 {
-        return Err(format!("{} bits per colour; expected 8", picture.bit_depth()));
+        return Err(format!(
+            "{} bits per colour; expected 8: encode the video as yuv420p",
+            picture.bit_depth()
+        ));
     }
-    // Shares of red and blue in brightness.
-    let (kr, kb) = match picture.matrix_coefficients() {
-        MatrixCoefficients::BT709 => (0.2126, 0.0722),
-        MatrixCoefficients::BT2020NonConstantLuminance => (0.2627, 0.0593),
-        MatrixCoefficients::Identity => return Err("colours without a matrix (GBR); expected YUV".to_owned()),
-        _ => (0.299, 0.114),
-    };
     let (black, brightness, colour): (f32, f32, f32) = match picture.color_range() {
         YUVRange::Limited => (16.0, 255.0 / 219.0, 255.0 / 224.0),
         YUVRange::Full => (0.0, 1.0, 1.0),
     };
+    let byte = |x: f32| x.round().clamp(0.0, 255.0) as u8;
+    let level = |y: u8| (f32::from(y) - black) * brightness;
+    // Shares of red and blue in brightness.
+    let (kr, kb) = match picture.matrix_coefficients() {
+        MatrixCoefficients::BT709 => (0.2126, 0.0722),
+        MatrixCoefficients::BT2020NonConstantLuminance => (0.2627, 0.0593),
+        MatrixCoefficients::Identity if picture.pixel_layout() == PixelLayout::I444 => {
+            // Green, blue and red are stored as Y, U and V.
+            each_pixel(picture, width, (1, 1), out, |g, b, r| [r, g, b].map(|x| byte(level(x))));
+            return Ok(());
+        }
+        _ => (0.299, 0.114),
+    };
     let kg = 1.0 - kr - kb;
     let red_v = 2.0 * (1.0 - kr) * colour;
     let blue_u = 2.0 * (1.0 - kb) * colour;
-    let (green_u, green_v) = (blue_u * kb / kg, red_v * kr / kg);
-    let plane = |component| (picture.plane(component), picture.stride(component) as usize);
-    let (y, y_stride) = plane(PlanarImageComponent::Y);
-    let (across, down) = match picture.pixel_layout() {
+    let (green_u, green_v) = (-blue_u * kb / kg, -red_v * kr / kg);
+    let steps = match picture.pixel_layout() {
         PixelLayout::I400 => {
+            let (y, stride) = plane(picture, PlanarImageComponent::Y);
             for (row, out) in out.chunks_exact_mut(3 * width).enumerate() {
-                for (out, y) in out.chunks_exact_mut(3).zip(&y[row * y_stride..]) {
-                    out.fill(((f32::from(*y) - black) * brightness).round().clamp(0.0, 255.0) as u8);
-                }
+                out.chunks_exact_mut(3)
+                    .zip(&y[row * stride..])
+                    .for_each(|(out, y)| out.fill(byte(level(*y))));
             }
             return Ok(());
         }
@@ -266,23 +279,123 @@ fn rgb(picture: &Picture, (height, width): (usize, usize), out: &mut [u8]) -> Re
         PixelLayout::I422 => (2, 1),
         PixelLayout::I444 => (1, 1),
     };
-    let (u, stride) = plane(PlanarImageComponent::U);
-    let (v, _) = plane(PlanarImageComponent::V);
+    let rounded = |y: u8, u: f32, v: f32| {
+        let (y, u, v) = (level(y), u - 128.0, v - 128.0);
+        [y + red_v * v, y + green_u * u + green_v * v, y + blue_u * u].map(byte)
+    };
+    let truncated = |y: u8, u: f32, v: f32| {
+        let (y, u, v) = (level(y).floor(), u - 128.0, v - 128.0);
+        let green = y + (green_u * u).floor() + (green_v * v).floor();
+        [y + (red_v * v).floor(), green, y + (blue_u * u).floor()].map(byte)
+    };
+    match (steps, height % 2, width % 2) {
+        ((1, 1), ..) => {
+            each_pixel(picture, width, steps, out, |y, u, v| rounded(y, f32::from(u), f32::from(v)));
+            return Ok(());
+        }
+        (_, 1, 0) => {
+            odd_rows(picture, (height, width), steps, out, truncated);
+            return Ok(());
+        }
+        (_, 1, _) => {
+            odd_rows(picture, (height, width), steps, out, rounded);
+            return Ok(());
+        }
+        _ => {}
+    }
+    // Each term is rounded down by itself, as ffmpeg does with such pictures: LeRobot's own reader gives the
+    // same bytes.
+    let fixed = |factor: f32| (factor * (1 << FRACTION) as f32).round() as i32;
+    let [brightness, red_v, green_u, green_v, blue_u] =
+        [brightness, red_v, green_u, green_v, blue_u].map(fixed);
+    let black = black as i32;
+    each_pixel(picture, width, steps, out, |y, u, v| {
+        let (u, v) = (i32::from(u) - 128, i32::from(v) - 128);
+        let y = (i32::from(y) - black) * brightness >> FRACTION;
+        let red = y + (v * red_v >> FRACTION);
+        let green = y + (u * green_u >> FRACTION) + (v * green_v >> FRACTION);
+        let blue = y + (u * blue_u >> FRACTION);
+        [red, green, blue].map(|x| x.clamp(0, 255) as u8)
+    });
+    Ok(())
+}
+
+/// A plane of a picture, and the bytes from one of its rows to the next.
+fn plane(picture: &Picture, component: PlanarImageComponent) -> (impl std::ops::Deref<Target = [u8]>, usize) {
+    let stride = picture.stride(component) as usize;
+    (picture.plane(component), stride)
+}
+
+/// Computes red, green and blue of every pixel from its Y, U and V, of which U and V are shared by as many
+/// pixels `across` and `down`.
+fn each_pixel(
+    picture: &Picture,
+    width: usize,
+    (across, down): (usize, usize),
+    out: &mut [u8],
+    rgb: impl Fn(u8, u8, u8) -> [u8; 3],
+) {
+    let (y, y_stride) = plane(picture, PlanarImageComponent::Y);
+    let (u, stride) = plane(picture, PlanarImageComponent::U);
+    let (v, _) = plane(picture, PlanarImageComponent::V);
     for (row, out) in out.chunks_exact_mut(3 * width).enumerate() {
-        let colours = row / down * stride;
+        let (y, colours) = (&y[row * y_stride..], row / down * stride);
         for (column, out) in out.chunks_exact_mut(3).enumerate() {
-            let y = (f32::from(y[row * y_stride + column]) - black) * brightness;
-            let u = f32::from(u[colours + column / across]) - 128.0;
-            let v = f32::from(v[colours + column / across]) - 128.0;
-            let byte = |x: f32| x.round().clamp(0.0, 255.0) as u8;
-            out.copy_from_slice(&[
-                byte(y + red_v * v),
-                byte(y - green_u * u - green_v * v),
-                byte(y + blue_u * u),
-            ]);
+            let place = colours + column / across;
+            out.copy_from_slice(&rgb(y[column], u[place], v[place]));
         }
     }
-    Ok(())
+}
+
+/// [`each_pixel`] for an odd number of rows, for which ffmpeg stretches colours: row by row it takes the nearest
+/// or the mean of two, and in pictures of an odd width it interpolates along rows.
+fn odd_rows(
+    picture: &Picture,
+    (height, width): (usize, usize),
+    (across, down): (usize, usize),
+    out: &mut [u8],
+    rgb: impl Fn(u8, f32, f32) -> [u8; 3],
+) {
+    let (y, y_stride) = plane(picture, PlanarImageComponent::Y);
+    let (u, stride) = plane(picture, PlanarImageComponent::U);
+    let (v, _) = plane(picture, PlanarImageComponent::V);
+    let (rows, columns) = (height.div_ceil(down), width.div_ceil(across));
+    let along: Vec<(usize, f32)> = (0..width).map(|column| stretched(column, width, columns)).collect();
+    for (row, out) in out.chunks_exact_mut(3 * width).enumerate() {
+        // Of two rows that do not weigh the same, the mean is taken of both or the first alone.
+        let (first, second) = match stretched(row, height, rows) {
+            _ if down == 1 => (row, row),
+            (near, share) if share >= 0.5 => (near, near + 1),
+            (near, _) => (near, near),
+        };
+        let colours = |plane: &[u8], column: usize| {
+            let sum = f32::from(plane[first * stride + column]) + f32::from(plane[second * stride + column]);
+            sum / 2.0
+        };
+        let at = |plane: &[u8], column: usize| match along[column] {
+            (near, share) if width % 2 == 1 && share > 0.0 => {
+                colours(plane, near) * (1.0 - share) + colours(plane, near + 1) * share
+            }
+            (near, _) if width % 2 == 1 => colours(plane, near),
+            _ => colours(plane, column / across),
+        };
+        let y = &y[row * y_stride..];
+        for (column, out) in out.chunks_exact_mut(3).enumerate() {
+            out.copy_from_slice(&rgb(y[column], at(&u, column), at(&v, column)));
+        }
+    }
+}
+
+/// Where place `i` of `n` lies among `m` places that cover the same length: the one before it, and the share
+/// of the one that follows.
+fn stretched(i: usize, n: usize, m: usize) -> (usize, f32) {
+    let place = ((i as f64 + 0.5) * m as f64 / n as f64 - 0.5).max(0.0);
+    match m {
+        0 | 1 => (0, 0.0),
+        // Beyond the last place there is nothing to mix with.
+        _ if place >= (m - 1) as f64 => (m - 2, 1.0),
+        _ => (place as usize, place.fract() as f32),
+    }
 }
 
 /// A running `ffmpeg` that writes pictures one after the other in the order in which they are shown.
@@ -303,7 +416,7 @@ impl Ffmpeg {
         let missing = |e: std::io::Error| {
             format!(
                 "encoded by {codec}, which needs the ffmpeg program ({}: {e}); install it, name it in {FFMPEG}, or \
-                 encode the video as av1",
+                 encode the video as av1 of 8 bits",
                 program.to_string_lossy()
             )
         };
@@ -319,6 +432,9 @@ impl Ffmpeg {
                 "rawvideo",
                 "-pix_fmt",
                 "rgb24",
+                // As LeRobot's own reader stretches colours.
+                "-sws_flags",
+                "bilinear",
                 frame_mode,
                 "passthrough",
                 "pipe:1",
@@ -348,5 +464,43 @@ impl Drop for Ffmpeg {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/video")
+    }
+
+    /// Two pictures of every way to store colours, against what ffmpeg makes of them.
+    #[test]
+    fn colours_are_those_of_ffmpeg() {
+        for (name, tolerance) in [("yuv420", 0), ("yuv444", 1), ("gbr", 0), ("odd-rows", 3), ("odd", 3)] {
+            let expected = std::fs::read(folder().join(format!("{name}.rgb"))).unwrap();
+            let size = match name {
+                "odd-rows" => (17, 24),
+                "odd" => (17, 23),
+                _ => (18, 24),
+            };
+            let mut video = Video::open(&folder().join(format!("{name}.mp4")), size).unwrap();
+            let mut got = Vec::new();
+            let numbers = video.nearest(&[0.0, 0.1], 0.05).unwrap();
+            video.pictures(&numbers, &mut |picture| got.extend_from_slice(picture)).unwrap();
+            assert_eq!(got.len(), expected.len(), "{name}");
+            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let off = got.abs_diff(*expected);
+                assert!(off <= tolerance, "{name} byte {i}: {got} where ffmpeg has {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn deeper_colours_are_left_to_ffmpeg() {
+        let video = Video::open(&folder().join("ten-bits.mp4"), (18, 24)).unwrap();
+        assert_eq!(video.track.codec, Codec::DeepAv1);
+        assert_eq!(video.track.codec.to_string(), "av1 with more than 8 bits per colour");
     }
 }

@@ -155,6 +155,19 @@ fn a_minari_dataset_is_named_by_its_folder_its_data_folder_or_its_file() {
 }
 
 #[test]
+fn parts_of_a_minari_space_that_are_no_numbers_are_left_out() {
+    let folder = Folder::new("minari-text");
+    let (from, to) = ("\\\"subspaces\\\": {", r#"\"subspaces\": {\"mission\": {\"type\": \"Text\"}, "#);
+    let path = altered(&folder, "minari/dict-v0", "data/metadata.json", from, to);
+    let (all, data) = (open(fixture("minari/dict-v0"), None).unwrap(), open(&path, None).unwrap());
+    assert_eq!((data.spaces(), data.fingerprint()), (all.spaces(), all.fingerprint()));
+    assert_eq!(data.metadata()["note"], "not read: `mission` (Text)");
+    let asked = Selection { keys: vec!["mission".to_owned()], ..Selection::default() };
+    let problem = open_selected(&path, None, &asked, &Limits::default()).unwrap_err().to_string();
+    assert!(problem.contains("space `mission` is of type Text"), "{problem}");
+}
+
+#[test]
 fn observations_are_chosen_by_name_in_the_order_given() {
     let path = fixture("minari/dict-v0");
     let chosen = |keys: &[&str]| Selection {
@@ -224,6 +237,9 @@ fn d4rl_is_cut_into_episodes_where_they_ended() {
             assert!(data.metadata()["note"].contains("cut after 1000 steps"));
         }
     }
+    // Arrays of a million rows that were never written.
+    let problem = open(fixture("d4rl/many-ends.hdf5"), None).unwrap_err().to_string();
+    assert!(problem.contains("more than 1048576 episodes in 1048577 steps"), "{problem}");
     let short = Selection { step_limit: Some(10), ..Selection::default() };
     let data = opened(&fixture("d4rl/d4rl-writer.hdf5"), &short);
     let lengths: Vec<usize> = (0..4).map(|i| data.steps(i)).collect();
@@ -298,6 +314,20 @@ fn pictures_and_names_survive_npz_and_the_native_format() {
     let wanted: [(&str, &[usize]); 5] =
         [("cards", &[2]), ("image", &[32, 40, 3]), ("pair/0", &[]), ("pair/1", &[2]), ("state", &[5])];
     assert_eq!(names, wanted);
+}
+
+#[test]
+fn the_axes_of_integers_survive_npz() {
+    let (folder, data) = (Folder::new("grid"), open(fixture("npz/grid.npz"), None).unwrap());
+    assert_eq!(data.spaces().observation.leaves()[0].len(), 8);
+    write_npz(folder.join("grid"), &*data).unwrap();
+    let again = open(folder.join("grid"), None).unwrap();
+    for data in [data, again] {
+        let keys = ObservationKey::of(data.metadata(), &data.spaces().observation);
+        assert_eq!(keys[0].shape, [2, 4]);
+        let numbers = numbers(&data.episode(0).unwrap().observations[0]);
+        assert_eq!(numbers, (0..24).map(f64::from).collect::<Vec<_>>());
+    }
 }
 
 #[test]
@@ -390,8 +420,8 @@ fn lerobot_is_read_as_lerobot_reads_it() {
     check_lerobot("lerobot-v3/image", &*image, 0.001);
     let parts = vec![Space::Bytes { shape: vec![3, 24, 32] }, Space::unbounded([6])];
     assert_eq!(image.spaces().observation, Space::Tuple { parts });
-    check_lerobot("lerobot-v3/av1", &*open("lerobot-v3/av1"), 3.0);
-    check_lerobot("lerobot-v21/av1", &*open("lerobot-v21/av1"), 3.0);
+    check_lerobot("lerobot-v3/av1", &*open("lerobot-v3/av1"), 0.001);
+    check_lerobot("lerobot-v21/av1", &*open("lerobot-v21/av1"), 0.001);
 }
 
 /// Whether the program that decodes H.264 is there.
