@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use elmur_base::{Spaces, Statistics, Stop};
 use elmur_data::{Limits, Selection, Source, Subset};
-use elmur_engine::Device;
+use elmur_engine::{Device, Precision};
 use elmur_envs::{EnvSpec, Environment, Metric};
 use elmur_model::{Checkpoint, checkpoint};
 use elmur_train::{
     Error, Evaluation, Measure, OfflineEvaluation, Outcome, Result, RunConfig, RunFolder, Score, Seeds,
-    evaluate, evaluate_offline,
+    evaluate, evaluate_offline, faster_device,
 };
 use serde_json::{Value, json};
 
@@ -128,16 +128,43 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if args.die_with_parent {
         crate::signals::stop_with_parent(&context.stop);
     }
-    let device = args.device.open(args.threads)?;
-    let policies: Vec<Policy> =
-        args.checkpoints.iter().map(|path| load(path, &device)).collect::<Result<_>>()?;
+    let mut policies: Vec<Policy> = args.checkpoints.iter().map(|path| load(path)).collect::<Result<_>>()?;
+    let device = match args.device.name() {
+        "auto" => faster(args, &policies)?,
+        _ => args.device.open(args.threads)?,
+    };
+    if !device.is_cpu() {
+        for policy in &mut policies {
+            let params = policy.checkpoint.params.to(&device).map_err(elmur_model::Error::from)?;
+            policy.checkpoint.params = params;
+        }
+    }
     match &args.data {
         Some(data) => on_data(args, &policies, data, &device, context),
         None => in_environment(args, &policies, &device, context),
     }
 }
 
-fn load(path: &Path, device: &Device) -> Result<Policy> {
+/// The device that is faster for the first policy; the CPU where there is no GPU.
+fn faster(args: &Args, policies: &[Policy]) -> Result<Device> {
+    let cpu = Device::open("cpu", args.threads, Precision::default())?;
+    let (Some(policy), Ok(gpu)) =
+        (policies.first(), Device::open("cuda", args.threads, args.device.precision()?))
+    else {
+        return Ok(cpu);
+    };
+    let (threads, devices) = ((args.threads > 0).then_some(args.threads), [cpu, gpu]);
+    let Checkpoint { config, params, .. } = &policy.checkpoint;
+    let chosen = faster_device(config, params, args.episodes.unwrap_or(100), threads, &devices)?;
+    let chosen = chosen.unwrap_or(&devices[0]).clone();
+    crate::note(&format!(
+        "acting on the {}, which is faster here",
+        if chosen.is_cpu() { "CPU" } else { "GPU" }
+    ));
+    Ok(chosen)
+}
+
+fn load(path: &Path) -> Result<Policy> {
     if !path.exists() {
         let problem = "no such run or checkpoint; train one with `elmur train`, or see `elmur demo`";
         return Err(Error::file(path, problem));
@@ -156,10 +183,7 @@ fn load(path: &Path, device: &Device) -> Result<Policy> {
         let run = run.path().display();
         return Err(Error::file(&path, format!("no checkpoint yet; go on with: elmur train --resume {run}")));
     }
-    let mut checkpoint = Checkpoint::load(&path)?;
-    if !device.is_cpu() {
-        checkpoint.params = checkpoint.params.to(device).map_err(elmur_model::Error::from)?;
-    }
+    let checkpoint = Checkpoint::load(&path)?;
     Ok(Policy { path, checkpoint, run: run.and_then(|run| run.config().ok()) })
 }
 

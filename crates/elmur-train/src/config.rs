@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::none::none_or_positive;
+use crate::prepare::AUTO;
 use crate::schedule::Schedule;
 
 /// Most episodes of one evaluation: the seeds of the next run begin there.
@@ -213,8 +214,8 @@ pub struct EvalConfig {
     pub target_return: Option<f64>,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     pub sample: bool,
-    /// Device that acts: cpu, cuda or cuda:N; null: the one that trains. Few long episodes of a small model
-    /// are often faster on the CPU.
+    /// Device that acts: cpu, cuda, cuda:N, or auto for the one that is faster when the run begins; null: the
+    /// one that trains. Few long episodes of a small model are often faster on the CPU.
     pub device: Option<String>,
 }
 
@@ -277,7 +278,13 @@ impl RunConfig {
         }
         for (key, name) in [("train.device", Some(&t.device)), ("eval.device", self.eval.device.as_ref())] {
             let Some(name) = name else { continue };
-            Device::check_name(name).map_err(|_| Error::config(key, "cpu, cuda or cuda:N", name))?;
+            let (auto, expected) = match key {
+                "eval.device" => (name == AUTO, "cpu, cuda or cuda:N, or auto"),
+                _ => (false, "cpu, cuda or cuda:N"),
+            };
+            if !auto {
+                Device::check_name(name).map_err(|_| Error::config(key, expected, name))?;
+            }
         }
         let threads = t.threads.unwrap_or(1);
         check((1..=1024).contains(&threads), "train.threads", "1 to 1024, or null", threads.to_string())?;

@@ -6,12 +6,13 @@
 //! - [`train`]: a whole run in a folder: metrics, evaluation, best and last checkpoints, early stop.
 //! - [`Prepared`]: a config with its data and what policies are judged on.
 //! - [`evaluate`]: the paper's protocol; [`timeline()`]: what the memory did in one episode;
-//!   [`evaluate_offline`]: predictions on recorded episodes.
+//!   [`evaluate_offline`]: predictions on recorded episodes; [`faster_device`]: where that takes least time.
 //! - [`tensorboard`]: event files.
 
 mod config;
 mod error;
 mod evaluate;
+mod faster;
 mod feed;
 mod folder;
 mod measure;
@@ -34,6 +35,7 @@ mod trainer;
 pub use config::{DataConfig, EvalConfig, Judge, PrecisionName, RunConfig, TrainConfig};
 pub use error::{Error, Result};
 pub use evaluate::{EpisodeResult, Evaluation, Outcome, Seeds, evaluate, memory_seed};
+pub use faster::faster_device;
 pub use folder::{RunFolder, RunLock};
 pub use measure::{Measure, Score};
 pub use offline::{OfflineEvaluation, OfflineOutcome, evaluate_offline};

@@ -9,12 +9,17 @@ use elmur_data::collect::Demonstrations;
 use elmur_data::{Dataset, Limits, Part, Source, Stream, split, wrap};
 use elmur_engine::Device;
 use elmur_envs::{EnvSpec, Environment, Registry, Wrappers};
+use elmur_model::init;
 use elmur_model::window::{Begin, training_graph};
 use serde_json::Value;
 
 use crate::config::{Judge, RunConfig, below_model};
 use crate::error::{Error, Result};
+use crate::faster::faster_device;
 use crate::folder::MAX_SMALL;
+
+/// Name of whichever device acts faster.
+pub(crate) const AUTO: &str = "auto";
 
 /// The devices of a run, open.
 #[derive(Debug, Clone)]
@@ -36,9 +41,28 @@ impl Devices {
                 Err(elmur_engine::Error::Device { expected, got }) => Err(Error::config(key, expected, got)),
                 opened => Ok(opened?),
             };
-        let elsewhere = config.eval.device.as_deref().filter(|name| *name != t.device);
-        let eval = elsewhere.map(|name| open("eval.device", name)).transpose()?;
-        Ok(Self { train: open("train.device", &t.device)?, eval })
+        let train = open("train.device", &t.device)?;
+        let eval = match config.eval.device.as_deref() {
+            Some(AUTO) => Self::faster_for(config, &train)?,
+            Some(name) if name != t.device => Some(open("eval.device", name)?),
+            _ => None,
+        };
+        Ok(Self { train, eval })
+    }
+
+    /// The device that acts faster than the one that trains, if there is one: the CPU beside a GPU, or a GPU
+    /// beside the CPU.
+    fn faster_for(config: &RunConfig, train: &Device) -> Result<Option<Device>> {
+        let (t, policy) = (&config.train, &config.model);
+        let other = if train.is_cpu() { "cuda" } else { "cpu" };
+        // Without a GPU there is nothing to choose.
+        let Ok(other) = Device::open(other, t.threads.unwrap_or(0), t.precision.into()) else {
+            return Ok(None);
+        };
+        let params = init::parameters(policy.architecture(), t.seed)?;
+        let devices = [train.another()?, other];
+        let chosen = faster_device(policy, &params, config.eval.episodes, t.threads, &devices)?;
+        Ok(chosen.filter(|chosen| chosen.is_cpu() != train.is_cpu()).cloned())
     }
 
     /// Opens the same devices with queues of their own, so that a second run can compute at the same time.
