@@ -6,7 +6,7 @@
 //! - [`train`]: a whole run in a folder: metrics, evaluation, best and last checkpoints, early stop.
 //! - [`Prepared`]: a config with its data and what policies are judged on.
 //! - [`evaluate`]: the paper's protocol; [`timeline()`]: what the memory did in one episode;
-//!   [`evaluate_offline`]: predictions on recorded episodes.
+//!   [`watch()`]: one episode with everything that was seen; [`evaluate_offline`]: predictions on recorded episodes.
 //! - [`tensorboard`]: event files.
 
 mod config;
@@ -30,6 +30,7 @@ mod statistics;
 pub mod tensorboard;
 mod timeline;
 mod trainer;
+mod watch;
 
 pub use config::{DataConfig, EvalConfig, Judge, PrecisionName, RunConfig, TrainConfig};
 pub use error::{Error, Result};
@@ -43,3 +44,4 @@ pub use run::{Ended, Event, Observe, train, train_on};
 pub use schedule::{Decay, Schedule, Unit};
 pub use timeline::{SlotHistory, SlotTimeline, timeline};
 pub use trainer::{BatchReport, Trainer};
+pub use watch::{MAX_WATCHED, Watched, WatchedLayer, watch};
