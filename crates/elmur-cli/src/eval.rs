@@ -104,15 +104,16 @@ fn finite(text: &str) -> Result<f64, String> {
 const EPISODES: usize = 100;
 
 /// A checkpoint, and the config of its run if it lies in one.
-struct Policy {
+pub struct Policy {
     path: PathBuf,
-    checkpoint: Checkpoint,
+    /// The policy and its parameters.
+    pub checkpoint: Checkpoint,
     run: Option<RunConfig>,
 }
 
 impl Policy {
     /// The return that the policy's validation asked for, in the environment it was trained in.
-    fn target_return(&self, env: &Environment) -> Option<f64> {
+    pub fn target_return(&self, env: &Environment) -> Option<f64> {
         let run = self.run.as_ref()?;
         run.eval.target_return.filter(|_| run.env.as_ref().is_some_and(|trained| trained.name == env.name()))
     }
@@ -164,7 +165,8 @@ fn faster(args: &Args, policies: &[Policy]) -> Result<Device> {
     Ok(chosen)
 }
 
-fn load(path: &Path) -> Result<Policy> {
+/// Loads a checkpoint, or the best one of a run.
+pub fn load(path: &Path) -> Result<Policy> {
     if !path.exists() {
         let problem = "no such run or checkpoint; train one with `elmur train`, or see `elmur demo`";
         return Err(Error::file(path, problem));
@@ -296,16 +298,22 @@ fn over_runs(scores: &[Score]) -> (Score, &'static str) {
     }
 }
 
-fn environment_of(args: &Args, policy: &Policy, context: &Context) -> Result<Environment> {
+/// The environment to act in: the named one, else the one of the policy's run, with some settings changed.
+pub fn environment_of(
+    env: Option<&str>,
+    set: &[String],
+    policy: &Policy,
+    context: &Context,
+) -> Result<Environment> {
     let registry = &context.registry;
     let of_run = match &policy.run {
         Some(run) => run.validation_environment(registry)?,
         None => None,
     };
-    let settings = args.set.iter().map(|text| crate::keys::setting(text)).collect::<Result<Vec<_>>>()?;
+    let settings = set.iter().map(|text| crate::keys::setting(text)).collect::<Result<Vec<_>>>()?;
     // Of several values the first: each is tried later.
     let settings = settings.into_iter().filter_map(|(key, values)| Some((key, values.into_iter().next()?)));
-    match (&args.env, of_run) {
+    match (env, of_run) {
         (Some(name), of_run) => {
             let wrappers = of_run.map(|env| env.spec().wrappers).unwrap_or_default();
             let spec = EnvSpec::new(name).with_wrappers(wrappers);
@@ -346,8 +354,10 @@ fn varied(args: &Args, first: &Environment) -> Result<Option<(String, Vec<Value>
 }
 
 fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &Context) -> Result<()> {
-    let environments: Vec<Environment> =
-        policies.iter().map(|policy| environment_of(args, policy, context)).collect::<Result<_>>()?;
+    let environments: Vec<Environment> = policies
+        .iter()
+        .map(|policy| environment_of(args.env.as_deref(), &args.set, policy, context))
+        .collect::<Result<_>>()?;
     let first = &environments[0];
     if let Some(other) = environments.iter().position(|env| env.name() != first.name()) {
         let got = format!("{} of {}", environments[other].name(), policies[other].path.display());
