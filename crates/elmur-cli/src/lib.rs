@@ -179,6 +179,10 @@ enum Bench {
     ///
     /// Example: elmur bench block --json
     Block(bench::block::Args),
+    /// Measure the convolutions of the published image encoder, forward and backward.
+    ///
+    /// Example: elmur bench conv --images 1280 --json
+    Conv(bench::conv::Args),
     /// Measure one environment step of a whole model, at batch 1 and 100.
     ///
     /// Examples:
@@ -323,6 +327,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
         Command::Verify(args) => return Ok(ExitCode::from(u8::from(!verify::run(&args)?))),
         Command::Bench { what } => match what {
             Bench::Block(args) => bench::block::run(&args)?,
+            Bench::Conv(args) => bench::conv::run(&args)?,
             Bench::Step(args) => bench::policy::step(&args, context)?,
             Bench::Train(args) => bench::policy::train(&args, context)?,
             Bench::Policies(args) => bench::policies::run(&args, context)?,
