@@ -1,7 +1,9 @@
 """Datasets: arrays in, episodes out, files."""
 
 import copy
+import os
 import pickle
+import signal
 from pathlib import Path
 
 import gymnasium
@@ -110,6 +112,24 @@ def test_files_keep_everything_and_are_not_replaced_unasked(tmp_path):
 
 
 FIXTURES = Path(__file__).parents[2] / "crates/elmur-data/tests/fixtures"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("npz", [False, True])
+def test_control_c_ends_a_save_and_leaves_what_was_there(tmp_path, npz):
+    steps = 200_000
+    data = elmur.Dataset.from_numpy(np.zeros((steps, 2), np.float32), np.zeros(steps, int), episode_ends=np.ones(steps, bool))
+    path = tmp_path / "data"
+    data[:2].save(path, npz=npz)
+    before = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            data.save(path, npz=npz, overwrite=True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(elmur.Dataset.open(path)) == 2 and [found.name for found in tmp_path.iterdir()] == ["data"]
 
 
 def test_recordings_of_other_packages_are_opened_by_content():

@@ -41,6 +41,33 @@ pub enum Field {
     KnownNext,
     /// Whether the step ended the task, so that nothing follows; false where an episode was only cut off.
     Terminated,
+    /// The weight of the step's action in a loss; 0 where it is not to be imitated, and beyond the end of an episode.
+    Weight(StepWeights),
+}
+
+/// How much the actions of an episode count: 1 each up to the first step whose reward reaches a bound, and another
+/// weight for those after it. Both are kept by their bits so that fields can be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StepWeights {
+    success: u32,
+    after: u32,
+}
+
+impl StepWeights {
+    /// The weight `after` behind the first reward of at least `success`.
+    pub fn new(success: f32, after: f32) -> Self {
+        Self { success: success.to_bits(), after: after.to_bits() }
+    }
+
+    /// The reward that tells success.
+    pub fn success(self) -> f32 {
+        f32::from_bits(self.success)
+    }
+
+    /// The weight of steps after the first success.
+    pub fn after(self) -> f32 {
+        f32::from_bits(self.after)
+    }
 }
 
 /// How rewards are counted: the discount factor γ of later ones, and what a step that ended the task is said
@@ -95,6 +122,7 @@ impl fmt::Display for Field {
             Field::NextObservation(leaf) => write!(f, "next observation leaf {leaf}"),
             Field::KnownNext => write!(f, "whether what followed is known"),
             Field::Terminated => write!(f, "whether the task ended"),
+            Field::Weight(_) => write!(f, "weight"),
         }
     }
 }

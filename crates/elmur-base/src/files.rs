@@ -1,4 +1,4 @@
-//! Atomic writes, and reads of small files.
+//! Atomic writes, reads of small files, sizes.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -68,6 +68,14 @@ pub fn read_small(path: &Path, most: u64) -> Result<String> {
         return Err(Error::file(path, problem));
     }
     fs::read_to_string(path).map_err(|e| Error::io(path, e))
+}
+
+/// Bytes of a file, or of all files in a folder and below; 0 for what cannot be read.
+pub fn size_of(path: &Path) -> u64 {
+    match fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| size_of(&entry.path())).sum(),
+        Err(_) => fs::metadata(path).map_or(0, |about| about.len()),
+    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ mod stop;
 pub use describe::{Describe, Description, describe_all, description_of};
 pub use elmur_derive::Describe;
 pub use error::{Error, Result};
-pub use field::{Discount, Field, FieldMut};
+pub use field::{Discount, Field, FieldMut, StepWeights};
 pub use nearest::{did_you_mean, nearest};
 pub use space::{Kind, Leaf, Row, Space, Spaces, Values, ValuesMut, Widths, bound_at};
 pub use stats::Statistics;

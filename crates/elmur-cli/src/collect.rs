@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use elmur_base::Stop;
 use elmur_data::collect::Demonstrations;
-use elmur_data::{Dataset, Episode, NpzWriter, Summary, Writer, is_data, open, wrap};
+use elmur_data::{Dataset, Episode, NpzWriter, ObservationKey, Summary, Writer, is_data, open, wrap};
 use elmur_envs::{EnvSpec, Environment, Wrappers};
 use elmur_train::{Error, Result};
 use serde_json::{Value, json};
@@ -17,8 +17,9 @@ use crate::{Context, note, say};
 /// Options of `elmur collect`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Environment: tmaze, cartpole, a POPGym task such as popgym-RepeatFirstEasy, or one in Python:
-    /// python:module:Class, python:file.py:Class or python:GYMNASIUM-ID, with --set expert=module:function.
+    /// Environment: tmaze, cartpole, a POPGym task such as popgym-RepeatFirstEasy, a MIKASA-Robo task such as
+    /// mikasa-RememberColor3 (see `elmur simulators`), or one in Python: python:module:Class,
+    /// python:file.py:Class or python:GYMNASIUM-ID, with --set expert=module:function.
     #[arg(required_unless_present = "env_option", conflicts_with = "env_option")]
     env: Option<String>,
     /// Environment, as an option instead of the first argument.
@@ -47,7 +48,7 @@ pub struct Args {
     /// be imitated; the player's next actions show how to recover.
     #[arg(long, default_value_t = 0.0)]
     noise: f64,
-    /// Play on this many threads, each with an environment of its own (in Python: a process); 0: as many as are
+    /// Play on this many threads, each with an environment of its own (in Python and in simulators: a process); 0: as many as are
     /// granted. Episodes do not depend on it.
     #[arg(long, default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
@@ -165,7 +166,11 @@ impl Target {
         }
         if args.npz {
             let write = if args.force { NpzWriter::replace } else { NpzWriter::create };
-            return Ok(Self::Npz(write(args.out.clone(), spaces)?));
+            let writer = write(args.out.clone(), spaces)?;
+            return Ok(Self::Npz(match ObservationKey::are_noted(&metadata) {
+                true => writer.with_keys(ObservationKey::of(&metadata, &spaces.observation)),
+                false => writer,
+            }));
         }
         if args.append && args.out.exists() {
             let writer = Writer::append_to(&args.out)?;

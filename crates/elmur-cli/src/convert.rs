@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use elmur_data::{Episode, EpisodeReader, Limits, NpzWriter, ObservationKey, Selection, Writer};
+use elmur_data::{Episode, EpisodeReader, Limits, NpzWriter, ObservationKey, PartsWriter, Selection, Writer};
 use elmur_train::{Error, Result};
 use serde_json::json;
 
@@ -16,11 +16,15 @@ const LARGEST_EPISODE: u64 = 4 << 30;
 /// Options of `elmur convert`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Dataset to read: an .elmur or .npz file, a folder of .npz files, a LeRobot or Minari folder, an HDF5
-    /// file of Minari, D4RL or robomimic.
+    /// Dataset to read: an .elmur or .npz file, a folder of either, a LeRobot or Minari folder, an HDF5 file of
+    /// Minari, D4RL or robomimic.
     source: PathBuf,
-    /// Native file to write, or with --npz a folder.
+    /// Native file to write, or with --npz or --pieces a folder.
     out: PathBuf,
+    /// Write a folder of native files part_0.elmur, part_1.elmur, ... of at most this many MiB each, which every
+    /// command reads as one dataset.
+    #[arg(long, value_name = "MIB", conflicts_with_all = ["npz", "force"], value_parser = crate::count(1 << 20))]
+    pieces: Option<usize>,
     /// Write a folder of train_data_N.npz with obs (of several observations obs/NAME), action, reward and
     /// done.
     #[arg(long)]
@@ -113,12 +117,17 @@ pub fn run(args: &Args) -> Result<()> {
 /// Where episodes go.
 enum Target {
     Native(Writer),
+    Parts(PartsWriter),
     Npz(NpzWriter),
 }
 
 impl Target {
     fn create(args: &Args, reader: &EpisodeReader) -> Result<Self> {
         let (out, spaces) = (args.out.clone(), reader.spaces());
+        if let Some(mib) = args.pieces {
+            let most = (mib as u64) << 20;
+            return Ok(Self::Parts(PartsWriter::create(out, spaces, reader.metadata().clone(), most)?));
+        }
         if !args.npz {
             let create = if args.force { Writer::replace } else { Writer::create };
             return Ok(Self::Native(create(out, spaces, reader.metadata().clone())?));
@@ -134,6 +143,7 @@ impl Target {
     fn push(&mut self, episode: &Episode) -> elmur_data::Result<()> {
         match self {
             Self::Native(writer) => writer.push(episode),
+            Self::Parts(writer) => writer.push(episode),
             Self::Npz(writer) => writer.push(episode),
         }
     }
@@ -141,6 +151,7 @@ impl Target {
     fn finish(self) -> Result<()> {
         match self {
             Self::Native(writer) => Ok(writer.finish()?),
+            Self::Parts(writer) => Ok(writer.finish().map(|_| ())?),
             Self::Npz(writer) => Ok(writer.finish()?),
         }
     }
@@ -148,6 +159,7 @@ impl Target {
     fn discard(self) {
         match self {
             Self::Native(writer) => writer.discard(),
+            Self::Parts(writer) => writer.discard(),
             Self::Npz(writer) => writer.discard(),
         }
     }

@@ -5,7 +5,7 @@ use elmur_engine::{Device, Precision};
 /// Where to compute.
 #[derive(clap::Args, Clone)]
 pub struct DeviceArgs {
-    /// Compute on this device: cpu, cuda or cuda:N.
+    /// Compute on this device: cpu, cuda or cuda:N; `eval` also knows auto, the faster one.
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Compute matrix products on a GPU in this precision: f32, tf32 or bf16.

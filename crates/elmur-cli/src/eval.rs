@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use elmur_base::{Spaces, Statistics, Stop};
 use elmur_data::{Limits, Selection, Source, Subset};
-use elmur_engine::Device;
+use elmur_engine::{Device, Precision};
 use elmur_envs::{EnvSpec, Environment, Metric};
 use elmur_model::{Checkpoint, checkpoint};
 use elmur_train::{
     Error, Evaluation, Measure, OfflineEvaluation, Outcome, Result, RunConfig, RunFolder, Score, Seeds,
-    evaluate, evaluate_offline,
+    evaluate, evaluate_offline, faster_device,
 };
 use serde_json::{Value, json};
 
@@ -104,15 +104,16 @@ fn finite(text: &str) -> Result<f64, String> {
 const EPISODES: usize = 100;
 
 /// A checkpoint, and the config of its run if it lies in one.
-struct Policy {
+pub struct Policy {
     path: PathBuf,
-    checkpoint: Checkpoint,
+    /// The policy and its parameters.
+    pub checkpoint: Checkpoint,
     run: Option<RunConfig>,
 }
 
 impl Policy {
     /// The return that the policy's validation asked for, in the environment it was trained in.
-    fn target_return(&self, env: &Environment) -> Option<f64> {
+    pub fn target_return(&self, env: &Environment) -> Option<f64> {
         let run = self.run.as_ref()?;
         run.eval.target_return.filter(|_| run.env.as_ref().is_some_and(|trained| trained.name == env.name()))
     }
@@ -128,16 +129,44 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if args.die_with_parent {
         crate::signals::stop_with_parent(&context.stop);
     }
-    let device = args.device.open(args.threads)?;
-    let policies: Vec<Policy> =
-        args.checkpoints.iter().map(|path| load(path, &device)).collect::<Result<_>>()?;
+    let mut policies: Vec<Policy> = args.checkpoints.iter().map(|path| load(path)).collect::<Result<_>>()?;
+    let device = match args.device.name() {
+        "auto" => faster(args, &policies)?,
+        _ => args.device.open(args.threads)?,
+    };
+    if !device.is_cpu() {
+        for policy in &mut policies {
+            let params = policy.checkpoint.params.to(&device).map_err(elmur_model::Error::from)?;
+            policy.checkpoint.params = params;
+        }
+    }
     match &args.data {
         Some(data) => on_data(args, &policies, data, &device, context),
         None => in_environment(args, &policies, &device, context),
     }
 }
 
-fn load(path: &Path, device: &Device) -> Result<Policy> {
+/// The device that is faster for the first policy; the CPU where there is no GPU.
+fn faster(args: &Args, policies: &[Policy]) -> Result<Device> {
+    let cpu = Device::open("cpu", args.threads, Precision::default())?;
+    let (Some(policy), Ok(gpu)) =
+        (policies.first(), Device::open("cuda", args.threads, args.device.precision()?))
+    else {
+        return Ok(cpu);
+    };
+    let (threads, devices) = ((args.threads > 0).then_some(args.threads), [cpu, gpu]);
+    let Checkpoint { config, params, .. } = &policy.checkpoint;
+    let chosen = faster_device(config, params, args.episodes.unwrap_or(100), threads, &devices)?;
+    let chosen = chosen.unwrap_or(&devices[0]).clone();
+    crate::note(&format!(
+        "acting on the {}, which is faster here",
+        if chosen.is_cpu() { "CPU" } else { "GPU" }
+    ));
+    Ok(chosen)
+}
+
+/// Loads a checkpoint, or the best one of a run.
+pub fn load(path: &Path) -> Result<Policy> {
     if !path.exists() {
         let problem = "no such run or checkpoint; train one with `elmur train`, or see `elmur demo`";
         return Err(Error::file(path, problem));
@@ -156,10 +185,7 @@ fn load(path: &Path, device: &Device) -> Result<Policy> {
         let run = run.path().display();
         return Err(Error::file(&path, format!("no checkpoint yet; go on with: elmur train --resume {run}")));
     }
-    let mut checkpoint = Checkpoint::load(&path)?;
-    if !device.is_cpu() {
-        checkpoint.params = checkpoint.params.to(device).map_err(elmur_model::Error::from)?;
-    }
+    let checkpoint = Checkpoint::load(&path)?;
     Ok(Policy { path, checkpoint, run: run.and_then(|run| run.config().ok()) })
 }
 
@@ -272,16 +298,22 @@ fn over_runs(scores: &[Score]) -> (Score, &'static str) {
     }
 }
 
-fn environment_of(args: &Args, policy: &Policy, context: &Context) -> Result<Environment> {
+/// The environment to act in: the named one, else the one of the policy's run, with some settings changed.
+pub fn environment_of(
+    env: Option<&str>,
+    set: &[String],
+    policy: &Policy,
+    context: &Context,
+) -> Result<Environment> {
     let registry = &context.registry;
     let of_run = match &policy.run {
         Some(run) => run.validation_environment(registry)?,
         None => None,
     };
-    let settings = args.set.iter().map(|text| crate::keys::setting(text)).collect::<Result<Vec<_>>>()?;
+    let settings = set.iter().map(|text| crate::keys::setting(text)).collect::<Result<Vec<_>>>()?;
     // Of several values the first: each is tried later.
     let settings = settings.into_iter().filter_map(|(key, values)| Some((key, values.into_iter().next()?)));
-    match (&args.env, of_run) {
+    match (env, of_run) {
         (Some(name), of_run) => {
             let wrappers = of_run.map(|env| env.spec().wrappers).unwrap_or_default();
             let spec = EnvSpec::new(name).with_wrappers(wrappers);
@@ -322,8 +354,10 @@ fn varied(args: &Args, first: &Environment) -> Result<Option<(String, Vec<Value>
 }
 
 fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &Context) -> Result<()> {
-    let environments: Vec<Environment> =
-        policies.iter().map(|policy| environment_of(args, policy, context)).collect::<Result<_>>()?;
+    let environments: Vec<Environment> = policies
+        .iter()
+        .map(|policy| environment_of(args.env.as_deref(), &args.set, policy, context))
+        .collect::<Result<_>>()?;
     let first = &environments[0];
     if let Some(other) = environments.iter().position(|env| env.name() != first.name()) {
         let got = format!("{} of {}", environments[other].name(), policies[other].path.display());

@@ -98,12 +98,13 @@ fn not_a_config(path: &Path, cause: elmur_train::Error) -> elmur_train::Error {
 fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
     let dataset = elmur_data::open(path, None)?;
     let s = dataset.summary()?;
+    let (stored, plain) = (elmur_base::files::size_of(path), dataset.plain_bytes());
     if as_json {
         let row = json!({
             "dataset": path.display().to_string(), "spaces": dataset.spaces(), "metadata": dataset.metadata(),
             "episodes": s.episodes, "steps": s.steps, "torn_bytes": dataset.torn_bytes(),
             "return": s.returns, "length": s.lengths, "terminated": s.terminated, "truncated": s.truncated,
-            "imitated": s.imitated_share,
+            "imitated": s.imitated_share, "stored_bytes": stored, "plain_bytes": plain,
         });
         say(&row.to_string());
         return Ok(());
@@ -116,6 +117,9 @@ fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
     say(&format!("  length       {:.1} mean, {} to {}", s.lengths.mean, s.lengths.min, s.lengths.max));
     say(&format!("  ended        {} terminated, {} truncated", s.terminated, s.truncated));
     say(&format!("  imitated     {:.1}% of steps", 100.0 * s.imitated_share));
+    let (mb, each) = (|bytes: u64| bytes as f64 / 1e6, |bytes: u64| bytes as f64 / s.steps as f64);
+    say(&format!("  size         {:.2} MB on disk, {:.0} bytes per step", mb(stored), each(stored)));
+    say(&format!("  unpacked     {:.2} MB, {:.0} bytes per step", mb(plain), each(plain)));
     for (key, value) in dataset.metadata() {
         say(&format!("  {key:<12} {value}"));
     }
@@ -295,6 +299,10 @@ pub fn list_presets(as_json: bool) {
         for name in RunConfig::preset_names() {
             let named = RunConfig::preset_summaries().iter().find(|(known, _)| *known == name);
             let summary = named.map(|(_, summary)| (*summary).to_owned()).unwrap_or_else(|| {
+                if name.starts_with("mikasa-") {
+                    let published = name.ends_with("-compat");
+                    return if published { MIKASA[1].1 } else { MIKASA[0].1 }.to_owned();
+                }
                 let family = Family::ALL.iter().find(|family| name.contains(family.name()));
                 family.map(|family| family.summary().to_owned()).unwrap_or_default()
             });
@@ -329,7 +337,7 @@ pub fn list_presets(as_json: bool) {
         ("popgym-TASK-bc-lstm", "the same as popgym-TASK policy=bc-lstm"),
         ("popgym-TASK-dt", "the same as popgym-TASK policy=dt"),
     ];
-    endings.iter().for_each(|(name, summary)| say(&format!("  {name:<24} {summary}")));
+    endings.iter().chain(&MIKASA).for_each(|(name, summary)| say(&format!("  {name:<24} {summary}")));
     say("Policies, for elmur train PRESET policy=POLICY with any preset, your own environment or data:");
     for policy in PolicyName::all().filter(|policy| !policy.compat) {
         let names = [vec![policy.name()], policy.aliases()].concat().join(", ");
@@ -340,6 +348,15 @@ pub fn list_presets(as_json: bool) {
         say(&format!("    {:<26} {}", policy.name(), policy.summary()));
     }
 }
+
+/// Presets for recordings of MIKASA-Robo's tasks, and what they are.
+const MIKASA: [(&str, &str); 2] = [
+    (
+        "mikasa-TASK",
+        "MIKASA-Robo's 32 tasks from recordings (--data PATH): a residual encoder that keeps places apart (ours)",
+    ),
+    ("mikasa-TASK-compat", "the paper's model and training, for RememberColor3, 5, 9 and TakeItBack"),
+];
 
 /// Turns published weights into a checkpoint.
 pub fn import(args: &ImportArgs) -> Result<()> {

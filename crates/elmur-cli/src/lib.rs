@@ -13,7 +13,7 @@
 //! }
 //! ```
 //!
-//! and has `collect`, `convert`, `train`, `eval`, `sweep`, `demo`, `plot` and all other commands with them.
+//! and has `collect`, `convert`, `train`, `eval`, `watch`, `sweep`, `demo`, `plot` and all other commands with them.
 
 mod bench;
 mod collect;
@@ -27,9 +27,12 @@ mod keys;
 mod plot;
 mod progress;
 mod signals;
+#[cfg(unix)]
+mod simulators;
 mod sweep;
 mod train;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -61,6 +64,7 @@ enum Command {
     ///   elmur collect tmaze --episodes 1000 --out tmaze.elmur
     ///   elmur collect tmaze --set length=90 --out long.elmur
     ///   elmur collect tmaze --episodes 500 --append --out tmaze.elmur
+    ///   elmur collect mikasa-RememberColor3 --set tail=5 --episodes 1000 --out color3.elmur
     ///   elmur collect python:CartPole-v1 --set expert=my_module:balance --episodes 100 --out pole.elmur
     #[command(verbatim_doc_comment)]
     Collect(collect::Args),
@@ -97,6 +101,14 @@ enum Command {
     ///   elmur eval out/own --env python:my_module:MyEnv --set workers=4
     #[command(verbatim_doc_comment)]
     Eval(eval::Args),
+    /// Act out an episode, or take a recorded one, and write it as an animated PNG: what was seen, and what the
+    /// memory did.
+    ///
+    /// Examples:
+    ///   elmur watch out/color3 --episode 3 --out out/color3-episode-3
+    ///   elmur watch color3.elmur --out out/demonstration
+    #[command(verbatim_doc_comment)]
+    Watch(watch::Args),
     /// Train and evaluate many runs from one file, and make the table of their scores.
     ///
     /// Examples:
@@ -105,6 +117,14 @@ enum Command {
     ///   elmur sweep report runs/sweep-example.json
     #[command(subcommand, verbatim_doc_comment)]
     Sweep(sweep::Sweep),
+    /// Install simulators that environments need, and try whether they work.
+    ///
+    /// Examples:
+    ///   elmur simulators install mikasa /opt/mikasa
+    ///   ELMUR_MIKASA=/opt/mikasa elmur simulators check
+    #[cfg(unix)]
+    #[command(subcommand, verbatim_doc_comment)]
+    Simulators(simulators::Simulators),
     /// Draw results of `elmur eval --json` and of runs.
     #[command(subcommand)]
     Plot(plot::Plot),
@@ -159,6 +179,10 @@ enum Bench {
     ///
     /// Example: elmur bench block --json
     Block(bench::block::Args),
+    /// Measure the convolutions of the published image encoder, forward and backward.
+    ///
+    /// Example: elmur bench conv --images 1280 --json
+    Conv(bench::conv::Args),
     /// Measure one environment step of a whole model, at batch 1 and 100.
     ///
     /// Examples:
@@ -221,15 +245,18 @@ where
     progress::set_quiet(cli.quiet);
     let context = Context { registry, stop: Stop::default() };
     context.registry.stop_with(&context.stop);
-    // Other commands have nothing to save: signals end them at once.
+    // Other commands have nothing to save and no process to end: signals end them at once.
     let saves = matches!(
         cli.command,
         Command::Demo(_)
             | Command::Collect(_)
             | Command::Train(_)
             | Command::Eval(_)
+            | Command::Watch(_)
             | Command::Sweep(sweep::Sweep::Run(_))
     );
+    #[cfg(unix)]
+    let saves = saves || matches!(cli.command, Command::Simulators(_));
     if saves && let Err(error) = signals::listen(&context.stop) {
         report(&format!(
             "warning: could not install signal handlers; Ctrl-C will not save a checkpoint: {error}"
@@ -288,7 +315,10 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
         Command::Convert(args) => convert::run(&args)?,
         Command::Train(args) => return train::run(&args, context),
         Command::Eval(args) => eval::run(&args, context)?,
+        Command::Watch(args) => watch::run(&args, context)?,
         Command::Sweep(what) => return sweep::run(&what, context),
+        #[cfg(unix)]
+        Command::Simulators(what) => simulators::run(&what, context)?,
         Command::Plot(what) => plot::run(&what)?,
         Command::Presets { json } => inspect::list_presets(json),
         Command::Inspect(args) => inspect::inspect(&args, context)?,
@@ -297,6 +327,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
         Command::Verify(args) => return Ok(ExitCode::from(u8::from(!verify::run(&args)?))),
         Command::Bench { what } => match what {
             Bench::Block(args) => bench::block::run(&args)?,
+            Bench::Conv(args) => bench::conv::run(&args)?,
             Bench::Step(args) => bench::policy::step(&args, context)?,
             Bench::Train(args) => bench::policy::train(&args, context)?,
             Bench::Policies(args) => bench::policies::run(&args, context)?,
@@ -339,6 +370,7 @@ fn completed(context: &Context) -> clap::Command {
         })
         .mut_subcommand("collect", |command| with(command, "env", &envs))
         .mut_subcommand("eval", |command| with(command, "env", &envs))
+        .mut_subcommand("watch", |command| with(command, "env", &envs))
 }
 
 /// Parses a number from 1 to `most`.

@@ -8,10 +8,10 @@ use std::sync::mpsc;
 use elmur_base::{Row, Space, Stop, Values};
 use elmur_envs::{Choices, Env, Environment, Played, Player};
 use elmur_pool::{MAX_THREADS, granted_threads};
-use elmur_rng::Rng;
+use elmur_rng::{Rng, Stream};
 
 use crate::episode::joint_choices;
-use crate::{Column, Episode, Error, Result};
+use crate::{Column, Episode, Error, ObservationKey, Result};
 
 /// Plays one episode and records it. With probability `noise` a step takes a random action instead of the
 /// player's, so that the player's next actions show how to recover. Random actions, and actions that the
@@ -25,7 +25,31 @@ pub fn play(
     noise: f64,
     stop: &Stop,
 ) -> Result<Episode> {
-    play_with(env, player, seed, (noise, false), stop)
+    play_with(env, player, seed, How { noise, ties: false, drops_failures: false }, stop)
+}
+
+/// How episodes are played.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct How {
+    /// Probability of a random action in place of the player's.
+    pub(crate) noise: f64,
+    /// Whether the player is asked for choices that are equally good.
+    pub(crate) ties: bool,
+    /// Whether an episode that does not solve the task is played again with another seed.
+    pub(crate) drops_failures: bool,
+}
+
+/// Most seeds that are tried for one episode where failures are dropped.
+const TRIES: u64 = 20;
+
+/// The seed that takes the place of an episode's after so many failures: below 2^62, like those of all
+/// demonstrations.
+fn substitute(seed: u64, failures: u64) -> u64 {
+    if failures == 0 {
+        return seed;
+    }
+    let draw = Stream::new(seed, failures, SUBSTITUTE).block(0);
+    (u64::from(draw[0]) << 32 | u64::from(draw[1])) >> 2
 }
 
 /// Choices that the player names as equally good, step by step.
@@ -59,31 +83,42 @@ impl Ties {
     }
 }
 
-/// [`play`] that also asks the player for choices that are equally good, if `ties`.
+/// [`play`] that also asks the player for choices that are equally good, or plays on until an episode succeeds.
 pub(crate) fn play_with(
     env: &mut dyn Env,
     player: &mut dyn Player,
     seed: u64,
-    how: (f64, bool),
+    how: How,
     stop: &Stop,
 ) -> Result<Episode> {
+    let mut failures = 0;
     loop {
-        match play_once(env, player, seed, how, stop) {
+        match play_once(env, player, substitute(seed, failures), how, stop) {
             // Whoever waits for another process is interrupted by the same stop.
             Err(Error::Env(_)) if stop.requested() => return Err(Error::Stopped),
             Err(Error::Env(error)) if error.is_lost() => {}
-            played => return played,
+            Ok((_, Some(false))) if how.drops_failures => failures += 1,
+            played => return played.map(|(episode, _)| episode),
+        }
+        if failures == TRIES {
+            let problem = format!(
+                "the player solved neither the episode of seed {seed} nor {} others in its place; record \
+                 failures too, if the environment has a setting for it",
+                TRIES - 1
+            );
+            return Err(elmur_envs::Error::foreign(problem).into());
         }
     }
 }
 
+/// An episode, and whether it solved the task, where the environment says so.
 fn play_once(
     env: &mut dyn Env,
     player: &mut dyn Player,
     seed: u64,
-    (noise, ties): (f64, bool),
+    How { noise, ties, .. }: How,
     stop: &Stop,
-) -> Result<Episode> {
+) -> Result<(Episode, Option<bool>)> {
     let spaces = env.spaces().clone();
     let mut observation = Row::of(&spaces.observation);
     let mut action = Row::of(&spaces.action);
@@ -91,6 +126,7 @@ fn play_once(
     let mut imitate = Vec::new();
     let mut named = ties.then(|| Ties::of(&spaces.action));
     let mut rng = Rng::new(seed, NOISE);
+    let mut success = None;
     env.reset(seed, observation.as_mut())?;
     player.reset();
     loop {
@@ -98,7 +134,7 @@ fn play_once(
         if episode.terminated || episode.truncated {
             episode.imitate = imitate.contains(&false).then_some(imitate);
             episode.accepted = named.and_then(Ties::into_accepted);
-            return Ok(episode);
+            return Ok((episode, success));
         }
         if stop.requested() {
             return Err(Error::Stopped);
@@ -117,12 +153,13 @@ fn play_once(
         imitate.push(env.uses_action() && !slip);
         let step = env.step(action.values(), observation.as_mut())?;
         episode.rewards.push(step.reward as f32);
-        (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
+        (episode.terminated, episode.truncated, success) = (step.terminated, step.truncated, step.success);
     }
 }
 
-/// Number of the stream that noise is drawn from.
+/// Numbers of the streams that noise and substitutes for seeds are drawn from.
 const NOISE: u32 = 1 << 30;
+const SUBSTITUTE: u32 = NOISE + 1;
 
 /// Demonstrations to be played: environment, numbers of episodes, seed and noise.
 #[derive(Debug, Clone)]
@@ -130,7 +167,8 @@ pub struct Demonstrations<'a> {
     /// The environment, played without its wrappers: [`wrap`](crate::wrap) adds them afterwards.
     pub environment: &'a Environment,
     /// Numbers of the episodes. Episode i has the seed `seed * 2^32 + i`, so that a collection can be
-    /// continued.
+    /// continued. Where the environment drops failures ([`elmur_envs::Facts::drops_failures`]), an episode that
+    /// is not solved is played again with seeds that follow from its own.
     pub episodes: Range<usize>,
     /// Seed of the collection.
     pub seed: u32,
@@ -155,6 +193,8 @@ impl Demonstrations<'_> {
         let wanted = if self.threads == 0 { granted_threads() } else { self.threads };
         let wanted = wanted.min(self.episodes.len()).min(MAX_THREADS);
         let next = AtomicUsize::new(self.episodes.start);
+        let drops_failures = self.environment.facts().drops_failures;
+        let how = How { noise: self.noise, ties: false, drops_failures };
         std::thread::scope(|scope| {
             let (sender, receiver) = mpsc::sync_channel(2 * wanted);
             for thread in 0..wanted {
@@ -168,7 +208,7 @@ impl Demonstrations<'_> {
                         let i = next.fetch_add(1, Ordering::Relaxed);
                         let seed = (u64::from(self.seed) << 32) + i as u64;
                         // Where nobody listens any more, `keep` has failed.
-                        let mut played = || play(&mut *env, &mut *player, seed, self.noise, &self.stop);
+                        let mut played = || play_with(&mut *env, &mut *player, seed, how, &self.stop);
                         if i >= self.episodes.end || sender.send((i, played())).is_err() {
                             return;
                         }
@@ -198,7 +238,8 @@ impl Demonstrations<'_> {
         })
     }
 
-    /// Notes on where the episodes come from, as metadata of a dataset: environment, settings, seed, noise.
+    /// Notes on where the episodes come from, as metadata of a dataset: environment, settings, seed, noise, and
+    /// the names of observations where the environment has some.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         let spec = self.environment.spec();
         let mut notes = vec![
@@ -214,7 +255,10 @@ impl Demonstrations<'_> {
         if self.noise > 0.0 {
             notes.push(("noise", self.noise.to_string()));
         }
-        notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+        let mut notes = notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let named = self.environment.facts().observations;
+        ObservationKey::note_names(&named, &self.environment.plain().spaces().observation, &mut notes);
+        notes
     }
 }
 
@@ -326,7 +370,8 @@ mod tests {
         let names = registry
             .names()
             .into_iter()
-            .filter(|name| !name.starts_with("popgym") || name.ends_with("Easy-v0"));
+            .filter(|name| !name.starts_with("popgym") || name.ends_with("Easy-v0"))
+            .filter(|name| !name.starts_with("mikasa"));
         for name in names {
             let env = task(&name);
             for episode in played(&Demonstrations { noise: 1.0, ..of(&env, 0..2) }).unwrap() {

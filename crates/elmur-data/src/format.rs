@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::episode::{Column, ColumnRef, Episode, EpisodeRef, fits};
 use crate::error::{Error, Fault, Result};
-use crate::layout::{ElementType, Layout, Outline, Part};
+use crate::layout::{ColumnType, ElementType, Layout, Outline, Part};
+use crate::packed::{Division, MAX_COLUMN, PACKED_HEAD, PackedColumn, pack};
 
 #[cfg(target_endian = "big")]
 compile_error!("elmur-data reads parts of little-endian files as they lie; this machine is big-endian");
@@ -38,6 +39,7 @@ const FINAL_OBSERVATION: u32 = 4;
 const COUNTS: u32 = 8;
 const LABELS: u32 = 16;
 const ACCEPTED: u32 = 32;
+const PACKED: u32 = 64;
 
 /// Bytes that begin at a multiple of eight in memory.
 #[derive(Debug, Default)]
@@ -240,6 +242,8 @@ impl Head {
 pub(crate) struct Shape {
     pub(crate) steps: usize,
     flags: u32,
+    /// Of packed pictures: the CRC-32 of the payload that has them as they are.
+    plain_crc: u32,
 }
 
 impl Shape {
@@ -248,17 +252,32 @@ impl Shape {
         if start.len() < SHAPE {
             return Err(format!("a payload of {len} bytes, too short for any episode"));
         }
-        let (steps, flags) = (u64_at(start, 0), u32_at(start, 8));
-        if flags >= 2 * ACCEPTED || u32_at(start, 12) != 0 {
+        let (steps, flags, plain_crc) = (u64_at(start, 0), u32_at(start, 8), u32_at(start, 12));
+        let packed = flags & PACKED != 0;
+        if flags >= 2 * PACKED || (plain_crc != 0 && !packed) {
             return Err("flags that version 1 does not know".to_owned());
         }
+        if packed && !layout.observations.iter().any(|column| column.frame.is_some()) {
+            return Err("packed pictures, where no observation is a picture".to_owned());
+        }
         let needed = payload_len(u128::from(steps), flags, layout);
-        if needed != u128::from(len) {
-            return Err(format!("a payload of {len} bytes for {steps} steps, which take {needed}"));
+        if needed != u128::from(len) && (!packed || needed > u128::from(len)) {
+            let least = if packed { "at least " } else { "" };
+            return Err(format!("a payload of {len} bytes for {steps} steps, which take {least}{needed}"));
         }
         let steps =
             usize::try_from(steps).map_err(|_| format!("{steps} steps, too many for this machine"))?;
-        Ok(Self { steps, flags })
+        Ok(Self { steps, flags, plain_crc })
+    }
+
+    /// Whether pictures are packed, behind the other columns.
+    pub(crate) fn packed(self) -> bool {
+        self.flags & PACKED != 0
+    }
+
+    /// The checksum of the episode, whose payload has the given one: that of its payload without packing.
+    pub(crate) fn checksum(self, payload_crc: u32) -> u32 {
+        if self.packed() { self.plain_crc } else { payload_crc }
     }
 
     pub(crate) fn outline(self) -> Outline {
@@ -275,14 +294,21 @@ impl Shape {
     }
 }
 
-/// Bytes of a payload. In 128 bits nothing overflows: 2^64 rows of 2^24 numbers of 2^2 bytes.
+/// Whether a column is one of pictures.
+fn is_picture(column: &ColumnType) -> bool {
+    column.frame.is_some()
+}
+
+/// Bytes of a payload, without packed pictures. In 128 bits nothing overflows: 2^64 rows of 2^24 numbers of 2^2
+/// bytes.
 fn payload_len(steps: u128, flags: u32, layout: &Layout) -> u128 {
     let column = |rows: u128, element: ElementType, width: usize| {
         (rows * width as u128 * element.size() as u128).next_multiple_of(8)
     };
     let rows = steps + u128::from(flags & FINAL_OBSERVATION != 0);
     let mut len = SHAPE as u128;
-    len += layout.observations.iter().map(|c| column(rows, c.element, c.width)).sum::<u128>();
+    let plain = layout.observations.iter().filter(|c| flags & PACKED == 0 || !is_picture(c));
+    len += plain.map(|c| column(rows, c.element, c.width)).sum::<u128>();
     let actions = layout.actions.iter().map(|c| column(steps, c.element, c.width)).sum::<u128>();
     len += if flags & LABELS != 0 { 2 * actions } else { actions };
     len += column(steps, ElementType::F32, 1);
@@ -290,9 +316,18 @@ fn payload_len(steps: u128, flags: u32, layout: &Layout) -> u128 {
     len + if flags & ACCEPTED != 0 { column(steps, ElementType::U8, layout.choices) } else { 0 }
 }
 
-/// The columns of a payload in their order: the column, its rows, bytes per row, and where it begins.
-pub(crate) fn places(layout: &Layout, outline: Outline) -> impl Iterator<Item = Place> {
-    let observations = layout.observations.iter().enumerate().map(|(i, c)| (Part::Observation(i), c));
+/// Bytes of a payload that has pictures as they are.
+pub(crate) fn plain_len(layout: &Layout, outline: Outline) -> u128 {
+    let last = places(layout, outline, false).last();
+    last.map_or(0, |place| u128::from(place.start) + place.rows as u128 * place.row_bytes as u128)
+}
+
+/// The columns of a payload in their order: the column, its rows, bytes per row, and where it begins. Pictures
+/// that are packed are not among them.
+pub(crate) fn places(layout: &Layout, outline: Outline, packed: bool) -> impl Iterator<Item = Place> {
+    let observations = layout.observations.iter().enumerate();
+    let observations = observations.filter(move |(_, c)| !packed || !is_picture(c));
+    let observations = observations.map(|(i, c)| (Part::Observation(i), c));
     let actions = layout.actions.iter().enumerate().map(|(i, c)| (Part::Action(i), c));
     let leaves = observations.chain(actions).map(|(part, c)| (part, c.width * c.element.size()));
     let marks = outline.marked.then_some((Part::Imitate, 1));
@@ -320,14 +355,20 @@ pub(crate) struct Place {
     pub(crate) start: u64,
 }
 
-/// An episode copied from a whole payload, which begins at a multiple of eight in memory.
-pub(crate) fn decode(payload: &[u8], head: Head, layout: &Layout) -> Result<Episode, String> {
+/// An episode copied from a whole payload, which begins at a multiple of eight in memory, and its checksum.
+pub(crate) fn decode(
+    payload: &[u8],
+    head: Head,
+    header: &Header,
+    layout: &Layout,
+) -> Result<(Episode, u32), String> {
     if crc32fast::hash(payload) != head.payload_crc {
         return Err("wrong checksum of the record's payload".to_owned());
     }
-    let outline = Shape::decode(payload, payload.len() as u64, layout)?.outline();
+    let shape = Shape::decode(payload, payload.len() as u64, layout)?;
+    let outline = shape.outline();
     let mut episode = Episode {
-        observations: Vec::new(),
+        observations: layout.observations.iter().map(|column| Column::zeros(column.element, 0)).collect(),
         actions: Vec::new(),
         rewards: Vec::new(),
         terminated: outline.terminated,
@@ -341,11 +382,15 @@ pub(crate) fn decode(payload: &[u8], head: Head, layout: &Layout) -> Result<Epis
         ElementType::I32 => Column::I32(bytemuck::cast_slice(bytes).to_vec()),
         ElementType::U8 => Column::U8(bytes.to_vec()),
     };
-    for place in places(layout, outline) {
+    let mut end = SHAPE;
+    for place in places(layout, outline, shape.packed()) {
         let start = place.start as usize;
         let bytes = &payload[start..start + place.rows * place.row_bytes];
+        end = start + bytes.len().next_multiple_of(8);
         match place.part {
-            Part::Observation(i) => episode.observations.push(column(layout.observations[i].element, bytes)),
+            Part::Observation(i) => {
+                episode.observations[i] = column(layout.observations[i].element, bytes);
+            }
             Part::Action(i) => episode.actions.push(column(layout.actions[i].element, bytes)),
             Part::Label(i) => {
                 let labels = episode.labels.get_or_insert_default();
@@ -366,29 +411,86 @@ pub(crate) fn decode(payload: &[u8], head: Head, layout: &Layout) -> Result<Epis
             }
         }
     }
-    Ok(episode)
+    let crc = shape.checksum(head.payload_crc);
+    if shape.packed() {
+        unpack(payload, end, outline, layout, &mut episode)?;
+        if checksum(&episode.view(), &header.spaces) != crc {
+            return Err("wrong checksum of the unpacked pictures".to_owned());
+        }
+    }
+    Ok((episode, crc))
+}
+
+/// Unpacks the pictures of a payload, which begin at byte `at`.
+fn unpack(
+    payload: &[u8],
+    mut at: usize,
+    outline: Outline,
+    layout: &Layout,
+    episode: &mut Episode,
+) -> Result<(), String> {
+    for (i, column) in layout.observations.iter().enumerate() {
+        let Some(frame) = column.frame else { continue };
+        let (rows, left) = (outline.rows(Part::Observation(i)), payload.len() - at);
+        let head = payload.get(at..at + PACKED_HEAD).ok_or("a payload that ends within packed pictures")?;
+        let division = Division::decode(head, frame, rows, left as u64)?;
+        let mut packed = PackedColumn::new(division);
+        let data = at + PACKED_HEAD + 4 * division.entries();
+        packed.extend(&payload[at + PACKED_HEAD..data])?;
+        let end = data as u64 + packed.begin_at(data as u64);
+        if end.next_multiple_of(8) > payload.len() as u64 {
+            return Err("a payload that ends within packed pictures".to_owned());
+        }
+        at = end.next_multiple_of(8) as usize;
+        let mut pixels = vec![0; rows * frame.len()];
+        let read = |place: u64, to: &mut [u8]| {
+            to.copy_from_slice(&payload[place as usize..place as usize + to.len()]);
+            Ok(())
+        };
+        packed.unpack(0..rows, &mut pixels, read, |problem| problem)?;
+        episode.observations[i] = Column::U8(pixels);
+    }
+    if at != payload.len() {
+        return Err(format!("{} bytes behind the packed pictures", payload.len() - at));
+    }
+    Ok(())
 }
 
 /// What is said of marks that are neither 0 nor 1.
 pub(crate) const BAD_MARKS: &str = "counts other than 0 and 1";
 
-/// Hands out the payload of an episode that fits the spaces, piece by piece.
-fn payload(episode: &EpisodeRef<'_>, spaces: &Spaces, mut put: impl FnMut(&[u8])) {
+/// Hands out the payload of an episode that fits the spaces, piece by piece; with pictures packed, if `layout` is
+/// given.
+fn payload(
+    episode: &EpisodeRef<'_>,
+    spaces: &Spaces,
+    layout: Option<(&Layout, u32)>,
+    mut put: impl FnMut(&[u8]),
+) {
     let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+    let plain_crc = layout.map_or(0, |(_, plain_crc)| plain_crc);
+    let frames: Vec<_> = match layout {
+        Some((layout, _)) => layout.observations.iter().map(|column| column.frame).collect(),
+        None => vec![None; episode.observations.len()],
+    };
     let flags = flag(episode.terminated, TERMINATED)
+        | flag(layout.is_some(), PACKED)
         | flag(episode.truncated, TRUNCATED)
         | flag(episode.has_final_observation(spaces), FINAL_OBSERVATION)
         | flag(episode.imitate.is_some(), COUNTS)
         | flag(episode.labels.is_some(), LABELS)
         | flag(episode.accepted.is_some(), ACCEPTED);
     put(&(episode.steps() as u64).to_le_bytes());
-    put(&u64::from(flags).to_le_bytes());
+    put(&flags.to_le_bytes());
+    put(&plain_crc.to_le_bytes());
     let mut padded = |column: &[u8]| {
         put(column);
         put(&[0; 8][..column.len().next_multiple_of(8) - column.len()]);
     };
     let rewards = ColumnRef::F32(episode.rewards);
-    for column in episode.observations.iter().chain(&episode.actions).chain([&rewards]) {
+    let seen = episode.observations.iter().zip(&frames);
+    let plain = seen.clone().filter(|(_, frame)| frame.is_none()).map(|(column, _)| column);
+    for column in plain.chain(&episode.actions).chain([&rewards]) {
         padded(column_bytes(column));
     }
     if let Some(imitate) = episode.imitate {
@@ -399,6 +501,11 @@ fn payload(episode: &EpisodeRef<'_>, spaces: &Spaces, mut put: impl FnMut(&[u8])
     }
     if let Some(accepted) = episode.accepted {
         padded(bytemuck::cast_slice(accepted));
+    }
+    for (column, frame) in seen {
+        if let Some(frame) = frame {
+            padded(&pack(column_bytes(column), *frame));
+        }
     }
 }
 
@@ -413,14 +520,27 @@ fn column_bytes<'a>(column: &ColumnRef<'a>) -> &'a [u8] {
 /// The CRC-32 of the payload that an episode would have in a file.
 pub(crate) fn checksum(episode: &EpisodeRef<'_>, spaces: &Spaces) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
-    payload(episode, spaces, |bytes| hasher.update(bytes));
+    payload(episode, spaces, None, |bytes| hasher.update(bytes));
     hasher.finalize()
 }
 
-/// The record of an episode that fits the spaces.
-pub(crate) fn encode(episode: &EpisodeRef<'_>, spaces: &Spaces, number: u32) -> Vec<u8> {
+/// The record of an episode that fits the spaces, with pictures as they are.
+pub(crate) fn encode_plain(episode: &EpisodeRef<'_>, spaces: &Spaces, number: u32) -> Vec<u8> {
+    record(episode, spaces, None, number)
+}
+
+/// The record of an episode that fits the spaces and has columns of this layout, with pictures packed.
+pub(crate) fn encode(episode: &EpisodeRef<'_>, spaces: &Spaces, layout: &Layout, number: u32) -> Vec<u8> {
+    let mut columns = layout.observations.iter().zip(&episode.observations);
+    let small = columns.all(|(c, column)| !is_picture(c) || column.len() as u128 <= MAX_COLUMN);
+    let packs = small && layout.observations.iter().any(is_picture);
+    let layout = packs.then(|| (layout, checksum(episode, spaces)));
+    record(episode, spaces, layout, number)
+}
+
+fn record(episode: &EpisodeRef<'_>, spaces: &Spaces, layout: Option<(&Layout, u32)>, number: u32) -> Vec<u8> {
     let mut bytes = vec![0; HEAD];
-    payload(episode, spaces, |part| bytes.extend_from_slice(part));
+    payload(episode, spaces, layout, |part| bytes.extend_from_slice(part));
     let payload = &bytes[HEAD..];
     let head = Head { payload_crc: crc32fast::hash(payload), payload_len: payload.len() as u64 };
     bytes[..HEAD].copy_from_slice(&head.encode(number));

@@ -13,13 +13,15 @@ use crate::episode::{ColumnRef, check_rewards, check_steps, misfit_fault};
 use crate::error::{Error, Fault, Result};
 use crate::format::{Aligned, BAD_MARKS, HEAD, Head, Header, SHAPE, Shape, places};
 use crate::layout::ElementType;
-use crate::layout::{Layout, Outline, Part};
+use crate::layout::{Frame, Layout, Outline, Part};
+use crate::packed::{Division, PACKED_HEAD, PackedColumn};
 use crate::source::{Source, check_read};
 
 /// Bytes of a record that are in memory at once while a file is indexed.
 const BUFFER: usize = 1 << 18;
 
-/// An `.elmur` file of any size. Only its index is in memory: about 40 bytes per episode.
+/// An `.elmur` file of any size. Only its index is in memory: about 64 bytes per episode, and eight per piece of
+/// packed pictures.
 ///
 /// The file may grow or be replaced by renaming meanwhile. A file that is shortened or overwritten in place
 /// is found at the next read, which is an error then.
@@ -36,12 +38,14 @@ pub struct ElmurFile {
 }
 
 /// Where an episode lies in a file.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Record {
     /// Byte at which the payload begins.
     payload: u64,
     checksum: u32,
     outline: Outline,
+    /// Pictures that are packed, in the order of their columns.
+    packed: Box<[PackedColumn]>,
 }
 
 impl Record {
@@ -92,6 +96,13 @@ impl ElmurFile {
         })
     }
 
+    /// The packed pictures of leaf `leaf` of the observation, if they are packed.
+    fn packed_column<'a>(&self, record: &'a Record, leaf: usize) -> Option<&'a PackedColumn> {
+        let columns = &self.layout.observations[..=leaf];
+        columns[leaf].frame?;
+        record.packed.get(columns.iter().filter(|column| column.frame.is_some()).count() - 1)
+    }
+
     fn read_marks(&self, out: &mut [bool], mut offset: u64) -> Result<()> {
         let mut bytes = [0; 1 << 10];
         for out in out.chunks_mut(bytes.len()) {
@@ -125,10 +136,19 @@ impl Source for ElmurFile {
         &self.layout
     }
 
-    fn read(&self, part: Part, episode: usize, rows: Range<usize>, out: FieldMut<'_>) -> Result<()> {
+    fn read(&self, part: Part, episode: usize, rows: Range<usize>, mut out: FieldMut<'_>) -> Result<()> {
         check_read(self, part, episode, &rows, &out)?;
         let record = &self.records[episode];
-        let Some(place) = places(&self.layout, record.outline).find(|place| place.part == part) else {
+        if let (Part::Observation(leaf), FieldMut::U8(out)) = (part, &mut out)
+            && let Some(column) = self.packed_column(record, leaf)
+        {
+            self.check_unchanged()?;
+            let read = |place: u64, to: &mut [u8]| self.read_bytes(to, record.payload + place);
+            let fail = |problem| Error::damaged(&self.path, episode, record.begin(), problem);
+            return column.unpack(rows, out, read, fail);
+        }
+        let places = &mut places(&self.layout, record.outline, !record.packed.is_empty());
+        let Some(place) = places.find(|place| place.part == part) else {
             return Ok(());
         };
         self.check_unchanged()?;
@@ -185,9 +205,10 @@ pub(crate) fn index(source: &mut impl Read, path: &Path) -> Result<Indexed> {
             }
             Scanned::Damaged(problem) => return Err(damaged(problem)),
             Scanned::Misfit(fault) => return Err(Error::episode(path, number, fault)),
-            Scanned::Whole(outline) => {
+            Scanned::Whole(shape, packed) => {
                 let payload = offset + HEAD as u64;
-                records.push(Record { payload, checksum: head.payload_crc, outline });
+                let (checksum, outline) = (shape.checksum(head.payload_crc), shape.outline());
+                records.push(Record { payload, checksum, outline, packed });
                 offset = payload + head.payload_len;
             }
         }
@@ -196,7 +217,7 @@ pub(crate) fn index(source: &mut impl Read, path: &Path) -> Result<Indexed> {
 
 /// What a pass over a payload found.
 enum Scanned {
-    Whole(Outline),
+    Whole(Shape, Box<[PackedColumn]>),
     /// The file ends after this many bytes of the payload.
     Torn(u64),
     Damaged(String),
@@ -229,11 +250,11 @@ impl<R: Read> Scan<'_, R> {
             return torn(&self);
         }
         let shape = Shape::decode(self.buffer, head.payload_len, layout);
-        let (mut marks_problem, mut fault) = (None, None);
+        let (mut problem, mut fault, mut packed) = (None, None, Vec::new());
         if let Ok(shape) = &shape {
             let outline = shape.outline();
             fault = check_steps(outline.steps).err();
-            for place in places(layout, outline) {
+            for place in places(layout, outline, shape.packed()) {
                 let each = (BUFFER / place.row_bytes.max(1)).max(1);
                 for first in (0..place.rows).step_by(each) {
                     let rows = each.min(place.rows - first);
@@ -242,7 +263,7 @@ impl<R: Read> Scan<'_, R> {
                     }
                     if matches!(place.part, Part::Imitate | Part::Accepted) {
                         let bad = self.buffer.iter().any(|mark| *mark > 1);
-                        marks_problem = marks_problem.or(bad.then(|| BAD_MARKS.to_owned()));
+                        problem = problem.or(bad.then(|| BAD_MARKS.to_owned()));
                     } else if fault.is_none() {
                         fault = check(place.part, &header.spaces, layout, first, self.buffer).err();
                     }
@@ -250,6 +271,13 @@ impl<R: Read> Scan<'_, R> {
                 let len = place.rows as u64 * place.row_bytes as u64;
                 if !self.piece(len.next_multiple_of(8) - len)? {
                     return torn(&self);
+                }
+            }
+            if shape.packed() {
+                match self.packed(head.payload_len, outline, layout)? {
+                    Pictures::Whole(columns) => packed = columns,
+                    Pictures::Torn => return torn(&self),
+                    Pictures::Damaged(damage) => problem = problem.or(Some(damage)),
                 }
             }
         }
@@ -261,12 +289,82 @@ impl<R: Read> Scan<'_, R> {
         if self.hasher.finalize() != head.payload_crc {
             return Ok(Scanned::Damaged("wrong checksum of the record's payload".to_owned()));
         }
-        Ok(match (shape, marks_problem, fault) {
+        Ok(match (shape, problem, fault) {
             (Err(problem), ..) | (Ok(_), Some(problem), _) => Scanned::Damaged(problem),
             (Ok(_), None, Some(fault)) => Scanned::Misfit(fault),
-            (Ok(shape), None, None) => Scanned::Whole(shape.outline()),
+            (Ok(shape), None, None) => Scanned::Whole(shape, packed.into()),
         })
     }
+
+    /// Reads the tables of packed pictures and passes over the pictures, whose bytes the checksum covers.
+    fn packed(&mut self, payload_len: u64, outline: Outline, layout: &Layout) -> std::io::Result<Pictures> {
+        let mut columns = Vec::new();
+        let frames = layout.observations.iter().enumerate();
+        for (i, frame) in frames.filter_map(|(i, column)| Some((i, column.frame?))) {
+            match self.packed_column(payload_len, outline.rows(Part::Observation(i)), frame)? {
+                Ok(Some(column)) => columns.push(column),
+                Ok(None) => return Ok(Pictures::Torn),
+                Err(problem) => return Ok(Pictures::Damaged(problem)),
+            }
+        }
+        Ok(match self.left {
+            0 => Pictures::Whole(columns),
+            more => Pictures::Damaged(format!("{more} bytes behind the packed pictures")),
+        })
+    }
+
+    /// One packed column; none if the file ends within.
+    fn packed_column(
+        &mut self,
+        payload_len: u64,
+        rows: usize,
+        frame: Frame,
+    ) -> std::io::Result<Result<Option<PackedColumn>, String>> {
+        let ends_within = || Ok(Err("a payload that ends within packed pictures".to_owned()));
+        let left = self.left;
+        if left < PACKED_HEAD as u64 {
+            return ends_within();
+        }
+        if !self.piece(PACKED_HEAD as u64)? {
+            return Ok(Ok(None));
+        }
+        let division = match Division::decode(self.buffer, frame, rows, left) {
+            Ok(division) => division,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        let (mut column, mut table) = (PackedColumn::new(division), 4 * division.entries() as u64);
+        while table > 0 {
+            let len = table.min(BUFFER as u64);
+            if !self.piece(len)? {
+                return Ok(Ok(None));
+            }
+            if let Err(problem) = column.extend(self.buffer) {
+                return Ok(Err(problem));
+            }
+            table -= len;
+        }
+        let len = column.begin_at(payload_len - self.left);
+        let end = payload_len - self.left + len;
+        let mut rest = len + (end.next_multiple_of(8) - end);
+        if rest > self.left {
+            return ends_within();
+        }
+        while rest > 0 {
+            let len = rest.min(BUFFER as u64);
+            if !self.piece(len)? {
+                return Ok(Ok(None));
+            }
+            rest -= len;
+        }
+        Ok(Ok(Some(column)))
+    }
+}
+
+/// What a pass over the packed pictures of a payload found.
+enum Pictures {
+    Whole(Vec<PackedColumn>),
+    Torn,
+    Damaged(String),
 }
 
 /// Checks the numbers of some rows of a column, the first of which is row `first`.

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use elmur_base::{Leaf, Space, did_you_mean};
+use elmur_envs::ObservationName;
 use serde::{Deserialize, Serialize};
 
 /// Key of the metadata that holds the names and shapes of observations, as a JSON list.
@@ -61,6 +62,26 @@ impl ObservationKey {
             Leaf::Ints(_) => false,
         };
         len == Some(leaf.len()) && (picture || !self.channels_last)
+    }
+
+    /// Notes in metadata what an environment calls the leaves of its observation space; nothing where it names none.
+    pub(crate) fn note_names(
+        names: &[ObservationName],
+        space: &Space,
+        metadata: &mut BTreeMap<String, String>,
+    ) {
+        let leaves = space.leaves();
+        if names.is_empty() || names.len() != leaves.len() {
+            return;
+        }
+        let mut keys = Self::of(&BTreeMap::new(), space);
+        for (key, name) in keys.iter_mut().zip(names) {
+            key.name = name.name.to_owned();
+            if let ([channels, height, width], true) = (&key.shape[..], name.channels_last) {
+                (key.shape, key.channels_last) = (vec![*height, *width, *channels], true);
+            }
+        }
+        Self::note(&keys, metadata);
     }
 
     /// Notes keys in metadata.

@@ -6,6 +6,7 @@ use elmur_base::{Leaf, Space, Spaces};
 use serde::{Deserialize, Serialize};
 
 use crate::episode::joint_choices;
+use crate::packed::frame_of;
 
 /// Element type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +77,23 @@ pub struct ColumnType {
     pub element: ElementType,
     /// Numbers per row.
     pub width: usize,
+    /// How a row of bytes is a picture that native files pack; none for other columns.
+    pub(crate) frame: Option<Frame>,
+}
+
+/// A picture: channels, each of which has all its pixels side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) channels: usize,
+    /// Height times width.
+    pub(crate) pixels: usize,
+}
+
+impl Frame {
+    /// Bytes of a picture.
+    pub(crate) fn len(self) -> usize {
+        self.channels * self.pixels
+    }
 }
 
 /// Element types and widths of all columns of an episode.
@@ -92,16 +110,17 @@ pub struct Layout {
 impl Layout {
     /// The layout of columns that have the leaves' widths and the given element types.
     pub fn new(spaces: &Spaces, observations: &[ElementType], actions: &[ElementType]) -> Self {
-        let columns = |space: &Space, types: &[ElementType]| {
+        let columns = |space: &Space, types: &[ElementType], seen: bool| {
             let column = |(element, leaf): (&ElementType, Leaf<'_>)| ColumnType {
                 element: *element,
                 width: leaf.len(),
+                frame: if seen { frame_of(&leaf, *element) } else { None },
             };
             types.iter().zip(space.leaves()).map(column).collect()
         };
         Self {
-            observations: columns(&spaces.observation, observations),
-            actions: columns(&spaces.action, actions),
+            observations: columns(&spaces.observation, observations, true),
+            actions: columns(&spaces.action, actions, false),
             choices: joint_choices(&spaces.action),
         }
     }

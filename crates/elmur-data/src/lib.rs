@@ -9,7 +9,7 @@
 //!   applied to a source.
 //! - [`Writer`], [`Reader`]: `.elmur` files, one episode at a time. `docs/dataset-format.md` specifies the
 //!   format: every byte is covered by a checksum, and a writer that is killed loses at most the episode it
-//!   was writing. [`NpzWriter`], [`write_npz`]: the layout of the published datasets.
+//!   was writing. [`PartsWriter`]: a folder of such files that is read as one dataset. [`NpzWriter`], [`write_npz`]: the layout of the published datasets.
 //! - [`collect`](mod@collect): demonstrations of scripted experts.
 //! - [`Sampler`]: which crops a batch is made of. [`Window`]: the numbers of a batch. [`Loader`]: batches read
 //!   ahead on threads.
@@ -56,6 +56,7 @@ mod format;
 mod gymnasium;
 mod hdf5;
 mod indexed;
+mod joined;
 mod keys;
 mod layout;
 mod lerobot;
@@ -68,6 +69,7 @@ mod npy;
 mod npz;
 mod npz_write;
 mod open;
+mod packed;
 mod parquet_file;
 mod pictures;
 mod recordings;
@@ -85,6 +87,7 @@ pub use dataset::Dataset;
 pub use episode::{Column, ColumnRef, Episode, EpisodeRef};
 pub use error::{Error, Fault, Result};
 pub use indexed::ElmurFile;
+pub use joined::PartsWriter;
 pub use keys::{ObservationKey, Selection};
 pub use layout::{ColumnType, ElementType, Layout, Outline, Part};
 pub use limits::Limits;

@@ -81,9 +81,9 @@ impl<R: Read> Reader<R> {
         if (payload.len() as u64) < head.payload_len {
             return Ok(None);
         }
-        let episode = decode(&payload, head, &self.layout).map_err(damaged)?;
+        let (episode, checksum) = decode(&payload, head, &self.header, &self.layout).map_err(damaged)?;
         self.header.check(&episode.view()).map_err(|fault| Error::episode(path, number, fault))?;
-        self.checksums.push(head.payload_crc);
+        self.checksums.push(checksum);
         self.episodes += 1;
         self.offset += self.torn_bytes;
         self.torn_bytes = 0;
@@ -308,7 +308,16 @@ impl Writer {
 
     /// Checks and writes an [`Episode`] or [`EpisodeRef`]. After an error the file is as it was before.
     pub fn push<'a>(&mut self, episode: impl Into<EpisodeRef<'a>>) -> Result<()> {
-        let (episode, mut bytes) = (episode.into(), Vec::new());
+        self.put(episode.into(), None).map(|_| ())
+    }
+
+    /// [`Writer::push`], unless the file would have more than `most` bytes then: false, and nothing is written.
+    pub fn push_within<'a>(&mut self, episode: impl Into<EpisodeRef<'a>>, most: u64) -> Result<bool> {
+        self.put(episode.into(), Some(most))
+    }
+
+    fn put(&mut self, episode: EpisodeRef<'_>, most: Option<u64>) -> Result<bool> {
+        let mut bytes = Vec::new();
         if self.end == 0 {
             self.header.set_types(&episode);
         }
@@ -318,7 +327,10 @@ impl Writer {
         }
         let number = u32::try_from(self.episodes)
             .map_err(|_| Error::file(&self.path, "2^32 episodes are all a file can hold; begin another"))?;
-        bytes.extend(encode(&episode, &self.header.spaces, number));
+        bytes.extend(encode(&episode, &self.header.spaces, &self.header.layout(), number));
+        if most.is_some_and(|most| self.end + bytes.len() as u64 > most) {
+            return Ok(false);
+        }
         let written = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&bytes));
         if let Err(cause) = written {
             let _ = self.file.set_len(self.end);
@@ -326,7 +338,7 @@ impl Writer {
         }
         self.end += bytes.len() as u64;
         self.episodes += 1;
-        Ok(())
+        Ok(true)
     }
 
     /// Stops writing. A new file is removed, and what was at its path before stays; a file that was appended

@@ -128,11 +128,16 @@ impl Recordings for NpzFiles {
 
 /// The folder's `.npz` files, by the number at the end of their names.
 pub(crate) fn list(folder: &Path) -> Result<Vec<PathBuf>> {
+    list_files(folder, "npz")
+}
+
+/// The folder's files of this extension that are not hidden, by the number at the end of their names.
+pub(crate) fn list_files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
         let path = entry.map_err(|e| Error::io(folder, e))?.path();
         let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        if path.extension().is_some_and(|e| e == "npz") && !hidden {
+        if path.extension().is_some_and(|e| e == extension) && !hidden {
             paths.push(path);
         }
     }

@@ -20,6 +20,8 @@ use crate::npy::{FINAL, SEVERAL};
 use crate::npz::list;
 use crate::source::Source;
 
+/// Name of the cameras in the published robot data.
+const RGB: &str = "rgb";
 /// Name of the file in the folder aside that is locked while a writer is at work.
 const LOCK: &str = ".lock";
 
@@ -96,7 +98,9 @@ impl NpzWriter {
     }
 
     /// Calls observations by their names, one per leaf of the space, and writes them in the shapes of these
-    /// keys: a single one as `obs`, several as `obs/NAME`.
+    /// keys: a single one as `obs`, several as `obs/NAME`. Where cameras are called `rgb`, the layout is that of
+    /// the published robot data: observations by their plain names, `success` 1 where the reward is 1, and
+    /// `done` 1 in the last step of every episode.
     pub fn with_keys(mut self, keys: Vec<ObservationKey>) -> Self {
         self.keys = (keys.len() == self.spaces.observation.leaves().len()).then_some(keys);
         self
@@ -260,9 +264,10 @@ fn archive(
         );
     }
     let steps = episode.steps();
+    let robot = keys.is_some_and(is_robot);
     let mut done = vec![0; steps];
     if let Some(last) = done.last_mut() {
-        *last = u8::from(episode.terminated);
+        *last = u8::from(episode.terminated || robot);
     }
     let imitate = episode.imitate.map(|imitate| imitate.iter().map(|x| u8::from(*x)).collect::<Vec<_>>());
     let reward = ColumnRef::F32(episode.rewards);
@@ -270,10 +275,28 @@ fn archive(
     arrays.extend([
         ("action".to_owned(), npy(&episode.actions, &spaces.action, 0..steps, true)?),
         ("reward".to_owned(), npy(&[reward], &Space::unbounded([]), 0..steps, true)?),
-        ("done".to_owned(), npy_bytes("|b1", &[steps], &done)),
     ]);
+    if robot {
+        // Rewards of these tasks are 1 in the steps that solve them, and less in all others.
+        let success: Vec<u8> = episode.rewards.iter().map(|reward| u8::from(*reward >= 1.0)).collect();
+        arrays.push(("success".to_owned(), npy_flags(&success)));
+        arrays.push(("done".to_owned(), npy_flags(&done)));
+    } else {
+        arrays.push(("done".to_owned(), npy_bytes("|b1", &[steps], &done)));
+    }
     arrays.extend(imitate.map(|imitate| ("counts".to_owned(), npy_bytes("|b1", &[steps], &imitate))));
     zip(&arrays).map_err(|e| format!("cannot be written: {e}"))
+}
+
+/// Whether these are the observations of the published robot data, whose cameras are `rgb`.
+fn is_robot(keys: &[ObservationKey]) -> bool {
+    keys.iter().any(|key| key.name == RGB && key.channels_last)
+}
+
+/// An `.npy` file of flags as 64-bit integers.
+fn npy_flags(flags: &[u8]) -> Vec<u8> {
+    let wide: Vec<u8> = flags.iter().flat_map(|flag| i64::from(*flag).to_le_bytes()).collect();
+    npy_bytes("<i8", &[flags.len()], &wide)
 }
 
 /// The arrays of observations and of the one after the last action: one for all leaves if they have no names
@@ -299,6 +322,7 @@ fn observations(
             .unwrap_or_else(|_| observations(episode, space, Some(&several())));
     };
     let name = |key: &ObservationKey| match keys.len() {
+        _ if is_robot(keys) => key.name.clone(),
         1 => "obs".to_owned(),
         _ => format!("{SEVERAL}{}", key.name),
     };

@@ -12,7 +12,6 @@ use crate::dataset::Dataset;
 use crate::episode::Episode;
 use crate::error::{Error, Result};
 use crate::format::MAGIC;
-use crate::indexed::ElmurFile;
 use crate::keys::Selection;
 use crate::limits::Limits;
 use crate::native::Reader;
@@ -20,7 +19,7 @@ use crate::npz::{self, NpzFiles};
 use crate::recordings::{self, Recordings};
 use crate::select::select_keys;
 use crate::source::Source;
-use crate::{d4rl, hdf5, lerobot, minari, robomimic};
+use crate::{d4rl, hdf5, joined, lerobot, minari, robomimic};
 
 /// What a format is opened with.
 #[derive(Clone, Copy)]
@@ -44,12 +43,17 @@ struct Format {
 }
 
 /// All formats, asked in this order.
-const FORMATS: [Format; 6] = [
+const FORMATS: [Format; 7] = [
     Format { name: "an .elmur file", recognise: |g| g.starts(&MAGIC), open: Open::Source(open_native) },
     Format {
         name: "a folder of .npz files",
         recognise: |g| g.folder && g.npz_inside,
         open: Open::Recordings(open_npz),
+    },
+    Format {
+        name: "a folder of .elmur files",
+        recognise: |g| g.folder && g.native_inside,
+        open: Open::Source(open_native),
     },
     Format { name: "an .npz file", recognise: |g| g.starts(b"PK\x03\x04"), open: Open::Recordings(open_npz) },
     Format {
@@ -239,19 +243,16 @@ pub fn is_data(path: impl AsRef<Path>) -> bool {
 
 fn open_native(path: &Path, wanted: Wanted<'_>) -> Result<Arc<dyn Source>> {
     wanted.selection.only_keys("an .elmur file").map_err(|problem| Error::file(path, problem))?;
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    let size = file.metadata().map_err(|e| Error::io(path, e))?.len();
-    let source: Arc<dyn Source> = match size > wanted.limits.memory {
-        true => Arc::new(ElmurFile::open(path)?),
-        // A file that grows meanwhile is read as far as it was when it was opened.
-        false => Arc::new(Reader::named(std::io::BufReader::new(file).take(size), path)?.into_dataset()?),
-    };
+    let files = if path.is_dir() { joined::list(path)? } else { vec![path.to_owned()] };
+    let source = joined::open_files(path, &files, wanted.limits.memory)?;
     select_keys(source, &wanted.selection.keys).map_err(|problem| Error::file(path, problem))
 }
 
 /// What can be seen of a path without reading all of it.
 struct Glance {
     folder: bool,
+    /// Whether a folder holds files named `.elmur`.
+    native_inside: bool,
     /// Whether a folder holds files named `.npz`.
     npz_inside: bool,
     /// Whether a folder is a dataset of LeRobot.
@@ -271,9 +272,9 @@ impl Glance {
             _ => Error::io(path, e),
         })?;
         if about.is_dir() {
-            let npz_inside = !npz::list(path)?.is_empty();
+            let (native_inside, npz_inside) = (!joined::list(path)?.is_empty(), !npz::list(path)?.is_empty());
             let (lerobot, minari) = (lerobot::is_in(path), minari::is_in(path));
-            return Ok(Self { folder: true, npz_inside, lerobot, minari, start: Vec::new() });
+            return Ok(Self { folder: true, native_inside, npz_inside, lerobot, minari, start: Vec::new() });
         }
         // Opening a pipe would wait for a writer; devices have no end.
         if !about.is_file() {
@@ -283,7 +284,14 @@ impl Glance {
         let mut start = Vec::new();
         let file = File::open(path).map_err(|e| Error::io(path, e))?;
         file.take(64).read_to_end(&mut start).map_err(|e| Error::io(path, e))?;
-        Ok(Self { folder: false, npz_inside: false, lerobot: false, minari: false, start })
+        Ok(Self {
+            folder: false,
+            native_inside: false,
+            npz_inside: false,
+            lerobot: false,
+            minari: false,
+            start,
+        })
     }
 
     fn starts(&self, magic: &[u8]) -> bool {
@@ -304,7 +312,7 @@ impl Glance {
             (b"{", "this looks like JSON"),
         ];
         if self.folder {
-            return "a folder without .npz files; expected train_data_0.npz, train_data_1.npz, ..."
+            return "a folder without .elmur or .npz files; expected train_data_0.npz, train_data_1.npz, ..."
                 .to_owned();
         }
         if self.start.is_empty() {

@@ -118,6 +118,12 @@ pub trait Source: fmt::Debug + Send + Sync {
         })
     }
 
+    /// Bytes that the numbers of all episodes take without packing.
+    fn plain_bytes(&self) -> u64 {
+        let bytes = |i: usize| format::plain_len(self.layout(), self.outline(i));
+        (0..self.episodes()).map(bytes).sum::<u128>().try_into().unwrap_or(u64::MAX)
+    }
+
     /// Computes counts and statistics, reading all rewards and marks a few steps at a time.
     fn summary(&self) -> Result<Summary> {
         let (mut steps, mut imitated, mut terminated, mut truncated) = (0, 0, 0, 0);
@@ -223,7 +229,7 @@ pub fn episode_checksum<'a>(episode: impl Into<EpisodeRef<'a>>, spaces: &Spaces)
 pub fn earlier_fingerprint(source: &dyn Source) -> Result<u32> {
     let mut hasher = crc32fast::Hasher::new();
     for i in 0..source.episodes() {
-        hasher.update(&format::encode(&source.episode(i)?.view(), source.spaces(), i as u32));
+        hasher.update(&format::encode_plain(&source.episode(i)?.view(), source.spaces(), i as u32));
     }
     Ok(hasher.finalize())
 }

@@ -9,7 +9,7 @@ use elmur_base::Stop;
 use elmur_envs::{Env, Environment, Player};
 use elmur_rng::Stream as Draws;
 
-use crate::collect::play_with;
+use crate::collect::{How, play_with};
 use crate::error::Result;
 use crate::{Crop, Dataset, Episode, Error, Sampler, Source, wrap};
 
@@ -130,7 +130,9 @@ impl Stream {
                 Some(episode) => episode,
                 None => {
                     let (env, player) = (&mut *playing.env, &mut *playing.player);
-                    play_with(env, player, seed(number), (self.noise, self.ties), stop)?
+                    let drops_failures = self.environment.facts().drops_failures;
+                    let how = How { noise: self.noise, ties: self.ties, drops_failures };
+                    play_with(env, player, seed(number), how, stop)?
                 }
             });
         }

@@ -311,10 +311,10 @@ fn rgb(picture: &Picture, (height, width): (usize, usize), out: &mut [u8]) -> Re
     let black = black as i32;
     each_pixel(picture, width, steps, out, |y, u, v| {
         let (u, v) = (i32::from(u) - 128, i32::from(v) - 128);
-        let y = (i32::from(y) - black) * brightness >> FRACTION;
-        let red = y + (v * red_v >> FRACTION);
-        let green = y + (u * green_u >> FRACTION) + (v * green_v >> FRACTION);
-        let blue = y + (u * blue_u >> FRACTION);
+        let y = ((i32::from(y) - black) * brightness) >> FRACTION;
+        let red = y + ((v * red_v) >> FRACTION);
+        let green = y + ((u * green_u) >> FRACTION) + ((v * green_v) >> FRACTION);
+        let blue = y + ((u * blue_u) >> FRACTION);
         [red, green, blue].map(|x| x.clamp(0, 255) as u8)
     });
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use elmur_base::{Discount, Field, FieldMut, Leaf};
+use elmur_base::{Discount, Field, FieldMut, Leaf, StepWeights};
 
 use crate::Crop;
 use crate::episode::{Column, pixel};
@@ -51,7 +51,7 @@ impl Window<'_> {
     /// | [`Field::Target`] | i64 for the discrete components of the action, f32 for the continuous ones |
     /// | [`Field::Imitate`], [`Field::Exists`] | bool |
     /// | [`Field::NextObservation`] | as [`Field::Observation`] |
-    /// | [`Field::ReturnToGo`], [`Field::Reward`], [`Field::CountedReward`], [`Field::LaterRewards`] | f32 |
+    /// | [`Field::ReturnToGo`], [`Field::Reward`], [`Field::CountedReward`], [`Field::LaterRewards`], [`Field::Weight`] | f32 |
     /// | [`Field::KnownNext`], [`Field::Terminated`] | bool |
     ///
     /// Another type, room for more or fewer numbers, and a leaf or episode that does not exist are errors.
@@ -140,6 +140,17 @@ impl Window<'_> {
                     Ok(())
                 })
             }
+            (Field::Weight(weights), FieldMut::F32(out)) => {
+                self.check_room(field, 1, out.len())?;
+                let (mut rewards, mut marks) = (Vec::new(), vec![true; self.length]);
+                self.each(1, out, |row, out| {
+                    self.marks(row, &mut marks[..row.length])?;
+                    self.weights(row, weights, &mut rewards, out)?;
+                    let left_out = out.iter_mut().zip(&marks).filter(|(_, mark)| !**mark);
+                    left_out.for_each(|(weight, _)| *weight = 0.0);
+                    Ok(())
+                })
+            }
             (field, out) => {
                 let of_actions = |integer: &str| match (discrete, continuous) {
                     (_, 0) => format!("{integer}, since actions are discrete"),
@@ -162,7 +173,8 @@ impl Window<'_> {
                     | Field::ReturnToGo
                     | Field::Reward
                     | Field::CountedReward(_)
-                    | Field::LaterRewards(_) => "f32".to_owned(),
+                    | Field::LaterRewards(_)
+                    | Field::Weight(_) => "f32".to_owned(),
                 };
                 Err(Error::field(field, expected, out.type_name()))
             }
@@ -209,7 +221,7 @@ impl Window<'_> {
     /// The observations `later` steps after those of the window.
     fn observations(&self, field: Field, leaf: usize, later: usize, out: FieldMut<'_>) -> Result<()> {
         let columns = &self.source.layout().observations;
-        let Some(ColumnType { element, width }) = columns.get(leaf).copied() else {
+        let Some(ColumnType { element, width, .. }) = columns.get(leaf).copied() else {
             return Err(Error::field(field, format!("a leaf below {}", columns.len()), leaf));
         };
         self.check_room(field, width, out.len())?;
@@ -406,6 +418,31 @@ impl Window<'_> {
         Ok(())
     }
 
+    /// Weights of the steps of a row: 1 up to the episode's first success, another number after it.
+    fn weights(
+        &self,
+        row: &Row,
+        weights: StepWeights,
+        rewards: &mut Vec<f32>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let mut end = None;
+        let seen = row.first.saturating_add(row.length).min(row.outline.steps);
+        for rows in chunks(seen, 1) {
+            rewards.resize(rows.len(), 0.0);
+            self.read_rewards(row, None, rows.clone(), rewards)?;
+            if let Some(i) = rewards.iter().position(|reward| *reward >= weights.success()) {
+                end = Some(rows.start + i);
+                break;
+            }
+        }
+        for (i, weight) in out.iter_mut().enumerate() {
+            let after = end.is_some_and(|end| row.first + i > end);
+            *weight = if after { weights.after() } else { 1.0 };
+        }
+        Ok(())
+    }
+
     /// Sums of rewards to the end of the episode: `shown(reward, later)` of each step's reward and the
     /// discounted sum of those after it.
     fn sums_to_end(
@@ -565,6 +602,28 @@ pub(crate) mod tests {
         assert_eq!(floats(Field::LaterRewards(paid)), [1.0, 0.0, 0.0, 0.0, 1.875, 1.75, 1.5, 1.0]);
         let later = floats(Field::LaterRewards(replaced));
         assert_eq!(later, [-8.0, 0.0, 0.0, 0.0, 0.75, -0.5, -3.0, -8.0]);
+    }
+
+    #[test]
+    fn steps_after_the_first_success_have_a_weight_of_their_own() {
+        let mut episode = dataset(&[6]).episode(0).to_episode();
+        episode.rewards = vec![0.0, 0.5, 1.0, 0.0, 1.0, 0.0];
+        episode.imitate = Some(vec![true, false, true, true, false, true]);
+        let spaces = dataset(&[6]).spaces().clone();
+        let data = Dataset::from_episodes(spaces, BTreeMap::new(), vec![episode]).unwrap();
+        let weights = |start: usize, offset: usize, success: f32| {
+            let window = Window { source: &data, crops: &[Crop::new(0, start)], offset, length: 4 };
+            let mut out = [9.0; 4];
+            let field = Field::Weight(StepWeights::new(success, 0.25));
+            window.fill(field, FieldMut::F32(&mut out)).unwrap();
+            out
+        };
+        // The step that succeeds counts in full, whatever window it is seen in.
+        assert_eq!(weights(0, 0, 1.0), [1.0, 0.0, 1.0, 0.25]);
+        assert_eq!(weights(2, 0, 1.0), [1.0, 0.25, 0.0, 0.25]);
+        assert_eq!(weights(0, 3, 1.0), [0.25, 0.0, 0.25, 0.0]);
+        assert_eq!(weights(0, 0, 0.5), [1.0, 0.0, 0.25, 0.25]);
+        assert_eq!(weights(2, 0, 2.0), [1.0, 1.0, 0.0, 1.0]);
     }
 
     /// A camera, pixels of a box, a pair of choices and nothing at all; actions of two choices around two

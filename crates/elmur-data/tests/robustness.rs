@@ -400,7 +400,11 @@ fn what_is_no_dataset_says_so() {
     let problem = |path: &Path| Dataset::open(path).unwrap_err().to_string();
     assert!(problem(&path).contains("an empty file"));
     assert!(ElmurFile::open(&path).is_err());
-    assert!(problem(&folder.0).contains("a folder without .npz files; expected train_data_0.npz"));
+    // A folder of native files is as good as the files in it.
+    assert!(problem(&folder.0).contains("empty.elmur"));
+    fs::create_dir(folder.join("folder")).unwrap();
+    let other = problem(&folder.join("folder"));
+    assert!(other.contains("a folder without .elmur or .npz files; expected train_data_0.npz"), "{other}");
     for (bytes, look) in [
         (&b"PK\x03\x04 an archive"[..], "not a whole .npz file"),
         (b"\x89HDF\r\n\x1a\n", "not a whole HDF5 file"),

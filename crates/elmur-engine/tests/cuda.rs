@@ -8,7 +8,7 @@ mod common;
 mod gpu;
 
 use elmur_engine::{
-    Activation, Attention, AttentionMask, Conv1d, DType, Gpu, Graph, Norm, NormKind, Pool, Precision,
+    Activation, Attention, AttentionMask, Conv1d, Conv2d, DType, Gpu, Graph, Norm, NormKind, Pool, Precision,
     Program, Qkv, Relative, Result, SelectiveScan, Store, Value,
 };
 
@@ -210,6 +210,14 @@ fn layers_of_a_u_net_agree_with_the_cpu() {
             g.conv_transpose1d(y, up, Some(bias), Conv1d { stride: 2, padding: 1 }, Activation::Identity)
         });
     }
+    // More images than a GPU unfolds at once.
+    compare("convolution of many images", |g| {
+        let x = g.param("x", DType::F32, [130, 6, 64, 64])?;
+        let w = g.param("w", DType::F32, [8, 6, 5, 5])?;
+        let w = g.scale(w, 1.0 / 12.0)?;
+        let bias = g.param("bias", DType::F32, [8])?;
+        g.conv2d(x, w, Some(bias), Conv2d { stride: 1, padding: 0 }, Activation::Relu)
+    });
     compare("pooling of large images", |g| {
         let x = g.param("x", DType::F32, [3, 5, 64, 48])?;
         let y = g.max_pool2d(x, (2, 2))?;
@@ -241,6 +249,34 @@ fn bins_and_draws_are_those_of_the_cpu() {
         program.set("x", &x).unwrap();
         program.run().unwrap();
         ["bins", "draws"].map(|name| program.get::<i32>(name).unwrap().to_vec())
+    }
+    let Some(gpu) = gpu::gpu(Precision::F32) else { return };
+    assert_eq!(results(&gpu.into()), results(&(&Pool::new(1)).into()));
+}
+
+/// Moved images are copies of pixels, the same on both devices.
+#[test]
+fn moved_images_are_those_of_the_cpu() {
+    fn results(device: &elmur_engine::Device) -> (Vec<u8>, Vec<f32>) {
+        let mut g = Graph::new();
+        let bytes = g.input("bytes", DType::U8, [5, 3, 6, 20, 17]).unwrap();
+        let rng = g.rng("rng").unwrap();
+        let draws = g.random_below(1 << 24, [5, 2], rng).unwrap();
+        let draws = g.cast(draws, DType::F32).unwrap();
+        let draws = g.scale(draws, 0.5f64.powi(24)).unwrap();
+        let moved = g.shift_images(bytes, draws, 7).unwrap();
+        let floats = g.cast(bytes, DType::F32).unwrap();
+        let floats = g.shift_images(floats, draws, 16).unwrap();
+        g.output("moved", moved).unwrap();
+        g.output("floats", floats).unwrap();
+        let store = Store::on(device);
+        store.declare(&g).unwrap();
+        store.set("rng", &[12345i64, 6]).unwrap();
+        let mut program = Program::new(&g, device, &[&store]).unwrap();
+        let pixels: Vec<u8> = (0..5 * 18 * 340).map(|i| (i * 7 + i / 340) as u8).collect();
+        program.set("bytes", &pixels).unwrap();
+        program.run().unwrap();
+        (program.get::<u8>("moved").unwrap().to_vec(), program.get::<f32>("floats").unwrap().to_vec())
     }
     let Some(gpu) = gpu::gpu(Precision::F32) else { return };
     assert_eq!(results(&gpu.into()), results(&(&Pool::new(1)).into()));

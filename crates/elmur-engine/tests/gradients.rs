@@ -372,11 +372,11 @@ fn convolution() {
     check("conv2d", 24, |g, case| {
         let (batch, channels, outputs) = (case.extent(9), case.extent(3), case.extent(5));
         let (h, w) = (1 + case.below(3), 1 + case.below(3));
-        let (height, width) = (h + case.below(5), w + case.below(5));
+        let (height, width) = (h + case.below(5), w + case.below(9));
         let x = case.param(g, [batch, channels, height, width])?;
         let weight = case.param(g, [outputs, channels, h, w])?;
         let bias = if case.flip() { Some(case.param(g, [outputs])?) } else { None };
-        let conv = Conv2d { stride: 1 + case.below(3), padding: case.below(3) };
+        let conv = Conv2d { stride: 1 + case.below(4), padding: case.below(3) };
         Ok(vec![g.conv2d(x, weight, bias, conv, Activation::Tanh)?])
     });
 }

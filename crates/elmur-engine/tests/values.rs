@@ -489,6 +489,35 @@ fn numbers_are_put_into_the_bins_of_their_dimension() {
 }
 
 #[test]
+fn images_move_by_their_row_s_draws_and_repeat_their_edges() {
+    // Distances -1, 0 and 1 along an axis are draws of a third each.
+    let moved = |draws: [f64; 4]| {
+        run::<u8>(|g| {
+            let x: Vec<u8> = (0..2 * 2 * 3 * 4).collect();
+            let x = g.constant(&x, [2, 2, 3, 4])?;
+            let draws = g.constant(&draws, [2, 2])?;
+            g.shift_images(x, draws, 1)
+        })
+    };
+    let still: Vec<u8> = (0..48).collect();
+    assert_eq!(moved([0.5; 4]), still);
+    let y = moved([0.0, 0.5, 0.34, 0.999]);
+    // Row 0 shows the line above (the first twice), row 1 the pixel to the right (the last twice).
+    assert_eq!(y[..12], [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(y[12..24], [12, 13, 14, 15, 12, 13, 14, 15, 16, 17, 18, 19]);
+    assert_eq!(y[24..36], [25, 26, 27, 27, 29, 30, 31, 31, 33, 34, 35, 35]);
+    assert_eq!(moved([0.99, 0.0, 0.5, 0.5])[..12], [4, 4, 5, 6, 8, 8, 9, 10, 8, 8, 9, 10]);
+    // Every distance is drawn alike, on floats too.
+    let far = run::<f64>(|g| {
+        let x = g.constant(&(0..5 * 7 * 7).map(|i| (i % 7) as f64).collect::<Vec<_>>(), [5, 7, 7])?;
+        let draws: Vec<f64> = (0..5).flat_map(|row| [0.5, 0.2 * row as f64 + 0.1]).collect();
+        let draws = g.constant(&draws, [5, 2])?;
+        g.shift_images(x, draws, 2)
+    });
+    assert_eq!((0..5).map(|row| far[49 * row + 24]).collect::<Vec<_>>(), [1.0, 2.0, 3.0, 4.0, 5.0]);
+}
+
+#[test]
 fn whole_numbers_are_drawn_evenly() {
     let mut g = Graph::new();
     let rng = g.rng("rng").unwrap();

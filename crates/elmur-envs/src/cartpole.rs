@@ -139,7 +139,7 @@ impl Family for CartPoleFamily {
             max_steps: Some(u64::from(LIMIT)),
             good_return: Some(f64::from(LIMIT)),
             metric: Metric::Return,
-            max_rows: None,
+            ..Facts::default()
         }
     }
 }

@@ -44,6 +44,21 @@ pub struct Facts {
     /// Most rows that are worth making, where rows are expensive: a process each, for example. Evaluations
     /// then play one episode after the other in each of them.
     pub max_rows: Option<usize>,
+    /// Whether demonstrations that do not solve the task are played again with another seed, so that recordings
+    /// show successes only.
+    pub drops_failures: bool,
+    /// What the environment calls the leaves of its observation space, in their order; empty: they have no names.
+    pub observations: Vec<ObservationName>,
+}
+
+/// Name of a leaf of an observation space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservationName {
+    /// Name of the array.
+    pub name: &'static str,
+    /// Whether the leaf is a picture [channels, height, width] that the environment, and recordings of other
+    /// programs, have as [height, width, channels].
+    pub channels_last: bool,
 }
 
 /// A setting of an environment, as `env.KEY` in configs and on the command line.
@@ -90,6 +105,13 @@ pub trait Family: Send + Sync {
     fn settings(&self, name: &str) -> Vec<Setting> {
         let _ = name;
         Vec::new()
+    }
+
+    /// Whether episodes of the environment can be played here; an error says what is missing, such as a
+    /// simulator, and how to get it. Spaces and facts are known either way.
+    fn available(&self, spec: &EnvSpec) -> Result<()> {
+        let _ = spec;
+        Ok(())
     }
 
     /// Makes an environment without wrappers. The spec has a value for every setting.

@@ -6,7 +6,8 @@
 //! - [`Wrappers`]: the usual changes of observations and actions: previous action, first-step flag, one-hot,
 //!   flat actions.
 //! - [`TMaze`], [`CartPole`], [`popgym`]: the environments. [`Registry`]: environments by name, to which a
-//!   [`Family`] of your own can be added. `python:module:Class` and `python:GYMNASIUM-ID` are names too.
+//!   [`Family`] of your own can be added. `python:module:Class` and `python:GYMNASIUM-ID` are names too, and so
+//!   are `mikasa-TASK`, whose simulator is installed apart (`mikasa`).
 //! - `worker`: environments in other processes, such as simulators and Python's.
 //!
 //! Spaces and the numbers in them are those of [`elmur_base`].
@@ -16,6 +17,8 @@ mod choices;
 mod env;
 mod error;
 mod family;
+#[cfg(unix)]
+pub mod mikasa;
 pub mod popgym;
 #[cfg(unix)]
 mod python;
@@ -30,7 +33,7 @@ pub use cartpole::{CartPole, CartPolePlayer};
 pub use choices::Choices;
 pub use env::{Env, Next, Player, Step};
 pub use error::{Error, Result};
-pub use family::{EnvSpec, Facts, Family, Metric, Played, Purpose, Setting};
+pub use family::{EnvSpec, Facts, Family, Metric, ObservationName, Played, Purpose, Setting};
 pub use registry::{Environment, Registry};
 pub use tmaze::{Corridor, TMaze, TMazePlayer};
 pub use vec_env::{AnyVecEnv, Autoreset, VecEnv, VecStep};

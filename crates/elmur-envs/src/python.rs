@@ -3,20 +3,20 @@
 //! Every row has a Python process of its own that runs `python/worker.py`, which is part of this library and
 //! needs numpy, and Gymnasium for its ids. What is said there is docs/worker-protocol.md.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use elmur_base::{Spaces, Stop};
-use elmur_pool::granted_threads;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::env::{Env, Player};
 use crate::error::{Error, Result};
 use crate::family::{EnvSpec, Facts, Family, Metric, Played, Purpose, Setting};
-use crate::worker::{Interface, Launch, Part, Task, WorkerEnv, Workers, small_seed};
+use crate::worker::{
+    FamilyWorkers, Interface, Launch, Part, Patience, Task, WorkerEnv, Workers, max_rows, small_seed,
+    technical_settings,
+};
 
 /// What names of environments in Python begin with.
 const PREFIX: &str = "python:";
@@ -28,14 +28,7 @@ const VARIABLE: &str = "ELMUR_PYTHON";
 /// Environments in Python, in the [`Registry`](crate::Registry): `python:module:Class`,
 /// `python:file.py:Class` and `python:GYMNASIUM-ID`.
 #[derive(Default)]
-pub(crate) struct Python {
-    /// Workers by what they were started for.
-    workers: Mutex<HashMap<String, Arc<Workers>>>,
-    stop: Mutex<Stop>,
-}
-
-/// Most workers of an environment.
-const MOST_WORKERS: usize = 256;
+pub(crate) struct Python(FamilyWorkers);
 
 impl Python {
     /// The workers for an environment; the same for the same settings.
@@ -43,10 +36,7 @@ impl Python {
         let task = task(spec)?;
         // How many workers there may be changes none of them.
         let settings: Vec<_> = spec.settings.iter().filter(|(key, _)| *key != "workers").collect();
-        let key = format!("{} {settings:?}", spec.name);
-        let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut all = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Arc::clone(all.entry(key).or_insert_with(|| Arc::new(Workers::new(task, stop)))))
+        self.0.of(format!("{} {settings:?}", spec.name), |stop| Ok(Workers::new(task, stop)))
     }
 }
 
@@ -65,8 +55,6 @@ fn task(spec: &EnvSpec) -> Result<Task> {
     if max_steps == Some(0) {
         return Err(Error::config("max_steps", "at least 1, or null", 0));
     }
-    let restarts: u64 = spec.get("restarts")?;
-    let restarts = u32::try_from(restarts).ok().filter(|restarts| *restarts <= 1000);
     let make = json!({
         "entry": entry, "kwargs": kwargs, "expert": spec.get::<Option<String>>("expert")?,
         "max_steps": max_steps,
@@ -75,32 +63,25 @@ fn task(spec: &EnvSpec) -> Result<Task> {
     if Value::Object(make.clone()).to_string().len() > 1 << 19 {
         return Err(Error::config("kwargs", "at most 500 kB of JSON", "more"));
     }
+    let patience = Patience::of(spec)?;
     Ok(Task {
         name: spec.name.clone(),
         launch: Launch {
             program: python,
             arguments: vec!["-c".into(), SCRIPT.into()],
             variables: Vec::new(),
-            show_output: spec.get("show_output")?,
+            show_output: patience.show_output,
         },
         hello: "elmur-python",
         make,
         interface,
         seed: small_seed,
         success_once: success == "once",
-        timeout: seconds(spec, "timeout")?,
-        start_timeout: seconds(spec, "start_timeout")?,
-        restarts: restarts
-            .ok_or_else(|| Error::config("restarts", "0 to 1000", &spec.settings["restarts"]))?,
+        timeout: patience.timeout,
+        start_timeout: patience.start_timeout,
+        restarts: patience.restarts,
+        remedy: "the setting `python` or $ELMUR_PYTHON names the interpreter",
     })
-}
-
-fn seconds(spec: &EnvSpec, key: &str) -> Result<Duration> {
-    let time: f64 = spec.get(key)?;
-    match time {
-        0.001..=1e6 => Ok(Duration::from_secs_f64(time)),
-        _ => Err(Error::config(key, "0.001 to 1000000 seconds", time)),
-    }
 }
 
 /// Reads a worker's answer to `make`.
@@ -130,7 +111,7 @@ impl Family for Python {
     }
 
     fn settings(&self, _: &str) -> Vec<Setting> {
-        vec![
+        let own = vec![
             Setting::new(
                 "kwargs",
                 json!({}),
@@ -157,24 +138,8 @@ impl Family for Python {
                 "Python interpreter that has numpy and gymnasium; null: $ELMUR_PYTHON, else python3.",
             )
             .technical(),
-            Setting::new(
-                "workers",
-                Value::Null,
-                "Python processes that an evaluation uses; null: as many as there are threads.",
-            )
-            .technical(),
-            Setting::new("timeout", 30, "Seconds that a worker has for an answer.").technical(),
-            Setting::new(
-                "start_timeout",
-                120,
-                "Seconds that a worker has to start, to make the environment and to begin its first episode.",
-            )
-            .technical(),
-            Setting::new("restarts", 3, "Times that an episode is begun anew when its worker dies.")
-                .technical(),
-            Setting::new("show_output", false, "Show what workers print, instead of only in errors.")
-                .technical(),
-        ]
+        ];
+        own.into_iter().chain(technical_settings(30, 120)).collect()
     }
 
     fn make(&self, spec: &EnvSpec, _: Purpose) -> Result<Box<dyn Env>> {
@@ -203,30 +168,15 @@ impl Family for Python {
             good_return: known.as_ref().and_then(|known| known.good_return),
             metric: Metric::Success,
             max_rows: max_rows(spec).ok(),
+            ..Facts::default()
         }
     }
 
     fn stop_with(&self, stop: &Stop) {
-        *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = stop.clone();
+        self.0.stop_with(stop);
     }
 
     fn incidents(&self) -> Vec<String> {
-        let all = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = |workers: &Arc<Workers>| match workers.restarts() {
-            (0, _) => None,
-            (count, last) => {
-                let (name, plural) = (&workers.task().name, if count == 1 { "" } else { "s" });
-                Some(format!("{name}: {count} worker{plural} had to be replaced; the newest cause: {last}"))
-            }
-        };
-        all.values().filter_map(told).collect()
-    }
-}
-
-fn max_rows(spec: &EnvSpec) -> Result<usize> {
-    match spec.get::<Option<usize>>("workers")? {
-        None => Ok(granted_threads().min(MOST_WORKERS)),
-        Some(workers @ 1..=MOST_WORKERS) => Ok(workers),
-        Some(workers) => Err(Error::config("workers", format!("1 to {MOST_WORKERS}, or null"), workers)),
+        self.0.incidents()
     }
 }

@@ -41,13 +41,16 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// The environments of this crate: T-Maze, CartPole, POPGym's 48 tasks, and on Unix any environment in
-    /// Python (`python:module:Class`, `python:GYMNASIUM-ID`).
+    /// The environments of this crate: T-Maze, CartPole, POPGym's 48 tasks, and on Unix MIKASA-Robo's 32 tasks
+    /// (their simulator is installed apart) and any environment in Python (`python:module:Class`,
+    /// `python:GYMNASIUM-ID`).
     pub fn builtin() -> Self {
         let families: Vec<Arc<dyn Family>> = vec![
             Arc::new(crate::tmaze::TMazeFamily),
             Arc::new(crate::cartpole::CartPoleFamily),
             Arc::new(crate::popgym::Popgym),
+            #[cfg(unix)]
+            Arc::new(crate::mikasa::Mikasa::default()),
             #[cfg(unix)]
             Arc::new(crate::python::Python::default()),
         ];
@@ -95,11 +98,14 @@ impl Registry {
         let all: Vec<String> = names.iter().map(|name| short(name)).collect();
         let near = nearest(&short(name), all.iter().map(String::as_str));
         let hint = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
-        let own = all.iter().filter(|name| !name.starts_with("popgym-")).map(String::as_str);
+        let many = ["popgym-", "mikasa-"];
+        let own = all.iter().filter(|name| !many.iter().any(|family| name.starts_with(family)));
+        let own = own.map(String::as_str);
         let own = own.collect::<Vec<_>>().join(", ");
         let expected = format!(
-            "{own}, a POPGym task such as popgym-RepeatFirstEasy, or an environment in Python such as \
-             python:module:Class or python:CartPole-v1{hint}"
+            "{own}, a POPGym task such as popgym-RepeatFirstEasy, a MIKASA-Robo task such as \
+             mikasa-RememberColor3, or an environment in Python such as python:module:Class or \
+             python:CartPole-v1{hint}"
         );
         Error::config("name", expected, name)
     }
@@ -212,6 +218,11 @@ impl Environment {
         self.family.make_played(&self.spec)?.ok_or_else(|| self.nobody_plays())
     }
 
+    /// Whether episodes of the environment can be played here; an error says what is missing and how to get it.
+    pub fn available(&self) -> Result<()> {
+        self.family.available(&self.spec)
+    }
+
     /// What is known about the environment without playing it.
     pub fn facts(&self) -> Facts {
         self.family.facts(&self.spec)
@@ -231,8 +242,9 @@ mod tests {
     #[test]
     fn all_environments_are_found_by_name_and_have_players() {
         let registry = Registry::builtin();
-        assert_eq!(registry.names().len(), 50);
-        for name in registry.names() {
+        assert_eq!(registry.names().len(), if cfg!(unix) { 82 } else { 50 });
+        // Those of simulators have tests of their own.
+        for name in registry.names().into_iter().filter(|name| !name.starts_with("mikasa-")) {
             let env = registry.find(&EnvSpec::new(&name)).unwrap();
             assert_eq!(env.name(), name);
             assert!(

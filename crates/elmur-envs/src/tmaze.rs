@@ -195,7 +195,7 @@ impl Family for TMazeFamily {
             max_steps: spec.get(LENGTH).ok(),
             good_return: Some(1.0),
             metric: Metric::Success,
-            max_rows: None,
+            ..Facts::default()
         }
     }
 }

@@ -8,17 +8,21 @@
 //! - [`Task`]: what to start and what to ask it for. [`Workers`]: its workers, kept between episodes.
 //! - [`WorkerEnv`]: one row, with a worker of its own. [`WorkerPlayer`]: the expert in that worker.
 //! - [`Interface`]: which array on the wire is which part of the spaces.
+//! - [`FamilyWorkers`], [`technical_settings`], [`Patience`], [`max_rows`]: what families of such environments
+//!   share.
 //!
 //! A worker that dies costs at most its episode: see [`Error::Lost`](crate::Error::Lost).
 
 mod client;
 mod env;
+mod family;
 mod frame;
 mod interface;
 mod process;
 mod workers;
 
 pub use env::{WorkerEnv, WorkerPlayer, small_seed};
+pub use family::{FamilyWorkers, Patience, max_rows, technical_settings};
 pub use interface::{Dtype, Interface, Part};
 pub use process::Launch;
 pub use workers::{Task, Workers};

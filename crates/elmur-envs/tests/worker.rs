@@ -203,6 +203,7 @@ mod unix {
             timeout: Duration::from_secs(60),
             start_timeout: Duration::from_secs(60),
             restarts: 3,
+            remedy: "",
         }
     }
 

@@ -1,13 +1,14 @@
 //! Graph code that every architecture shares: embedding observations, actions and returns as tokens, the
 //! head, the imitation loss.
 
-use elmur_base::{Field, Kind};
+use elmur_base::Field;
 use elmur_engine::{Activation as Act, Conv2d, CrossEntropy, DType, Value};
 
 use crate::ends::{Action, CategoricalEncoding, Convolution, Encoder, Token, convolutions};
 use crate::error::Result;
 use crate::initial::Init;
 use crate::net::{Loss, Net};
+use crate::vision::Residual;
 
 impl Net<'_> {
     /// Embeddings of the given tokens of the steps at hand, [rows, steps * tokens, width].
@@ -71,11 +72,8 @@ impl Net<'_> {
     /// A leaf of an observation, [rows, steps, ...], as [rows, steps, width].
     pub(crate) fn encode(&mut self, encoder: &Encoder, name: &str, field: Field) -> Result<Value> {
         let width = self.ends.width;
-        let mut x = self.feed(field)?;
-        if encoder.kind() == Kind::Bytes {
-            let numbers = self.g.cast(x, self.dtype)?;
-            x = self.g.scale(numbers, 1.0 / 255.0)?;
-        }
+        let x = self.feed(field)?;
+        let x = self.numbers(encoder, x)?;
         let shape = self.g.shape(x)?.to_vec();
         match encoder {
             Encoder::Vector { dim, .. } => {
@@ -113,6 +111,10 @@ impl Net<'_> {
                 let bias = self.param(&format!("{name}.bias"), [width], init)?;
                 Ok(self.g.add(sum, bias)?)
             }
+            Encoder::ResidualImage { .. } => match Residual::of(encoder) {
+                Some(form) => self.residual_image(form, name, x),
+                None => Ok(x),
+            },
             Encoder::Image { height, width: columns, .. } => {
                 let mut x = self.g.reshape(x, [shape[0] * shape[1], shape[2], shape[3], shape[4]])?;
                 for (i, layer) in convolutions(*height, *columns).into_iter().enumerate() {
@@ -207,6 +209,7 @@ impl Net<'_> {
             return self.any_accepted(logits);
         }
         let targets = self.feed_all(Field::Target)?;
+        let weights = self.step_weights(rows)?;
         let settings = CrossEntropy { label_smoothing: self.label_smoothing, ignored: Field::IGNORED };
         let Action::Continuous { .. } = action else {
             let sizes = action.sizes();
@@ -214,7 +217,10 @@ impl Net<'_> {
             if let [_] = sizes {
                 let targets = self.g.reshape(targets, [rows])?;
                 let correct = self.g.count_correct(logits, targets)?;
-                let action = self.g.cross_entropy(logits, targets, settings)?;
+                let action = match weights {
+                    Some(weights) => self.g.weighted_cross_entropy(logits, targets, weights, settings)?,
+                    None => self.g.cross_entropy(logits, targets, settings)?,
+                };
                 return Ok(Loss { action, auxiliary: None, correct: Some(correct) });
             }
             let mut total: Option<Value> = None;
@@ -224,7 +230,10 @@ impl Net<'_> {
                 let component = self.g.slice(targets, 3, i..i + 1)?;
                 let component = self.g.reshape(component, [rows])?;
                 let part = self.g.slice(logits, 1, first..first + size)?;
-                let loss = self.g.cross_entropy(part, component, settings)?;
+                let loss = match weights {
+                    Some(weights) => self.g.weighted_cross_entropy(part, component, weights, settings)?,
+                    None => self.g.cross_entropy(part, component, settings)?,
+                };
                 let more = self.g.count_correct(part, component)?;
                 correct = self.g.add(correct, more)?;
                 total = Some(match total {
@@ -237,9 +246,37 @@ impl Net<'_> {
             let action = self.g.scale(total, 1.0 / sizes.len() as f64)?;
             return Ok(Loss { action, auxiliary: None, correct: Some(correct) });
         };
-        let mask = self.feed_all(Field::Imitate)?;
-        let action = self.g.mse(outputs, targets, Some(mask))?;
+        let action = match weights {
+            Some(weights) => {
+                let (outputs, targets) = (
+                    self.g.reshape(outputs, [rows, action.outputs()])?,
+                    self.g.reshape(targets, [rows, action.outputs()])?,
+                );
+                let error = self.g.sub(outputs, targets)?;
+                let square = self.g.mul(error, error)?;
+                let each = self.g.mean_to(square, [rows, 1])?;
+                let each = self.g.reshape(each, [rows])?;
+                let weighed = self.g.mul(each, weights)?;
+                self.g.sum(weighed)?
+            }
+            None => {
+                let mask = self.feed_all(Field::Imitate)?;
+                self.g.mse(outputs, targets, Some(mask))?
+            }
+        };
         Ok(Loss { action, auxiliary: None, correct: None })
+    }
+
+    /// Where steps have weights of their own: the share of the loss that each of `rows` steps has, w / Σ w.
+    fn step_weights(&mut self, rows: usize) -> Result<Option<Value>> {
+        let Some(weights) = self.weights else { return Ok(None) };
+        let weights = self.feed_all(Field::Weight(weights))?;
+        let weights = self.g.reshape(weights, [rows])?;
+        let total = self.g.sum(weights)?;
+        // Nothing to imitate: nothing to lose.
+        let tiny = self.g.scalar(self.dtype, 1e-30)?;
+        let total = self.g.add(total, tiny)?;
+        Ok(Some(self.g.div(weights, total)?))
     }
 
     /// The mean of -log Σ p over the accepted choices, for logits [rows, choices]. With label smoothing ε it is the
@@ -271,6 +308,11 @@ impl Net<'_> {
         }
         let zeros = self.g.full(self.dtype, [rows], 0.0)?;
         let each = self.g.select(imitate, each, zeros)?;
+        if let Some(weights) = self.step_weights(rows)? {
+            let weighed = self.g.mul(each, weights)?;
+            let action = self.g.sum(weighed)?;
+            return Ok(Loss { action, auxiliary: None, correct: Some(correct) });
+        }
         let total = self.g.sum(each)?;
         let counts = self.g.cast(imitate, self.dtype)?;
         let count = self.g.sum(counts)?;

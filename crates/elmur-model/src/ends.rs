@@ -7,6 +7,7 @@ use elmur_base::{Describe, Kind, Leaf, Space, Spaces};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
+use crate::vision::Residual;
 
 /// What an architecture sees and does, borrowed from its configuration.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +53,27 @@ pub enum Encoder {
         /// from 0 to 1.
         #[serde(default, skip_serializing_if = "is_false")]
         bytes: bool,
+    },
+    /// Pixels [channels, height, width] through residual convolutions, camera by camera, whose grid of features
+    /// learned queries read by attention: places are kept apart.
+    ResidualImage {
+        /// Number of colour channels of all cameras together: 1 to 65536.
+        channels: usize,
+        /// Number of rows of pixels: 8 to 65536.
+        height: usize,
+        /// Number of columns of pixels: 8 to 65536.
+        width: usize,
+        /// Whether pixels come as bytes, which the policy sees as b / 255; otherwise they come as numbers
+        /// from 0 to 1.
+        #[serde(default, skip_serializing_if = "is_false")]
+        bytes: bool,
+        /// Number of cameras, whose channels follow each other: a divisor of the channels.
+        cameras: usize,
+        /// Channels of the first convolution and of each residual block behind it, multiples of 8; each halves height
+        /// and width.
+        widths: Vec<usize>,
+        /// Number of queries that look at places of the grid: 1 to 256.
+        queries: usize,
     },
 }
 
@@ -117,15 +139,41 @@ impl Encoder {
         }
     }
 
+    /// The encoder of this one's kind for a leaf of another shape: a residual encoder stays one for pictures of another
+    /// size that have as many cameras. Other encoders are those of [`Encoder::of`].
+    pub fn resized(&self, leaf: &Leaf<'_>) -> Self {
+        match (self, Encoder::of(leaf)) {
+            (
+                Encoder::ResidualImage { cameras, widths, queries, .. },
+                Encoder::Image { channels, height, width, bytes },
+            ) if channels.is_multiple_of((*cameras).max(1)) => Encoder::ResidualImage {
+                channels,
+                height,
+                width,
+                bytes,
+                cameras: *cameras,
+                widths: widths.clone(),
+                queries: *queries,
+            },
+            (_, encoder) => encoder,
+        }
+    }
+
+    /// Whether the encoder takes pictures.
+    pub fn is_image(&self) -> bool {
+        matches!(self, Encoder::Image { .. } | Encoder::ResidualImage { .. })
+    }
+
     /// Whether the encoder takes the numbers of this leaf.
     pub fn fits(&self, leaf: &Leaf<'_>) -> bool {
         let kind = self.kind() == leaf.kind();
         kind && match (self, leaf) {
             (Encoder::Categorical { sizes, .. }, Leaf::Ints(have)) => sizes == have,
             (Encoder::Vector { dim, .. }, _) => *dim == leaf.len(),
-            (Encoder::Image { .. }, Leaf::Floats { shape, .. } | Leaf::Bytes { shape }) => {
-                *shape == self.shape()
-            }
+            (
+                Encoder::Image { .. } | Encoder::ResidualImage { .. },
+                Leaf::Floats { shape, .. } | Leaf::Bytes { shape },
+            ) => *shape == self.shape(),
             _ => false,
         }
     }
@@ -134,7 +182,9 @@ impl Encoder {
     pub fn kind(&self) -> Kind {
         match self {
             Encoder::Categorical { .. } => Kind::Ints,
-            Encoder::Vector { bytes: true, .. } | Encoder::Image { bytes: true, .. } => Kind::Bytes,
+            Encoder::Vector { bytes: true, .. }
+            | Encoder::Image { bytes: true, .. }
+            | Encoder::ResidualImage { bytes: true, .. } => Kind::Bytes,
             _ => Kind::Floats,
         }
     }
@@ -144,7 +194,8 @@ impl Encoder {
         match self {
             Encoder::Vector { dim, .. } => vec![*dim],
             Encoder::Categorical { sizes, .. } => vec![sizes.len()],
-            Encoder::Image { channels, height, width, .. } => vec![*channels, *height, *width],
+            Encoder::Image { channels, height, width, .. }
+            | Encoder::ResidualImage { channels, height, width, .. } => vec![*channels, *height, *width],
         }
     }
 
@@ -186,11 +237,12 @@ impl Encoder {
                 fail("sizes of 1 to 16777216", format!("{sizes:?}"))
             }
             Encoder::Image { channels, height, width, .. }
+            | Encoder::ResidualImage { channels, height, width, .. }
                 if *channels == 0 || *height.min(width) < 8 || *channels.max(height).max(width) > 65536 =>
             {
                 fail("at least one channel and 8 x 8 pixels", format!("{channels} x {height} x {width}"))
             }
-            _ => Ok(()),
+            _ => Residual::of(self).map_or(Ok(()), |form| form.validate()),
         }
     }
 }

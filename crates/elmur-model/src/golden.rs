@@ -349,8 +349,8 @@ impl Replay<'_> {
                     let known = |x: &f64| if *x < 0.0 { none } else { *x as i32 };
                     to.set(&name, &actions.iter().map(known).collect::<Vec<_>>())?;
                 }
-                // Traces have one right choice a step, and their programs do not ask for others.
-                Field::Accepted => {}
+                // Traces have one right choice a step, and all steps count alike: their programs do not ask for these.
+                Field::Accepted | Field::Weight(_) => {}
                 Field::NextObservation(_) => self.input(to, &name, &of("input/next_observations")?)?,
                 Field::Reward | Field::CountedReward(_) => {
                     self.input(to, &name, &of("input/rewards")?)?;
@@ -419,6 +419,9 @@ impl Replay<'_> {
             export_gradients: true,
             dropout: true,
             table: None,
+            augment: Default::default(),
+            bytes: Vec::new(),
+            weights: None,
         };
         training_graph(architecture, &settings, begin)
     }

@@ -34,6 +34,7 @@ mod sizes;
 mod snapshot;
 mod statistic;
 pub mod tensors;
+mod vision;
 pub mod window;
 
 pub use architecture::{Architecture, Group};
@@ -48,3 +49,4 @@ pub use planner::{Planner, Recent};
 pub use policy::PolicyConfig;
 pub use snapshot::Snapshot;
 pub use statistic::Statistic;
+pub use vision::Augment;

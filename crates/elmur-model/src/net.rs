@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use elmur_base::{Field, Kind};
+use elmur_base::{Field, Kind, StepWeights};
 use elmur_engine::{Activation as Act, DType, Graph, Program, Value};
 
 use crate::ends::Ends;
@@ -18,6 +18,7 @@ use crate::initial::Init;
 use crate::phase::Phase;
 use crate::sizes::{MAX_PARAMETERS, MAX_TENSOR};
 use crate::statistic::Statistic;
+use crate::vision::Augment;
 
 /// Name of the input of training programs that [`Net::optimizer_steps`] is.
 pub(crate) const OPTIMIZER_STEPS: &str = "optimizer_steps";
@@ -63,6 +64,8 @@ pub enum Start {
     Never,
     /// Normal numbers with this standard deviation, drawn anew for every episode.
     Normal(f64),
+    /// Numbers from 0 up to, but without, 1, drawn anew for every episode.
+    Uniform,
     /// The values of the parameter of this name, [1, shape], which starts as given.
     Learned(String, Init),
 }
@@ -203,6 +206,12 @@ pub struct Net<'a> {
     /// Gates and chosen experts of all mixtures so far whose balance counts; filled in training.
     pub routes: Vec<(Value, Value)>,
     pub(crate) label_smoothing: f64,
+    /// How pictures are changed in training.
+    pub(crate) augment: Augment,
+    /// Leaves of observations that are numbers from 0 to 1 for the policy and come as bytes.
+    pub(crate) bytes: Vec<usize>,
+    /// Weights of steps in the imitation loss; none: all count alike.
+    pub(crate) weights: Option<StepWeights>,
     /// Whether any accepted choice is right.
     pub(crate) ties: bool,
     pub(crate) pass: Pass,
@@ -256,6 +265,9 @@ impl<'a> Net<'a> {
             drops: true,
             routes: Vec::new(),
             label_smoothing: 0.0,
+            augment: Augment::default(),
+            bytes: Vec::new(),
+            weights: None,
             ties: false,
             pass,
             rows,
@@ -516,6 +528,12 @@ impl<'a> Net<'a> {
                 self.g.broadcast_to(learned, whole)?
             }
             (Start::Normal(std), Some(rng)) => self.g.random_normal(dtype, whole, *std, rng)?,
+            (Start::Uniform, Some(rng)) => {
+                // As many as a float can tell apart, none of which is rounded to 1.
+                let draws = self.g.random_below(1 << 24, whole, rng)?;
+                let draws = self.g.cast(draws, dtype)?;
+                self.g.scale(draws, 0.5f64.powi(24))?
+            }
             _ => self.g.full(dtype, whole, 0.0)?,
         })
     }
@@ -661,6 +679,7 @@ impl<'a> Net<'a> {
             Field::Observation(leaf) | Field::NextObservation(leaf) => {
                 let encoder = &self.ends.observation[leaf];
                 let dtype = match encoder.kind() {
+                    Kind::Floats if self.bytes.contains(&leaf) => DType::U8,
                     Kind::Floats => self.dtype,
                     Kind::Ints => DType::I32,
                     Kind::Bytes => DType::U8,
@@ -672,7 +691,9 @@ impl<'a> Net<'a> {
             Field::Action | Field::Target => (self.dtype, vec![action.dim()]),
             Field::Accepted => (DType::Bool, vec![action.outputs()]),
             Field::Imitate | Field::Exists | Field::Terminated | Field::KnownNext => (DType::Bool, vec![]),
-            Field::Reward | Field::CountedReward(_) | Field::LaterRewards(_) => (self.dtype, vec![]),
+            Field::Reward | Field::CountedReward(_) | Field::LaterRewards(_) | Field::Weight(_) => {
+                (self.dtype, vec![])
+            }
             Field::ReturnToGo => (self.dtype, vec![1]),
         }
     }
@@ -694,6 +715,7 @@ impl<'a> Net<'a> {
             Field::LaterRewards(_) => "later_rewards".to_owned(),
             Field::Terminated => "terminated".to_owned(),
             Field::KnownNext => "known_next".to_owned(),
+            Field::Weight(_) => "weights".to_owned(),
         }
     }
 

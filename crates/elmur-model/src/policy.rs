@@ -101,13 +101,15 @@ policies! {
 
 impl PolicyConfig {
     /// Gives the policy encoders and a head for these spaces, where it has not got them already: the encoder
-    /// of every leaf that fits is kept, others are those of [`Encoder::of`] and [`Action::of`].
+    /// of every leaf that fits is kept, others are those of [`Encoder::resized`] and [`Action::of`].
     pub fn fit_to(&mut self, spaces: &Spaces) -> Result<()> {
         let (observation, action) = self.ends_mut();
         let leaves = spaces.observation.leaves();
         let encoder = |(i, leaf)| {
             let kept = observation.get(i).filter(|encoder: &&Encoder| encoder.fits(leaf));
-            kept.cloned().unwrap_or_else(|| Encoder::of(leaf))
+            let before = observation.get(i).or(observation.first());
+            let other = || before.map_or_else(|| Encoder::of(leaf), |encoder| encoder.resized(leaf));
+            kept.cloned().unwrap_or_else(other)
         };
         *observation = leaves.iter().enumerate().map(encoder).collect();
         if !action.fits(&spaces.action) {

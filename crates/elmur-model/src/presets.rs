@@ -20,6 +20,7 @@ pub fn all() -> Vec<(&'static str, PolicyConfig)> {
         ("tmaze-quick", tmaze_quick().into()),
         ("remember-color", remember_color().into()),
         ("take-it-back", take_it_back().into()),
+        ("mikasa", mikasa(60).into()),
         ("popgym-autoencode-easy", autoencode_easy().into()),
         ("cartpole", cartpole().into()),
         ("tmaze-bc-lstm", PolicyConfig::BcLstm(bc_lstm(observation.clone(), action.clone(), 30))),
@@ -185,6 +186,25 @@ pub fn popgym_small(observation: Vec<Encoder>, action: Action, steps: usize) -> 
         dropout: 0.0,
         attention_dropout: 0.0,
         compat: Compat::default(),
+    }
+}
+
+/// Our model for MIKASA-Robo's episodes of `steps` steps: [`popgym_small`] of twice the width, whose eyes keep places
+/// apart. A cube is a few pixels large, and which of several it is decides everything.
+pub fn mikasa(steps: usize) -> Elmur {
+    let cameras = Encoder::ResidualImage {
+        channels: 6,
+        height: 128,
+        width: 128,
+        bytes: true,
+        cameras: 2,
+        widths: vec![16, 32, 64, 64],
+        queries: 16,
+    };
+    Elmur {
+        d_model: 128,
+        ffn: Ffn::SwiGlu { d_ff: 256 },
+        ..popgym_small(vec![cameras], Action::Continuous { dim: 8, tanh: true }, steps)
     }
 }
 

@@ -16,7 +16,7 @@ mod record;
 use std::sync::Arc;
 
 use elmur_base::{Field, Row, Values, ValuesMut, Widths};
-use elmur_engine::rng::Stream;
+use elmur_engine::rng::{Stream, unit};
 use elmur_engine::{DType, Device, Store};
 
 pub use choose::{Choose, Draws};
@@ -392,6 +392,15 @@ impl Session {
                         Stream::new(*seed, 0, streams).fill_normal(&mut noise, *std);
                         data.extend(noise.iter().map(|x| *x as f32));
                     }
+                    store.set_rows(&state.name, numbers, &data)?;
+                    streams += 1;
+                }
+                Start::Uniform => {
+                    let draws = |seed: u64| {
+                        let stream = Stream::new(seed, 0, streams);
+                        (0..each as u64).map(move |i| unit(stream.draw(i)) as f32)
+                    };
+                    let data: Vec<f32> = rows.iter().flat_map(|(_, seed)| draws(*seed)).collect();
                     store.set_rows(&state.name, numbers, &data)?;
                     streams += 1;
                 }

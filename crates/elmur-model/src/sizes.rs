@@ -2,6 +2,7 @@
 
 use crate::ends::{Action, CategoricalEncoding, Encoder, Ends, Token};
 use crate::error::{Error, Result};
+use crate::vision::Residual;
 
 /// Numbers that one tensor may hold.
 pub(crate) const MAX_TENSOR: u128 = 1 << 31;
@@ -93,6 +94,11 @@ impl Ends<'_> {
                     sizes.param(key, usize::from(*encoding != CategoricalEncoding::Embedding), &[d])?;
                     sizes.value(key, &[steps, each.len(), d])?;
                 }
+                Encoder::ResidualImage { .. } => {
+                    if let Some(form) = Residual::of(encoder) {
+                        form.add_sizes(sizes, steps, d)?;
+                    }
+                }
                 Encoder::Image { .. } => {
                     let (layers, features) = encoder.convolved().unwrap_or_default();
                     for (outputs, inputs) in layers {
@@ -158,6 +164,17 @@ mod tests {
             change(&|c| c.observation.push(Encoder::Categorical { sizes: vec![3, 4], encoding }));
         }
         change(&|c| c.observation.push(Encoder::Image { channels: 2, height: 9, width: 40, bytes: true }));
+        let residual = |cameras, widths: &[usize]| Encoder::ResidualImage {
+            channels: 6,
+            height: 20,
+            width: 33,
+            bytes: true,
+            cameras,
+            widths: widths.to_vec(),
+            queries: 3,
+        };
+        change(&|c| c.observation.push(residual(2, &[8, 16, 8])));
+        change(&|c| c.observation = vec![residual(1, &[24])]);
         let seen = vec![
             Encoder::Vector { dim: 5, bytes: false },
             Encoder::Image { channels: 2, height: 16, width: 17, bytes: true },

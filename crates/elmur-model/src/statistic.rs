@@ -69,6 +69,7 @@ impl Statistic {
             }
             Field::Action | Field::Target => !ends.action.is_discrete(),
             Field::Reward | Field::CountedReward(_) | Field::LaterRewards(_) | Field::ReturnToGo => true,
+            Field::Weight(_) => false,
             Field::Accepted | Field::Imitate | Field::Exists | Field::KnownNext | Field::Terminated => false,
         };
         if real && !matches!(self, Statistic::Bins { bins: 0, .. }) {

@@ -7,6 +7,7 @@
 //! | `observation` (or `observation.0`, ...) | floats, i32 or bytes by encoder | always |
 //! | `targets` | discrete i64 [.., components], continuous [.., dim] | training |
 //! | `mask` | bool: steps that are imitated | training, continuous actions |
+//! | `weights` | weights of steps | training with [`TrainSettings::weights`] |
 //! | `action` | discrete i32 [.., components] (the count means none), continuous [.., dim] | action tokens |
 //! | `returns` | [.., 1] | return tokens |
 //! | `reward`, `later_rewards`, `known_next`, `terminated`, `next_observation.0`, ... | | where the loss asks for them |
@@ -18,7 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use elmur_base::Field;
+use elmur_base::{Field, StepWeights};
 use elmur_engine::{AdamW, DType, Device, Graph, Program, Store, Value};
 
 use crate::architecture::{Architecture, Group};
@@ -29,6 +30,7 @@ use crate::net::{
     position_encodings,
 };
 use crate::statistic::Statistic;
+use crate::vision::Augment;
 
 /// How carried states begin in a program's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +63,12 @@ pub struct TrainSettings {
     pub dropout: bool,
     /// Rows of the data's tables where the data lies on the device.
     pub table: Option<usize>,
+    /// How pictures are changed; not where `dropout` is off.
+    pub augment: Augment,
+    /// Leaves of observations that are numbers from 0 to 1 for the policy and come as bytes, b for b / 255.
+    pub bytes: Vec<usize>,
+    /// Weights of steps in the imitation loss; none: all count alike.
+    pub weights: Option<StepWeights>,
 }
 
 /// Name of the state that adds up what a batch brought: see [`training_graph`].
@@ -130,17 +138,21 @@ struct Windows {
     table: Option<usize>,
     /// Only the parameters are looked at.
     only_params: bool,
+    /// How pictures are changed in training.
+    augment: Augment,
+    /// Leaves that come as bytes.
+    bytes: Vec<usize>,
 }
 
 /// The net of an architecture's windows, its hidden states [windows, rows, steps, width] and head outputs
 /// [windows, rows, steps, outputs].
 fn windows(architecture: &dyn Architecture, what: Windows) -> Result<(Net<'_>, Value, Value)> {
-    let Windows { rows, count, dtype, begin, training, table, only_params } = what;
+    let Windows { rows, count, dtype, begin, training, table, only_params, augment, bytes } = what;
     architecture.validate()?;
     let steps = architecture.window().steps;
     let pass = Pass::Windows { count, at: 0, fresh: begin == Begin::Fresh };
     let mut net = Net::new(architecture.ends(), dtype, pass, rows, steps);
-    net.only_params = only_params;
+    (net.only_params, net.augment, net.bytes) = (only_params, augment, bytes);
     if let Some(dropout) = training {
         net.rng = Some(net.g.rng(RNG)?);
         net.drops = dropout;
@@ -184,10 +196,12 @@ pub fn training_graph(
         training: Some(settings.dropout),
         table: settings.table,
         only_params: false,
+        augment: settings.augment,
+        bytes: settings.bytes.clone(),
     };
     let (mut net, hidden, logits) = windows(architecture, what)?;
     net.label_smoothing = settings.label_smoothing;
-    net.ties = settings.ties;
+    (net.ties, net.weights) = (settings.ties, settings.weights);
     let parts = architecture.loss(&mut net, hidden, logits)?;
     let g = &mut net.g;
     let zero = |g: &mut Graph| g.scalar(settings.dtype, 0.0);
@@ -281,8 +295,17 @@ pub fn evaluation_graph(
     dtype: DType,
     begin: Begin,
 ) -> Result<Built> {
-    let what =
-        Windows { rows: batch, count: 1, dtype, begin, training: None, table: None, only_params: false };
+    let what = Windows {
+        rows: batch,
+        count: 1,
+        dtype,
+        begin,
+        training: None,
+        table: None,
+        only_params: false,
+        augment: Augment::default(),
+        bytes: Vec::new(),
+    };
     let (mut net, hidden, logits) = windows(architecture, what)?;
     net.g.output("hidden", hidden)?;
     net.g.output("logits", logits)?;
@@ -293,7 +316,17 @@ pub fn evaluation_graph(
 pub fn parameter_graph(architecture: &dyn Architecture, dtype: DType) -> Result<Built> {
     let (training, begin) = (Some(true), Begin::Fresh);
     // Constants are left out: a hostile file could ask for large ones.
-    let what = Windows { rows: 1, count: 1, dtype, begin, training, table: None, only_params: true };
+    let what = Windows {
+        rows: 1,
+        count: 1,
+        dtype,
+        begin,
+        training,
+        table: None,
+        only_params: true,
+        augment: Augment::default(),
+        bytes: Vec::new(),
+    };
     let (mut net, hidden, outputs) = windows(architecture, what)?;
     // Some parameters belong to the loss alone.
     architecture.loss(&mut net, hidden, outputs)?;

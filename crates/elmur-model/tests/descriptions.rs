@@ -90,7 +90,7 @@ fn settings_that_are_a_choice_list_what_can_be_chosen() {
     assert_eq!(choices("ffn"), ["moe", "swi_glu", "gelu"]);
     assert_eq!(choices("memory.replacement"), ["lru", "all"]);
     assert_eq!(choices("memory.gradient"), ["detached", "through"]);
-    assert_eq!(choices("observation"), ["vector", "categorical", "image"]);
+    assert_eq!(choices("observation"), ["vector", "categorical", "image", "residual_image"]);
     assert_eq!(choices("observation.0.categorical.encoding"), ["one_hot", "embedding", "raw"]);
 }
 

@@ -325,6 +325,9 @@ fn settings(batch: usize, dtype: DType) -> TrainSettings {
         export_gradients: false,
         dropout: true,
         table: None,
+        augment: Default::default(),
+        bytes: Vec::new(),
+        weights: None,
     }
 }
 

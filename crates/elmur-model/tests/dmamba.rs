@@ -178,6 +178,9 @@ fn settings() -> TrainSettings {
         export_gradients: true,
         dropout: false,
         table: None,
+        augment: Default::default(),
+        bytes: Vec::new(),
+        weights: None,
     }
 }
 

@@ -348,6 +348,9 @@ fn gradients(policy: &PolicyConfig, padding: f64, real: usize) -> Vec<(String, V
         export_gradients: true,
         dropout: false,
         table: None,
+        augment: Default::default(),
+        bytes: Vec::new(),
+        weights: None,
     };
     let built = training_graph(architecture, &settings, Begin::Fresh).unwrap();
     let store = Store::new();

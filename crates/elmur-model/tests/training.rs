@@ -59,6 +59,9 @@ fn settings(dtype: DType) -> TrainSettings {
         export_gradients: true,
         dropout: true,
         table: None,
+        augment: Default::default(),
+        bytes: Vec::new(),
+        weights: None,
     }
 }
 

@@ -141,6 +141,9 @@ fn the_u_net_is_its_formula_at_any_size() {
         export_gradients: false,
         dropout: true,
         table: None,
+        augment: Default::default(),
+        bytes: Vec::new(),
+        weights: None,
     };
     for (widths, kernel, groups, obs_horizon, steps) in
         [(vec![8, 16, 12], 3, 4, 3, 12), (vec![16], 7, 8, 1, 5), (vec![8, 4, 4, 8], 1, 2, 2, 8)]

@@ -179,10 +179,23 @@ impl Canvas {
     }
 
     fn png(&self, width: f32, height: f32) -> Result<Vec<u8>> {
-        let mut map = Pixmap::new((width * SCALE) as u32, (height * SCALE) as u32)
+        let map = self.bitmap((width * SCALE) as u32, (height * SCALE) as u32, SCALE)?;
+        map.encode_png().map_err(|e| Error::Render(format!("png: {e}")))
+    }
+
+    /// Red, green and blue of the drawing's pixels on white, one pixel per unit: [height, width, 3].
+    pub fn pixels(&self, width: u32, height: u32) -> Result<Vec<u8>> {
+        let map = self.bitmap(width, height, 1.0)?;
+        // White below everything leaves no pixel transparent.
+        Ok(map.data().chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect())
+    }
+
+    /// Paints the drawing with so many pixels per unit.
+    fn bitmap(&self, width: u32, height: u32, scale: f32) -> Result<Pixmap> {
+        let mut map = Pixmap::new(width, height)
             .ok_or_else(|| Error::Render(format!("no bitmap of {width} x {height}")))?;
         map.fill(tiny_skia::Color::WHITE);
-        let scale = Transform::from_scale(SCALE, SCALE);
+        let scale = Transform::from_scale(scale, scale);
         for shape in &self.shapes {
             match shape {
                 Shape::Fill { path, color, smooth } => {
@@ -203,7 +216,7 @@ impl Canvas {
                 }
             }
         }
-        map.encode_png().map_err(|e| Error::Render(format!("png: {e}")))
+        Ok(map)
     }
 
     /// The outline of `text`, its anchor at the origin.

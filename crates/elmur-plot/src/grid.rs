@@ -43,7 +43,7 @@ const SHADES: [Rgb; 7] = [
     Rgb(64, 14, 88),
 ];
 
-fn shade(share: f64) -> Rgb {
+pub(crate) fn shade(share: f64) -> Rgb {
     let place = share.clamp(0.0, 1.0) * (SHADES.len() - 1) as f64;
     let low = (place as usize).min(SHADES.len() - 2);
     let mix =
@@ -53,7 +53,7 @@ fn shade(share: f64) -> Rgb {
 }
 
 /// A colour to write with on the shade of `share`.
-fn ink_on(share: f64) -> Rgb {
+pub(crate) fn ink_on(share: f64) -> Rgb {
     if share < 0.55 { INK } else { WHITE }
 }
 

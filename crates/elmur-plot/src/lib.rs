@@ -1,4 +1,5 @@
-//! Pictures from plain data, each as `<path>.svg` and `<path>.png` from one drawing.
+//! Pictures from plain data, each as `<path>.svg` and `<path>.png` from one drawing, and films of episodes as
+//! animated PNG.
 //!
 //! Made to be read by anyone: colours that differ for colour-blind eyes (Okabe-Ito) and in greyscale, a
 //! second sign beside every colour (mark, dash or number), a legend that never covers data. Values that are
@@ -7,10 +8,12 @@
 mod canvas;
 mod chart;
 mod dots;
+mod film;
 mod grid;
 
 pub use chart::{Curve, Marker, learning_curves, success_by_length};
 pub use dots::{Dots, scores};
+pub use film::{Film, Frame, Picture, SlotSteps, film};
 pub use grid::{SlotRow, Timeline, heat_map, slot_timeline};
 
 use canvas::{Canvas, Pen, Rgb, Type};

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use elmur::base::{Space, Spaces};
 use elmur::data::{self, Episode, Limits, ObservationKey, Selection, Source, Subset, Writer};
+use elmur::train::Error::Stopped;
 use numpy::{PyArray1, PyUntypedArrayMethods};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyIndexError, PyTypeError};
@@ -14,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PySlice};
 
 use crate::arrays::{Layout, as_array, flags, floats};
+use crate::background::watch;
 use crate::rows::space_json;
 use crate::{fail, refuse};
 
@@ -144,23 +146,31 @@ impl Dataset {
     }
 
     /// Writes all episodes to a new `.elmur` file, or with `npz` to a folder with one `.npz` file per episode. What is
-    /// there already is refused without `overwrite`.
+    /// there already is refused without `overwrite`. Ctrl-C leaves what was there.
     #[pyo3(signature = (path, *, npz=false, overwrite=false))]
     fn save(&self, py: Python<'_>, path: PathBuf, npz: bool, overwrite: bool) -> PyResult<()> {
-        py.detach(|| {
-            let source = &*self.source;
+        let source = self.source();
+        watch(py, py.None().bind(py), move |stop, _| {
+            let episodes = || (0..source.episodes()).take_while(|_| !stop.requested());
             if npz {
                 let make = if overwrite { data::NpzWriter::replace } else { data::NpzWriter::create };
                 let mut writer = make(path, source.spaces())?;
-                (0..source.episodes()).try_for_each(|i| writer.push(&source.episode(i)?))?;
-                return writer.finish();
+                episodes().try_for_each(|i| writer.push(&source.episode(i)?))?;
+                if stop.requested() {
+                    writer.discard();
+                    return Err(Stopped);
+                }
+                return Ok(writer.finish()?);
             }
             let make = if overwrite { Writer::replace } else { Writer::create };
             let mut writer = make(path, source.spaces(), source.metadata().clone())?;
-            (0..source.episodes()).try_for_each(|i| writer.push(&source.episode(i)?))?;
-            writer.finish()
+            episodes().try_for_each(|i| writer.push(&source.episode(i)?))?;
+            if stop.requested() {
+                writer.discard();
+                return Err(Stopped);
+            }
+            Ok(writer.finish()?)
         })
-        .map_err(fail)
     }
 
     fn __len__(&self) -> usize {

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::none::none_or_positive;
+use crate::prepare::AUTO;
 use crate::schedule::Schedule;
 
 /// Most episodes of one evaluation: the seeds of the next run begin there.
@@ -88,6 +89,13 @@ pub struct DataConfig {
     /// (`eval.on`), between 0 and 1.
     #[serde(default = "held_out")]
     pub held_out: f64,
+    /// Move pictures by up to this many pixels along both axes in training, all of a crop by the same distance; pixels
+    /// at the edge are repeated. 0: not at all.
+    #[serde(default)]
+    pub shift: usize,
+    /// Multiply pixels by a number from 1 - x to 1 + x in training, the same for all pictures of a crop: 0 to 1.
+    #[serde(default)]
+    pub brightness: f64,
 }
 
 impl DataConfig {
@@ -137,6 +145,13 @@ pub struct TrainConfig {
     pub schedule: Schedule,
     /// Label smoothing of the loss on discrete actions, 0 to 1.
     pub label_smoothing: f64,
+    /// Weight, in the loss on actions, of the steps after an episode's first success, 0 to 1: an expert that holds still
+    /// then would make most targets alike.
+    #[serde(default = "one")]
+    pub after_success: f64,
+    /// Reward from which on a step counts as a success, for `train.after_success`.
+    #[serde(default = "one")]
+    pub success_reward: f64,
     /// Clip gradients to this global norm.
     pub clip: f64,
     /// Decoupled weight decay of AdamW.
@@ -160,6 +175,10 @@ pub struct TrainConfig {
     /// Precision of matrix products on a GPU.
     #[serde(default)]
     pub precision: PrecisionName,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 fn cpu() -> String {
@@ -213,8 +232,8 @@ pub struct EvalConfig {
     pub target_return: Option<f64>,
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     pub sample: bool,
-    /// Device that acts: cpu, cuda or cuda:N; null: the one that trains. Few long episodes of a small model
-    /// are often faster on the CPU.
+    /// Device that acts: cpu, cuda, cuda:N, or auto for the one that is faster when the run begins; null: the
+    /// one that trains. Few long episodes of a small model are often faster on the CPU.
     pub device: Option<String>,
 }
 
@@ -277,7 +296,13 @@ impl RunConfig {
         }
         for (key, name) in [("train.device", Some(&t.device)), ("eval.device", self.eval.device.as_ref())] {
             let Some(name) = name else { continue };
-            Device::check_name(name).map_err(|_| Error::config(key, "cpu, cuda or cuda:N", name))?;
+            let (auto, expected) = match key {
+                "eval.device" => (name == AUTO, "cpu, cuda or cuda:N, or auto"),
+                _ => (false, "cpu, cuda or cuda:N"),
+            };
+            if !auto {
+                Device::check_name(name).map_err(|_| Error::config(key, expected, name))?;
+            }
         }
         let threads = t.threads.unwrap_or(1);
         check((1..=1024).contains(&threads), "train.threads", "1 to 1024, or null", threads.to_string())?;
@@ -299,6 +324,10 @@ impl RunConfig {
         }
         let smoothing = t.label_smoothing;
         check((0.0..1.0).contains(&smoothing), "train.label_smoothing", "in 0..1", smoothing.to_string())?;
+        let after = t.after_success;
+        check((0.0..=1.0).contains(&after), "train.after_success", "in 0..=1", after.to_string())?;
+        let reward = t.success_reward;
+        check((reward as f32).is_finite(), "train.success_reward", "a finite number", reward.to_string())?;
         check(t.checkpoint_every > 0, "train.checkpoint_every", "at least 1", "0".to_owned())?;
         check(t.max_loss > 0.0, "train.max_loss", "a positive number", t.max_loss.to_string())?;
         let data = &self.data;
@@ -316,6 +345,12 @@ impl RunConfig {
         check(data.own_every > 0, "data.own_every", "at least 1", "0".to_owned())?;
         let share = data.held_out;
         check(share > 0.0 && share < 1.0, "data.held_out", "between 0 and 1", share.to_string())?;
+        let light = data.brightness;
+        check((0.0..=1.0).contains(&light), "data.brightness", "in 0..=1", light.to_string())?;
+        let images = self.model.architecture().ends().observation.iter().filter(|encoder| encoder.is_image());
+        let side = images.flat_map(|encoder| encoder.shape()[1..].to_vec()).min().unwrap_or(usize::MAX);
+        let expected = format!("less than the {side} pixels of a picture's shorter side");
+        check(data.shift < side.min(1 << 16), "data.shift", &expected, data.shift.to_string())?;
         if data.file.is_none() && self.env.is_some() {
             let (episodes, most) = (data.episodes, 1 << 28);
             let fits = (1..=most).contains(&episodes);

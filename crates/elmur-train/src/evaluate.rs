@@ -153,10 +153,8 @@ pub fn evaluate(
     let facts = evaluation.env.facts();
     let group = match facts.max_rows {
         Some(_) => evaluation.episodes,
-        None if evaluation.device.is_cpu() => (evaluation.episodes / 4).clamp(10, 50),
-        None => 4096,
+        None => group_size(evaluation.episodes, evaluation.device),
     };
-    let group = group.min(evaluation.episodes);
     let groups: Vec<&[u64]> = seeds.chunks(group).collect();
     let results: Mutex<Vec<Option<Result<Vec<EpisodeResult>>>>> =
         Mutex::new(groups.iter().map(|_| None).collect());
@@ -168,10 +166,9 @@ pub fn evaluate(
         *done += share;
         progress((*done / groups.len() as f64).min(1.0));
     };
-    let granted = evaluation.threads.unwrap_or_else(granted_threads);
-    let threads = granted.clamp(1, groups.len());
+    let threads = workers(evaluation.threads, groups.len());
     // Every group has a thread of its own; a single one has them all.
-    let per_group = if facts.max_rows.is_some() { granted.max(1) } else { 1 };
+    let per_group = if facts.max_rows.is_some() { workers(evaluation.threads, usize::MAX) } else { 1 };
     std::thread::scope(|scope| {
         let work = || {
             loop {
@@ -199,6 +196,17 @@ pub fn evaluate(
     }
     progress(1.0);
     Ok(Outcome { episodes })
+}
+
+/// Episodes that act side by side, of so many, where the environment sets no limit.
+pub(crate) fn group_size(episodes: usize, device: &Device) -> usize {
+    let most = if device.is_cpu() { (episodes / 4).clamp(10, 50) } else { 4096 };
+    most.min(episodes)
+}
+
+/// Threads that act out groups of episodes; of none given, as many as are granted.
+pub(crate) fn workers(threads: Option<usize>, groups: usize) -> usize {
+    threads.unwrap_or_else(granted_threads).clamp(1, groups)
 }
 
 /// The return that a policy is asked for in an environment: the given one, else that of a very good episode;

@@ -9,12 +9,20 @@ use elmur_data::collect::Demonstrations;
 use elmur_data::{Dataset, Limits, Part, Source, Stream, split, wrap};
 use elmur_engine::Device;
 use elmur_envs::{EnvSpec, Environment, Registry, Wrappers};
+use elmur_model::init;
 use elmur_model::window::{Begin, training_graph};
 use serde_json::Value;
 
 use crate::config::{Judge, RunConfig, below_model};
 use crate::error::{Error, Result};
+use crate::faster::faster_device;
 use crate::folder::MAX_SMALL;
+
+/// Name of whichever device acts faster.
+pub(crate) const AUTO: &str = "auto";
+
+/// Most bytes of pictures that demonstrations played for a run may have: they are kept in memory.
+const MOST_PIXELS: u64 = 4 << 30;
 
 /// The devices of a run, open.
 #[derive(Debug, Clone)]
@@ -36,9 +44,28 @@ impl Devices {
                 Err(elmur_engine::Error::Device { expected, got }) => Err(Error::config(key, expected, got)),
                 opened => Ok(opened?),
             };
-        let elsewhere = config.eval.device.as_deref().filter(|name| *name != t.device);
-        let eval = elsewhere.map(|name| open("eval.device", name)).transpose()?;
-        Ok(Self { train: open("train.device", &t.device)?, eval })
+        let train = open("train.device", &t.device)?;
+        let eval = match config.eval.device.as_deref() {
+            Some(AUTO) => Self::faster_for(config, &train)?,
+            Some(name) if name != t.device => Some(open("eval.device", name)?),
+            _ => None,
+        };
+        Ok(Self { train, eval })
+    }
+
+    /// The device that acts faster than the one that trains, if there is one: the CPU beside a GPU, or a GPU
+    /// beside the CPU.
+    fn faster_for(config: &RunConfig, train: &Device) -> Result<Option<Device>> {
+        let (t, policy) = (&config.train, &config.model);
+        let other = if train.is_cpu() { "cuda" } else { "cpu" };
+        // Without a GPU there is nothing to choose.
+        let Ok(other) = Device::open(other, t.threads.unwrap_or(0), t.precision.into()) else {
+            return Ok(None);
+        };
+        let params = init::parameters(policy.architecture(), t.seed)?;
+        let devices = [train.another()?, other];
+        let chosen = faster_device(policy, &params, config.eval.episodes, t.threads, &devices)?;
+        Ok(chosen.filter(|chosen| chosen.is_cpu() != train.is_cpu()).cloned())
     }
 
     /// Opens the same devices with queues of their own, so that a second run can compute at the same time.
@@ -104,15 +131,19 @@ impl RunConfig {
             prepared.stream = prepared.config.stream(registry, &*prepared.data)?;
             return Ok(prepared);
         };
-        // Arrays do not tell their spaces; who wants to be judged in the environment says that they are its.
-        let known = environment.filter(|_| self.eval.on == Some(Judge::Env));
-        let known = known.map(|environment| environment.plain().spaces().clone());
+        // Arrays do not tell their spaces: they are the environment's, if they fit. Who wants to be judged in the
+        // environment says that they must.
+        let known = environment.map(|environment| environment.plain().spaces().clone());
         if !file.exists() {
             let problem = "no such dataset; say with --data PATH where the data lie, or collect some with `elmur collect`";
             return Err(Error::file(file, problem));
         }
         let (selection, limits) = (self.data.selection(), Limits::default());
-        let data = elmur_data::open_selected(file, known.as_ref(), &selection, &limits)?;
+        let open = |known| elmur_data::open_selected(file, known, &selection, &limits);
+        let data = match open(known.as_ref()) {
+            Err(_) if known.is_some() && self.eval.on != Some(Judge::Env) => open(None)?,
+            opened => opened?,
+        };
         Prepared::new(self.clone(), data, registry, keep_ends)
     }
 
@@ -148,6 +179,19 @@ impl RunConfig {
         stop: &Stop,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Arc<dyn Source>> {
+        // Pictures of thousands of episodes are kept on disk, not in memory.
+        let pixels = environment.plain().spaces().observation.widths().bytes as u64;
+        let steps = environment.facts().max_steps.unwrap_or(0).saturating_mul(self.data.episodes as u64);
+        if steps.saturating_mul(pixels) > MOST_PIXELS {
+            let name = environment.name();
+            let expected = format!(
+                "recorded demonstrations: `elmur collect {name} --out FILE`, then --data FILE; or fewer of them \
+                 (data.episodes), at most {} GB of pictures",
+                MOST_PIXELS >> 30
+            );
+            let got = format!("none, and {} episodes to be kept in memory", self.data.episodes);
+            return Err(Error::config("data.file", expected, got));
+        }
         let demonstrations = Demonstrations {
             environment,
             episodes: 0..self.data.episodes,
@@ -172,7 +216,7 @@ impl Prepared {
     /// from them.
     ///
     /// Policies are judged as `eval.on` says. Without it: in the config's environment if the data say that
-    /// they were recorded there, else on episodes that are held out.
+    /// they were recorded there and it can be played here, else on episodes that are held out.
     pub fn new(
         mut config: RunConfig,
         data: Arc<dyn Source>,
@@ -191,7 +235,15 @@ impl Prepared {
         let recorded_there = environment.as_ref().is_some_and(|environment| {
             data.metadata().get("env").is_some_and(|name| name == environment.name())
         });
-        let on = config.eval.on.unwrap_or(if recorded_there { Judge::Env } else { Judge::Data });
+        let missing = environment.as_ref().and_then(|environment| environment.available().err());
+        let on = match (config.eval.on, missing) {
+            (Some(Judge::Env), Some(error)) => return Err(error.into()),
+            (None, Some(error)) if recorded_there => {
+                notes.push(format!("judged on data: {error}"));
+                Judge::Data
+            }
+            (on, _) => on.unwrap_or(if recorded_there { Judge::Env } else { Judge::Data }),
+        };
         config.eval.on = Some(on);
         let data = match &environment {
             Some(environment)

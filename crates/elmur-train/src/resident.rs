@@ -8,6 +8,7 @@ use elmur_model::ends::Token;
 use elmur_model::window::{Built, WindowProgram};
 
 use crate::error::Result;
+use crate::trainer::recorded_bytes;
 
 /// The data's tables, and where each episode begins in them. An episode of T steps has T + 1 rows; the last,
 /// for what lies beyond its end, shows its last observation and is not imitated.
@@ -25,8 +26,11 @@ impl Resident {
     pub fn rows(architecture: &dyn Architecture, source: &dyn Source, device: &Device) -> Option<usize> {
         let rows: usize = (0..source.episodes()).map(|i| source.steps(i) + 1).sum();
         let ends = architecture.ends();
-        let size = |kind| if kind == elmur_base::Kind::Bytes { 1 } else { 4 };
-        let observed: usize = ends.observation.iter().map(|e| size(e.kind()) * e.len()).sum();
+        let bytes = recorded_bytes(architecture, source);
+        let size =
+            |leaf: usize, kind| if kind == elmur_base::Kind::Bytes || bytes.contains(&leaf) { 1 } else { 4 };
+        let leaves = ends.observation.iter().enumerate();
+        let observed: usize = leaves.map(|(leaf, e)| size(leaf, e.kind()) * e.len()).sum();
         let mut each = observed + 8 * ends.action.dim() + 1;
         each += if ends.tokens.has(Token::Action) { 4 * ends.action.dim() } else { 0 };
         each += if ends.tokens.has(Token::Return) { 4 } else { 0 };
@@ -151,6 +155,9 @@ mod tests {
             export_gradients: false,
             dropout: true,
             table: Some(rows),
+            augment: Default::default(),
+            bytes: Vec::new(),
+            weights: None,
         };
         let built =
             training_graph(model.architecture() as &dyn Architecture, &settings, Begin::Fresh).unwrap();

@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-use elmur_base::Stop;
 use elmur_base::files::write_atomic;
-use elmur_data::{Batch, Buffer, Loader, Request, Sampler, Source, Stream, Window};
+use elmur_base::{Kind, StepWeights, Stop};
+use elmur_data::{Batch, Buffer, ElementType, Loader, Request, Sampler, Source, Stream, Window};
 use elmur_engine::{AdamW, DType, Device, Readback, Store};
 use elmur_model::checkpoint::FINGERPRINT;
 use elmur_model::tensors::{self, HostTensor, Notes, TensorData, Tensors};
 use elmur_model::window::{Begin, REPORT, RNG, TrainSettings, WindowProgram, training_graph};
-use elmur_model::{Architecture, Checkpoint, Fingerprint, init};
+use elmur_model::{Architecture, Augment, Checkpoint, Fingerprint, init};
 
 use crate::config::{RunConfig, TrainConfig};
 use crate::error::{Error, Result};
@@ -112,8 +112,21 @@ impl TrainConfig {
             dropout: true,
             ties: false,
             table,
+            augment: Augment::default(),
+            bytes: Vec::new(),
+            weights: (self.after_success != 1.0)
+                .then(|| StepWeights::new(self.success_reward as f32, self.after_success as f32)),
         }
     }
+}
+
+/// Pictures that are numbers for the policy and were recorded as bytes: these go to the device, a quarter of the size.
+pub(crate) fn recorded_bytes(architecture: &dyn Architecture, source: &dyn Source) -> Vec<usize> {
+    let leaves = architecture.ends().observation.iter().zip(&source.layout().observations).enumerate();
+    let bytes = leaves.filter(|(_, (encoder, column))| {
+        encoder.is_image() && encoder.kind() == Kind::Floats && column.element == ElementType::U8
+    });
+    bytes.map(|(leaf, _)| leaf).collect()
 }
 
 impl Trainer {
@@ -146,7 +159,12 @@ impl Trainer {
             Some(_) => None,
             None => Resident::rows(&*architecture, &**source, &device),
         };
-        let settings = TrainSettings { ties: config.data.ties, ..t.program_settings(table) };
+        let settings = TrainSettings {
+            ties: config.data.ties,
+            augment: Augment { shift: config.data.shift, brightness: config.data.brightness },
+            bytes: if stream.is_some() { Vec::new() } else { recorded_bytes(&*architecture, &**source) },
+            ..t.program_settings(table)
+        };
         let graph = |begin: Begin| training_graph(&*architecture, &settings, begin);
         let mut graphs = vec![graph(Begin::Fresh)?];
         if t.segments > architecture.window().unroll {

@@ -42,12 +42,14 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let start = Instant::now();
     let steps = trainer.read_batches(args.batches)?;
     let seconds = start.elapsed().as_secs_f64();
+    let rows = args.batches * prepared.config.train.batch * prepared.config.crop();
     print(
         args.json,
         &json!({
             "work": "batches of data", "preset": args.preset, "stream": prepared.config.data.stream,
             "batch": prepared.config.train.batch, "crop": prepared.config.crop(),
             "ms": round(seconds * 1e3 / args.batches as f64), "imitated_per_s": round(steps as f64 / seconds),
+            "steps_per_s": round(rows as f64 / seconds),
             "threads": if args.threads == 0 { elmur_pool::granted_threads() } else { args.threads },
         }),
     );

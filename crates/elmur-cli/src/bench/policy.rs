@@ -122,7 +122,7 @@ impl Model {
             let ends = preset.model.architecture().ends();
             let mut spaces = ends.spaces();
             let seen = |encoder: &Encoder| match encoder {
-                Encoder::Image { .. } => Space::unbounded([64]),
+                encoder if encoder.is_image() => Space::unbounded([64]),
                 _ => Ends { observation: std::slice::from_ref(encoder), ..ends }.spaces().observation,
             };
             let mut parts: Vec<Space> = ends.observation.iter().map(seen).collect();

@@ -1,8 +1,9 @@
 //! `elmur bench read`: how fast recordings are read, decoded and checked, one episode after the other.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
+use elmur_base::files::size_of;
 use elmur_data::{Column, EpisodeReader, Limits};
 use elmur_train::Result;
 use serde_json::json;
@@ -56,12 +57,4 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Bytes of a file, or of all files in a folder.
-fn size_of(path: &Path) -> u64 {
-    match std::fs::read_dir(path) {
-        Ok(entries) => entries.flatten().map(|entry| size_of(&entry.path())).sum(),
-        Err(_) => std::fs::metadata(path).map_or(0, |about| about.len()),
-    }
 }

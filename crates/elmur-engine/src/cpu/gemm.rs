@@ -341,6 +341,7 @@ const BLOCK_LEN: usize = BLOCK * BLOCK * 3 / 2;
 const BLOCK_STEPS: usize = 16;
 
 /// An operand seen along the depth: element i at depth k is `data[i * step + k * depth_step]`.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86 has a matrix unit so far"))]
 struct Depths<'a, T> {
     data: &'a [T],
     step: usize,
@@ -1033,6 +1034,8 @@ macro_rules! portable_tiles {
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packed;
 mod panels;
 #[cfg(target_arch = "x86_64")]
@@ -1042,7 +1045,7 @@ pub(crate) use packed::PackedRight;
 pub(crate) use panels::Panels;
 
 macro_rules! impl_tiles {
-    ($T:ty, $amx:ident, $avx512:ident, $avx2:ident) => {
+    ($T:ty, $amx:ident, $avx512:ident, $avx2:ident, $neon:ident) => {
         impl Tiles for $T {
             fn tiles(isa: Isa) -> &'static TileSet<Self> {
                 #[cfg(target_arch = "x86_64")]
@@ -1050,7 +1053,11 @@ macro_rules! impl_tiles {
                     Isa::Amx => return &x86::$amx,
                     Isa::Avx512 => return &x86::$avx512,
                     Isa::Avx2 => return &x86::$avx2,
-                    Isa::Baseline => {}
+                    Isa::Baseline | Isa::Neon => {}
+                }
+                #[cfg(target_arch = "aarch64")]
+                if isa >= Isa::Neon {
+                    return &neon::$neon;
                 }
                 let _ = isa;
                 portable_tiles!($T)
@@ -1058,8 +1065,8 @@ macro_rules! impl_tiles {
         }
     };
 }
-impl_tiles!(f32, F32_AMX, F32_AVX512, F32_AVX2);
-impl_tiles!(f64, F64_AVX512, F64_AVX512, F64_AVX2);
+impl_tiles!(f32, F32_AMX, F32_AVX512, F32_AVX2, F32_NEON);
+impl_tiles!(f64, F64_AVX512, F64_AVX512, F64_AVX2, F64_NEON);
 
 #[cfg(test)]
 mod tests {
@@ -1221,7 +1228,7 @@ mod tests {
                     if accumulate { j as f32 + dot } else { dot }
                 });
                 let want: Vec<f32> = want.collect();
-                for isa in [Isa::Baseline, Isa::Avx2, Isa::Avx512, Isa::Amx]
+                for isa in [Isa::Baseline, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx]
                     .into_iter()
                     .filter(|i| *i <= Isa::detected())
                 {
@@ -1251,7 +1258,7 @@ mod tests {
                         (0..count).fold(first, |sum, j| a[3 * j].mul_add(data[row(j) + c], sum))
                     });
                     let want: Vec<f32> = want.collect();
-                    for isa in [Isa::Baseline, Isa::Avx2, Isa::Avx512, Isa::Amx]
+                    for isa in [Isa::Baseline, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx]
                         .into_iter()
                         .filter(|i| *i <= Isa::detected())
                     {
@@ -1280,7 +1287,9 @@ mod tests {
             c
         };
         let baseline = run(Isa::Baseline);
-        for isa in [Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter().filter(|isa| *isa <= Isa::detected()) {
+        for isa in
+            [Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter().filter(|isa| *isa <= Isa::detected())
+        {
             assert_eq!(run(isa), baseline, "{isa:?}");
         }
     }

@@ -5,8 +5,10 @@ use std::sync::OnceLock;
 /// Vector instruction sets that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// Whatever the target guarantees (NEON on aarch64).
+    /// Whatever the target guarantees, without kernels of its own.
     Baseline,
+    /// NEON, on aarch64.
+    Neon,
     /// AVX2 with fused multiply-add.
     Avx2,
     /// AVX-512 (F, BW, DQ, VL).
@@ -47,7 +49,7 @@ impl Isa {
 
     #[cfg(not(target_arch = "x86_64"))]
     pub(crate) fn detected() -> Isa {
-        Isa::Baseline
+        if cfg!(target_arch = "aarch64") { Isa::Neon } else { Isa::Baseline }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Kernels for every instruction set from one source, and the row primitives every kernel is made of.
 //!
 //! Kernels are ordinary Rust over rows. [`simd_fn!`] compiles each of them once per instruction set and picks
-//! the best at run time; compilers vectorise the plain loops. Reductions run in [`LANES`] interleaved partial
-//! sums whatever the vector width, so their bits do not depend on the machine's vector unit.
+//! the best at run time; compilers vectorise the plain loops (for aarch64 once, with NEON, which all of its
+//! processors have). Reductions run in [`LANES`] interleaved partial sums whatever the vector width, so their
+//! bits do not depend on the machine's vector unit.
 
 use super::float::Float;
 
@@ -34,7 +35,7 @@ macro_rules! simd_fn {
                     $crate::cpu::isa::Isa::Avx512 | $crate::cpu::isa::Isa::Amx => return unsafe { avx512::<$T>($($arg),*) },
                     // SAFETY: as above.
                     $crate::cpu::isa::Isa::Avx2 => return unsafe { avx2::<$T>($($arg),*) },
-                    $crate::cpu::isa::Isa::Baseline => {}
+                    $crate::cpu::isa::Isa::Baseline | $crate::cpu::isa::Isa::Neon => {}
                 }
             }
             body::<$T>($($arg),*)
@@ -146,7 +147,13 @@ pub(crate) fn prefetch<T>(row: &[T]) {
         // SAFETY: prefetches of any address are harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(row.as_ptr().cast::<i8>().wrapping_add(line)) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    for line in (0..size_of_val(row)).step_by(64) {
+        let at = row.as_ptr().cast::<u8>().wrapping_add(line);
+        // SAFETY: prefetches of any address are harmless.
+        unsafe { std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, readonly)) };
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = row;
 }
 

@@ -77,6 +77,7 @@ const FILES: [&str; 34] = [
     include_str!("../ops/relative_bias.cu"),
     include_str!("../ops/route.cu"),
     include_str!("../ops/selective_scan.cu"),
+    include_str!("../ops/shift.cu"),
     include_str!("../ops/softmax.cu"),
     include_str!("../ops/swiglu.cu"),
 ];

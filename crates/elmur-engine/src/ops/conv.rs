@@ -65,6 +65,16 @@ kernel_args! {
     }
 }
 
+/// Bytes of columns that a GPU computes at once.
+#[cfg(feature = "cuda")]
+const COLUMN_BYTES: usize = 256 << 20;
+
+/// Bytes of so many floats.
+#[cfg(feature = "cuda")]
+fn bytes(floats: usize) -> u64 {
+    4 * floats as u64
+}
+
 impl Dims {
     fn new(x: &TensorType, w: &TensorType, conv: Conv2d) -> Option<Self> {
         let (&[batch, channels, height, width], &[outputs, inner, h, v]) = (&x.shape[..], &w.shape[..])
@@ -101,6 +111,19 @@ impl Dims {
         }
     }
 
+    /// Images whose columns are in a GPU's memory at once: scratch memory is kept by every op.
+    #[cfg(feature = "cuda")]
+    fn chunk(&self) -> usize {
+        (COLUMN_BYTES / (4 * self.depth() * self.count()).max(1)).clamp(1, self.batch.max(1))
+    }
+
+    /// The chunks of a batch: first image and number of images.
+    #[cfg(feature = "cuda")]
+    fn chunks(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (batch, chunk) = (self.batch, self.chunk());
+        (0..batch).step_by(chunk).map(move |first| (first, chunk.min(batch - first)))
+    }
+
     /// Elements of one patch.
     fn depth(&self) -> usize {
         self.channels * self.kernel.0 * self.kernel.1
@@ -115,50 +138,121 @@ impl Dims {
         self.channels * self.image.0 * self.image.1
     }
 
-    /// For every (patch, element of the patch): calls `f(index in columns [depth, count], index in the
-    /// image)`, or with `None` where the patch hangs over the edge.
+    /// For every line of the columns [depth, count], that is for every (channel, row and column of the kernel, line
+    /// of patches): calls `f(begin in the columns, pixels)`, with `None` where all of them lie outside of the image.
     #[inline(always)]
-    fn for_each(&self, conv: Conv2d, mut f: impl FnMut(usize, Option<usize>)) {
+    fn for_each_line(&self, conv: Conv2d, mut f: impl FnMut(usize, Option<Line>)) {
+        let (height, width) = self.image;
         let mut at = 0;
         for c in 0..self.channels {
             for p in 0..self.kernel.0 {
                 for q in 0..self.kernel.1 {
+                    // Patches j with 0 <= j stride + q - padding < width.
+                    let first = conv.padding.saturating_sub(q).div_ceil(conv.stride).min(self.patches.1);
+                    let end = (width + conv.padding).saturating_sub(q).div_ceil(conv.stride);
+                    let end = end.clamp(first, self.patches.1);
+                    let column = (first * conv.stride + q).saturating_sub(conv.padding);
+                    let (index, phase) = (column / conv.stride, column % conv.stride);
                     for i in 0..self.patches.0 {
-                        let row =
-                            (i * conv.stride + p).checked_sub(conv.padding).filter(|r| *r < self.image.0);
-                        for j in 0..self.patches.1 {
-                            let column =
-                                (j * conv.stride + q).checked_sub(conv.padding).filter(|c| *c < self.image.1);
-                            let inside =
-                                row.zip(column).map(|(r, v)| (c * self.image.0 + r) * self.image.1 + v);
-                            f(at, inside);
-                            at += 1;
-                        }
+                        let row = (i * conv.stride + p).checked_sub(conv.padding).filter(|r| *r < height);
+                        let row = row.filter(|_| first < end).map(|row| c * height + row);
+                        f(at, row.map(|row| Line { row, column, index, phase, first, end }));
+                        at += self.patches.1;
                     }
                 }
             }
         }
     }
 
-    /// Unfolds an image into columns [depth, count].
-    fn unfold<T: Float>(&self, conv: Conv2d, image: &[T], columns: &mut [T]) {
-        self.for_each(conv, |at, inside| columns[at] = inside.map_or(T::ZERO, |i| image[i]));
+    /// Elements of an image whose lines of pixels are sorted by phase; none are needed for a stride of 1.
+    fn phases_len(&self, conv: Conv2d) -> usize {
+        let sorted = self.channels * self.image.0 * conv.stride * self.image.1.div_ceil(conv.stride.max(1));
+        if conv.stride > 1 { sorted } else { 0 }
+    }
+
+    /// Unfolds an image into columns [depth, count]. Lines of pixels are first sorted by their place in a stride, once
+    /// for all kernels, so that every line of patches is a copy.
+    fn unfold<T: Float>(&self, conv: Conv2d, image: &[T], phases: &mut [T], columns: &mut [T]) {
+        let (count, width) = (self.patches.1, self.image.1);
+        let (stride, each) = (conv.stride, width.div_ceil(conv.stride));
+        if stride > 1 && width > 0 {
+            let lines = image.chunks_exact(width).zip(phases.chunks_exact_mut(stride * each));
+            for (line, sorted) in lines {
+                for (phase, to) in sorted.chunks_exact_mut(each).enumerate() {
+                    let from = line.get(phase..).unwrap_or_default();
+                    match stride {
+                        // Strides that compilers know make vector instructions of the loop.
+                        2 => take_every::<T, 2>(from, to),
+                        4 => take_every::<T, 4>(from, to),
+                        _ => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = *x),
+                    }
+                }
+            }
+        }
+        self.for_each_line(conv, |at, line| {
+            let to = &mut columns[at..at + count];
+            let Some(Line { row, column, index, phase, first, end }) = line else { return to.fill(T::ZERO) };
+            to[..first].fill(T::ZERO);
+            to[end..].fill(T::ZERO);
+            let from = match stride {
+                1 => &image[row * width + column..],
+                _ => &phases[(row * stride + phase) * each + index..],
+            };
+            copy_line(&from[..end - first], &mut to[first..end]);
+        });
     }
 
     /// Adds columns back into an image.
     fn fold<T: Float>(&self, conv: Conv2d, columns: &[T], image: &mut [T]) {
         image.fill(T::ZERO);
-        self.for_each(conv, |at, inside| {
-            if let Some(i) = inside {
-                image[i] += columns[at];
+        self.for_each_line(conv, |at, line| {
+            let Some(Line { row, column, first, end, .. }) = line else { return };
+            let from = &columns[at + first..at + end];
+            let to = &mut image[row * self.image.1 + column..];
+            match conv.stride {
+                1 => to.iter_mut().zip(from).for_each(|(to, x)| *to += *x),
+                stride => to.iter_mut().step_by(stride).zip(from).for_each(|(to, x)| *to += *x),
             }
         });
     }
 
-    /// Elements of scratch of one task: columns of patches, and scratch of a product.
-    fn scratch<T: Tiles>(&self, m: usize, n: usize, k: usize) -> usize {
-        (self.depth() * self.count()).next_multiple_of(16) + scratch_len::<T>(m, n, k, 1).next_multiple_of(16)
+    /// Elements of scratch of one task: columns of patches, lines sorted by phase, and scratch of a product.
+    fn scratch<T: Tiles>(&self, conv: Conv2d, m: usize, n: usize, k: usize) -> usize {
+        let unfolded = (self.depth() * self.count()).next_multiple_of(16);
+        let sorted = self.phases_len(conv).next_multiple_of(16);
+        unfolded + sorted + scratch_len::<T>(m, n, k, 1).next_multiple_of(16)
     }
+}
+
+/// The pixels of a line of patches at one place of the kernel, for patches `first..end`: those of the given line of
+/// the image from `column` on, a stride apart. `column` is number `index` of the columns with its `phase`.
+struct Line {
+    row: usize,
+    column: usize,
+    index: usize,
+    phase: usize,
+    first: usize,
+    end: usize,
+}
+
+/// to[j] = from[N j], as far as there is any.
+#[inline(always)]
+fn take_every<T: Float, const N: usize>(from: &[T], to: &mut [T]) {
+    let whole = (from.len() / N).min(to.len());
+    let (head, tail) = to.split_at_mut(whole);
+    head.iter_mut().zip(from.as_chunks::<N>().0).for_each(|(to, x)| *to = x[0]);
+    tail.iter_mut().zip(from[whole * N..].iter().step_by(N)).for_each(|(to, x)| *to = *x);
+}
+
+/// Copies a line, without the cost of a call for a short one: in pieces of eight, the last of which may overlap.
+#[inline(always)]
+fn copy_line<T: Float>(from: &[T], to: &mut [T]) {
+    const N: usize = 8;
+    let (Some(last_from), Some(last_to)) = (from.last_chunk::<N>(), to.last_chunk_mut::<N>()) else {
+        return to.iter_mut().zip(from).for_each(|(to, x)| *to = *x);
+    };
+    *last_to = *last_from;
+    to.as_chunks_mut::<N>().0.iter_mut().zip(from.as_chunks::<N>().0).for_each(|(to, x)| *to = *x);
 }
 
 #[derive(Debug)]
@@ -212,7 +306,7 @@ impl Op for Forward {
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
         let Some(dims) = Dims::new(&inputs[0], &inputs[1], self.conv) else { return 0 };
         dispatch_float!(inputs[0].dtype, T => {
-            max_tasks(threads) * dims.scratch::<T>(dims.outputs, dims.count(), dims.depth()) * size_of::<T>()
+            max_tasks(threads) * dims.scratch::<T>(self.conv, dims.outputs, dims.count(), dims.depth()) * size_of::<T>()
         })
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
@@ -221,8 +315,9 @@ impl Op for Forward {
         dispatch_float!(io.dtype(), T => {
             let (x, w) = (io.input::<T>(0), io.input::<T>(1));
             let bias = self.bias.then(|| io.input::<T>(2));
-            for_each_image(io, &dims, (m, n, k), RowsMut::new(io.output::<T>(0), m * n), |image, y, columns, scratch| {
-                dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], columns);
+            let output = RowsMut::new(io.output::<T>(0), m * n);
+            for_each_image(io, &dims, self.conv, (m, n, k), output, |image, y, columns, phases, scratch| {
+                dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
                 let product = Product { m, n, k, a: Mat::rows(w, k), b: Mat::rows(columns, n), accumulate: false };
                 gemm(Pool::serial(), scratch, product, y, n, |_| {});
                 if let Some(bias) = bias {
@@ -236,16 +331,19 @@ impl Op for Forward {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(0), launch.ty(1), self.conv) else { return Ok(()) };
         let (m, n, k) = (dims.outputs, dims.count(), dims.depth());
-        let columns = launch.scratch(4 * dims.batch * k * n)?;
-        let args = args![columns, launch.input(0), dims.geometry(self.conv), dims.batch * k * n];
-        launch.elements("unfold", dims.batch * k * n, args)?;
+        let columns = launch.scratch(4 * dims.chunk() * k * n)?;
         let y = launch.output(0);
-        launch.product(&GpuProduct {
-            c: y,
-            batch: dims.batch,
-            strides: [0, k * n, m * n],
-            ..GpuProduct::new(m, n, k, (launch.input(1), false), (columns, false))
-        })?;
+        for (first, count) in dims.chunks() {
+            let images = launch.input(0) + bytes(first * dims.image_len());
+            let args = args![columns, images, dims.geometry(self.conv), count * k * n];
+            launch.elements("unfold", count * k * n, args)?;
+            launch.product(&GpuProduct {
+                c: y + bytes(first * m * n),
+                batch: count,
+                strides: [0, k * n, m * n],
+                ..GpuProduct::new(m, n, k, (launch.input(1), false), (columns, false))
+            })?;
+        }
         if self.bias {
             let total = dims.batch * m * n;
             launch.elements("add_channel_bias", total, args![y, launch.input(2), n, m, total])?;
@@ -254,15 +352,17 @@ impl Op for Forward {
     }
 }
 
-/// Calls `body(image, its row of the output, columns, product scratch)` for every image, on all threads.
+/// Calls `body(image, its row of the output, columns, lines sorted by phase, product scratch)` for every image, on all
+/// threads.
 fn for_each_image<T: Tiles>(
     io: &Io<'_>,
     dims: &Dims,
+    conv: Conv2d,
     (m, n, k): (usize, usize, usize),
     output: RowsMut<'_, T>,
-    body: impl Fn(usize, &mut [T], &mut [T], &mut [T]) + Sync,
+    body: impl Fn(usize, &mut [T], &mut [T], &mut [T], &mut [T]) + Sync,
 ) {
-    let each = dims.scratch::<T>(m, n, k);
+    let each = dims.scratch::<T>(conv, m, n, k);
     let scratch = RowsMut::new(io.scratch::<T>(io.pool.max_tasks() * each), each);
     let per_task = io.pool.rows_per_task(dims.batch, m * n * k / 8);
     let columns_len = dims.depth() * dims.count();
@@ -270,9 +370,10 @@ fn for_each_image<T: Tiles>(
         // SAFETY: one part per task, and there are at most `max_tasks` tasks.
         let scratch = unsafe { scratch.part(task, 1) };
         let (columns, scratch) = scratch.split_at_mut(columns_len.next_multiple_of(16));
+        let (phases, scratch) = scratch.split_at_mut(dims.phases_len(conv).next_multiple_of(16));
         let count = per_task.min(dims.batch - first);
         for (i, row) in part.chunks_exact_mut(part.len() / count).enumerate() {
-            body(first + i, row, &mut columns[..columns_len], scratch);
+            body(first + i, row, &mut columns[..columns_len], phases, scratch);
         }
     });
 }
@@ -294,7 +395,7 @@ impl Op for InputGrad {
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
         let Some(dims) = Dims::new(&self.image, &inputs[1], self.conv) else { return 0 };
         dispatch_float!(inputs[0].dtype, T => {
-            max_tasks(threads) * dims.scratch::<T>(dims.depth(), dims.count(), dims.outputs) * size_of::<T>()
+            max_tasks(threads) * dims.scratch::<T>(self.conv, dims.depth(), dims.count(), dims.outputs) * size_of::<T>()
         })
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
@@ -303,7 +404,7 @@ impl Op for InputGrad {
         dispatch_float!(io.dtype(), T => {
             let (dy, w) = (io.input::<T>(0), io.input::<T>(1));
             let output = RowsMut::new(io.output::<T>(0), dims.image_len());
-            for_each_image(io, &dims, (m, n, k), output, |image, dx, columns, scratch| {
+            for_each_image(io, &dims, self.conv, (m, n, k), output, |image, dx, columns, _, scratch| {
                 let dy = &dy[image * k * n..][..k * n];
                 let product = Product { m, n, k, a: Mat::transposed(w, m), b: Mat::rows(dy, n), accumulate: false };
                 gemm(Pool::serial(), scratch, product, columns, n, |_| {});
@@ -316,15 +417,19 @@ impl Op for InputGrad {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(&self.image, launch.ty(1), self.conv) else { return Ok(()) };
         let (m, n, k) = (dims.depth(), dims.count(), dims.outputs);
-        let columns = launch.scratch(4 * dims.batch * m * n)?;
-        launch.product(&GpuProduct {
-            c: columns,
-            batch: dims.batch,
-            strides: [0, k * n, m * n],
-            ..GpuProduct::new(m, n, k, (launch.input(1), true), (launch.input(0), false))
-        })?;
-        let total = self.image.len();
-        launch.elements("fold", total, args![launch.output(0), columns, dims.geometry(self.conv), total])
+        let columns = launch.scratch(4 * dims.chunk() * m * n)?;
+        for (first, count) in dims.chunks() {
+            let dy = launch.input(0) + bytes(first * k * n);
+            launch.product(&GpuProduct {
+                c: columns,
+                batch: count,
+                strides: [0, k * n, m * n],
+                ..GpuProduct::new(m, n, k, (launch.input(1), true), (dy, false))
+            })?;
+            let (total, dx) = (count * dims.image_len(), launch.output(0) + bytes(first * dims.image_len()));
+            launch.elements("fold", total, args![dx, columns, dims.geometry(self.conv), total])?;
+        }
+        Ok(())
     }
 }
 
@@ -358,7 +463,7 @@ impl Op for WeightGrad {
         let Some(dims) = Dims::new(&inputs[1], &self.weight, self.conv) else { return 0 };
         let parts = dims.batch.div_ceil(images_per_part(dims.batch));
         dispatch_float!(inputs[0].dtype, T => {
-            let each = dims.scratch::<T>(dims.outputs, dims.depth(), dims.count());
+            let each = dims.scratch::<T>(self.conv, dims.outputs, dims.depth(), dims.count());
             parts * (each + self.weight.len().next_multiple_of(16)) * size_of::<T>()
         })
     }
@@ -371,14 +476,15 @@ impl Op for WeightGrad {
             let (dy, x) = (io.input::<T>(0), io.input::<T>(1));
             let dw = if self.accumulate { io.in_place::<T>(2, 0) } else { io.output::<T>(0) };
             let padded = (m * n).next_multiple_of(16);
-            let each = dims.scratch::<T>(m, n, k) + padded;
+            let each = dims.scratch::<T>(self.conv, m, n, k) + padded;
             let scratch = io.scratch::<T>(parts * each);
             io.pool.blocks(parts, 1, RowsMut::new(&mut *scratch, each), |part, scratch, _| {
                 let (sum, rest) = scratch.split_at_mut(padded);
-                let (columns, scratch) = rest.split_at_mut((n * k).next_multiple_of(16));
+                let (columns, rest) = rest.split_at_mut((n * k).next_multiple_of(16));
+                let (phases, scratch) = rest.split_at_mut(dims.phases_len(self.conv).next_multiple_of(16));
                 let columns = &mut columns[..n * k];
                 for image in part * per_part..dims.batch.min((part + 1) * per_part) {
-                    dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], columns);
+                    dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
                     let dy = &dy[image * m * k..][..m * k];
                     let accumulate = image > part * per_part;
                     let product = Product { m, n, k, a: Mat::rows(dy, k), b: Mat::transposed(columns, k), accumulate };
@@ -396,16 +502,22 @@ impl Op for WeightGrad {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(1), &self.weight, self.conv) else { return Ok(()) };
         let (m, n, k) = (dims.outputs, dims.depth(), dims.count());
-        let columns = launch.scratch(4 * dims.batch * n * k)?;
-        let args = args![columns, launch.input(1), dims.geometry(self.conv), dims.batch * n * k];
-        launch.elements("unfold", dims.batch * n * k, args)?;
-        let partial = launch.scratch(4 * dims.batch * m * n)?;
-        launch.product(&GpuProduct {
-            c: partial,
-            batch: dims.batch,
-            ..GpuProduct::new(m, n, k, (launch.input(0), false), (columns, true))
-        })?;
+        let columns = launch.scratch(4 * dims.chunk() * n * k)?;
+        let partial = launch.scratch(4 * dims.chunk() * m * n)?;
         let dw = if self.accumulate { launch.in_place(2, 0)? } else { launch.output(0) };
-        crate::ops::reduce::cuda_sum_columns(launch, dw, partial, dims.batch, m * n, self.accumulate)
+        for (first, count) in dims.chunks() {
+            let images = launch.input(1) + bytes(first * dims.image_len());
+            let args = args![columns, images, dims.geometry(self.conv), count * n * k];
+            launch.elements("unfold", count * n * k, args)?;
+            let dy = launch.input(0) + bytes(first * m * k);
+            launch.product(&GpuProduct {
+                c: partial,
+                batch: count,
+                ..GpuProduct::new(m, n, k, (dy, false), (columns, true))
+            })?;
+            let adds = self.accumulate || first > 0;
+            crate::ops::reduce::cuda_sum_columns(launch, dw, partial, count, m * n, adds)?;
+        }
+        Ok(())
     }
 }

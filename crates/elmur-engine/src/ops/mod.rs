@@ -28,5 +28,6 @@ pub(crate) mod reduce;
 pub(crate) mod relative_bias;
 pub(crate) mod route;
 pub(crate) mod selective_scan;
+pub(crate) mod shift;
 pub(crate) mod softmax;
 pub(crate) mod swiglu;

@@ -228,7 +228,7 @@ impl family::Family for Popgym {
                 max_steps: Some(task.max_steps() as u64),
                 good_return: Some(task.good_return()),
                 metric: Metric::Return,
-                max_rows: None,
+                ..Facts::default()
             },
         )
     }

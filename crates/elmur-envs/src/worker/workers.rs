@@ -39,6 +39,8 @@ pub struct Task {
     pub start_timeout: Duration,
     /// Most times that one episode is begun anew because its worker died.
     pub restarts: u32,
+    /// What to do where the program cannot be started, for the error; empty: nothing is known.
+    pub remedy: &'static str,
 }
 
 /// Workers of a [`Task`], and what happened to them.
@@ -76,6 +78,15 @@ impl Workers {
         }
     }
 
+    /// Workers for a task whose environment is known before a worker is asked: none is started until an episode
+    /// begins. A worker that makes another environment is refused.
+    pub fn knowing(task: Task, interface: Interface, stop: Stop) -> Result<Self> {
+        let workers = Self::new(task, stop);
+        interface.check().map_err(|problem| workers.problem(&problem))?;
+        *lock(&workers.interface) = Some(Arc::new(interface));
+        Ok(workers)
+    }
+
     /// The environment that the workers make.
     pub fn task(&self) -> &Task {
         &self.task
@@ -105,7 +116,7 @@ impl Workers {
         let mut known = lock(&self.interface);
         match &*known {
             Some(known) if **known != interface => Err(Failure::Protocol(
-                "a worker made an environment with other spaces than the worker before".to_owned(),
+                "a worker made an environment with other arrays than expected".to_owned(),
             )),
             Some(_) => Ok(()),
             None => {
@@ -224,7 +235,10 @@ impl Worker {
     fn start(task: &Task, stop: &Stop) -> Result<Self> {
         let fail = |cause: std::io::Error| Error::Worker {
             name: task.name.clone(),
-            cause: format!("{:?} could not be started: {cause}", task.launch.program),
+            cause: match task.remedy {
+                "" => format!("{:?} could not be started: {cause}", task.launch.program),
+                remedy => format!("{:?} could not be started: {cause}; {remedy}", task.launch.program),
+            },
         };
         let (process, stream) = Process::start(&task.launch).map_err(fail)?;
         let client = Client::new(stream, stop.clone()).map_err(fail)?;

@@ -300,7 +300,7 @@ impl Tt {
             check_number(key, weight, weight.is_finite() && weight >= 0.0, "0 or more")?;
         }
         self.ends().validate()?;
-        if let Some(image) = self.observation.iter().find(|e| matches!(e, Encoder::Image { .. })) {
+        if let Some(image) = self.observation.iter().find(|e| e.is_image()) {
             let expected =
                 "vectors or choices, each number of which is a token; images have too many".to_owned();
             return refuse("observation", expected, format!("{image:?}"));

@@ -1,6 +1,7 @@
-//! Whole runs by name: the paper's, POPGym's tasks ([`popgym`]) and ours, all with ELMUR ([`settings`] says how
+//! Whole runs by name: the paper's, POPGym's tasks ([`popgym`]), MIKASA-Robo's ([`mikasa`]) and ours, all with ELMUR ([`settings`] says how
 //! it is trained), and what makes of each a run with another policy ([`policies`]).
 
+mod mikasa;
 mod policies;
 mod popgym;
 mod settings;
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 
 pub use policies::{Policy, PolicyName};
 
-/// Names and summaries of all presets but those of POPGym's tasks.
+/// Names and summaries of all presets but those of POPGym's and MIKASA-Robo's tasks.
 const NAMED: [(&str, &str); 9] = [
     ("tmaze", "T-Maze as in the paper (but a higher learning rate): 2 layers, 2 slots, segments of 10"),
     ("tmaze-quick", "T-Maze with a small model, for first steps on a laptop (ours)"),
@@ -39,6 +40,9 @@ impl RunConfig {
     pub fn preset(name: &str) -> Result<Self> {
         if let Some(run) = popgym::preset(name) {
             return run;
+        }
+        if let Some(run) = mikasa::preset(name) {
+            return Ok(run);
         }
         let train = match name {
             "tmaze" => settings::tmaze(),
@@ -76,10 +80,15 @@ impl RunConfig {
 
     /// The names of all presets.
     pub fn preset_names() -> Vec<String> {
-        NAMED.iter().map(|(name, _)| (*name).to_owned()).chain(popgym::names()).collect()
+        NAMED
+            .iter()
+            .map(|(name, _)| (*name).to_owned())
+            .chain(popgym::names())
+            .chain(mikasa::names())
+            .collect()
     }
 
-    /// The names of all presets but those of POPGym's tasks, each with a line about it.
+    /// The names of all presets but those of POPGym's and MIKASA-Robo's tasks, each with a line about it.
     pub fn preset_summaries() -> &'static [(&'static str, &'static str)] {
         &NAMED
     }
@@ -90,7 +99,10 @@ impl RunConfig {
         let (own, names) = (own.join(", "), Self::preset_names());
         let nearest = elmur_base::nearest(name, names.iter().map(String::as_str));
         let hint = nearest.map(|n| format!(" (did you mean `{n}`?)")).unwrap_or_default();
-        format!("one of {own}, or a POPGym task such as popgym-RepeatFirstEasy{hint}")
+        format!(
+            "one of {own}, a POPGym task such as popgym-RepeatFirstEasy, or a MIKASA-Robo task such as \
+             mikasa-RememberColor3{hint}"
+        )
     }
 }
 
@@ -121,6 +133,8 @@ fn demonstrations(episodes: usize) -> DataConfig {
         own_every: own_every(),
         ties: false,
         held_out: held_out(),
+        shift: 0,
+        brightness: 0.0,
     }
 }
 

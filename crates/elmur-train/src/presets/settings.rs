@@ -24,6 +24,8 @@ pub fn tmaze() -> TrainConfig {
             from_zero: false,
         },
         label_smoothing: 0.16,
+        after_success: 1.0,
+        success_reward: 1.0,
         clip: 5.0,
         weight_decay: 1e-4,
         betas: (0.95, 0.999),

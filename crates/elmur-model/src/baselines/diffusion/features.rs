@@ -5,7 +5,7 @@
 //!   channel, a linear map with ReLU; as in the published code, per observation.
 //! - Integers are encoded as in other policies.
 
-use elmur_base::{Field, Kind};
+use elmur_base::Field;
 use elmur_engine::{Activation as Act, Conv2d, Value};
 
 use crate::ends::{CategoricalEncoding, Encoder, Ends};
@@ -30,7 +30,7 @@ pub(super) fn width(ends: Ends<'_>) -> usize {
     let each = |encoder: &Encoder| match encoder {
         Encoder::Vector { dim, .. } => *dim,
         Encoder::Categorical { .. } => ends.width,
-        Encoder::Image { .. } => IMAGE_FEATURES,
+        Encoder::Image { .. } | Encoder::ResidualImage { .. } => IMAGE_FEATURES,
     };
     ends.observation.iter().map(each).fold(0, usize::saturating_add)
 }
@@ -53,7 +53,7 @@ pub(super) fn features(net: &mut Net<'_>, count: usize) -> Result<Value> {
                 let x = net.g.sub(x, mean)?;
                 net.g.div(x, deviation)?
             }
-            Encoder::Image { .. } => {
+            Encoder::Image { .. } | Encoder::ResidualImage { .. } => {
                 let x = numbers(net, encoder, field, count)?;
                 image(net, &name, x)?
             }
@@ -67,11 +67,7 @@ pub(super) fn features(net: &mut Net<'_>, count: usize) -> Result<Value> {
 fn numbers(net: &mut Net<'_>, encoder: &Encoder, field: Field, count: usize) -> Result<Value> {
     let all = net.feed(field)?;
     let x = net.g.slice(all, 1, 0..count)?;
-    if encoder.kind() != Kind::Bytes {
-        return Ok(x);
-    }
-    let x = net.g.cast(x, net.dtype)?;
-    Ok(net.g.scale(x, 1.0 / 255.0)?)
+    net.numbers(encoder, x)
 }
 
 /// Features [rows, count, 256] of images [rows, count, channels, height, width].
@@ -97,7 +93,7 @@ fn image(net: &mut Net<'_>, name: &str, x: Value) -> Result<Value> {
 /// Refuses observations that have no features.
 pub(super) fn validate(ends: Ends<'_>) -> Result<()> {
     for encoder in ends.observation {
-        if let Encoder::Image { height, width, .. } = encoder
+        if let Encoder::Image { height, width, .. } | Encoder::ResidualImage { height, width, .. } = encoder
             && *height.min(width) < LEAST_PIXELS
         {
             let (key, got) = ("observation".to_owned(), format!("{height} x {width}"));
@@ -134,7 +130,8 @@ pub(super) fn add_sizes(ends: Ends<'_>, sizes: &mut Sizes, count: usize, steps: 
                 sizes.param(key, usize::from(*encoding != CategoricalEncoding::Embedding), &[d])?;
                 sizes.value(key, &[steps, each.len(), d])?;
             }
-            Encoder::Image { channels, height, width, .. } => {
+            Encoder::Image { channels, height, width, .. }
+            | Encoder::ResidualImage { channels, height, width, .. } => {
                 let (mut inputs, mut pixels) = (*channels, height.saturating_mul(*width));
                 for outputs in CHANNELS {
                     sizes.value(key, &[count, inputs, 9, pixels])?;

@@ -309,6 +309,9 @@ impl Replay<'_> {
             export_gradients: true,
             dropout: true,
             table: None,
+            augment: Default::default(),
+            bytes: Vec::new(),
+            weights: None,
         };
         training_graph(&Given(self.config), &settings, Begin::Fresh)
     }

@@ -1,7 +1,7 @@
 //! MIKASA-Robo, from the authors' git history. The published warm-up of 10,000 optimizer steps is longer than
 //! most runs; ours takes 100 steps.
 
-use elmur_model::ends::{Action, Encoder};
+use elmur_model::ends::Action;
 use elmur_model::presets as models;
 
 use super::row::Row;
@@ -18,16 +18,16 @@ pub(super) enum Family {
     TakeItBack,
 }
 
-/// Steps of the longest episodes of RememberColor.
-const SHORT: usize = 60;
+/// Steps of the longest episodes that the settings for RememberColor are for.
+const SHORT: usize = 120;
 
 impl Family {
-    /// The tasks that a run without environment is of: two cameras of 128 x 128 pixels in, eight numbers out.
-    /// TakeItBack's episodes are the longer ones.
+    /// The tasks that a run without environment is of: two cameras in, eight numbers out. TakeItBack's episodes are
+    /// the longest ones.
     pub fn of(run: &RunConfig) -> Option<Self> {
         let ends = run.model.architecture().ends();
-        let cameras = [Encoder::Image { channels: 6, height: 128, width: 128, bytes: false }];
-        let robot = ends.observation == cameras && matches!(ends.action, Action::Continuous { dim: 8, .. });
+        let cameras = ends.observation.iter().any(|encoder| encoder.is_image() && encoder.shape()[0] == 6);
+        let robot = cameras && matches!(ends.action, Action::Continuous { dim: 8, .. });
         robot.then(|| if run.crop() <= SHORT { Family::RememberColor } else { Family::TakeItBack })
     }
 

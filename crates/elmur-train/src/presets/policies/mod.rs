@@ -435,7 +435,7 @@ impl Wanted<'_> {
     /// a pendulum's swing, and eight steps without a look are too many to hold it upright.
     fn diffusion(&self) -> Chosen {
         let (observation, action, _) = self.ends();
-        let images = observation.iter().any(|encoder| matches!(encoder, Encoder::Image { .. }));
+        let images = observation.iter().any(Encoder::is_image);
         let published = self.name.compat;
         let mut row = Row {
             batch: 128,

@@ -42,7 +42,7 @@ fn policies_are_found_by_every_name_and_misspelt_ones_are_answered_with_the_near
 /// Whether a policy is not for what a preset sees or does.
 fn unusable(base: &RunConfig, name: PolicyName) -> bool {
     let ends = base.model.architecture().ends();
-    let images = ends.observation.iter().any(|encoder| matches!(encoder, Encoder::Image { .. }));
+    let images = ends.observation.iter().any(Encoder::is_image);
     match name.policy {
         Policy::Cql => !ends.action.is_discrete() && name.compat,
         Policy::CqlLstm => !ends.action.is_discrete(),
@@ -56,7 +56,16 @@ fn unusable(base: &RunConfig, name: PolicyName) -> bool {
 fn every_policy_makes_a_whole_run_of_every_preset() {
     let tasks = ["popgym-RepeatFirstEasy", "popgym-BattleshipHard", "popgym-PositionOnlyPendulumMedium"];
     let compat = ["popgym-RepeatFirstEasy-compat", "popgym-autoencode-easy"];
-    let presets = ["tmaze", "tmaze-quick", "cartpole", "remember-color", "take-it-back", "small", "tmaze-dt"];
+    let presets = [
+        "tmaze",
+        "tmaze-quick",
+        "cartpole",
+        "remember-color",
+        "take-it-back",
+        "small",
+        "tmaze-dt",
+        "mikasa-ShellGameTouch",
+    ];
     for preset in presets.into_iter().chain(tasks).chain(compat) {
         let base = RunConfig::preset(preset).unwrap();
         for name in PolicyName::all() {

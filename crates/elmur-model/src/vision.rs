@@ -1,0 +1,225 @@
+//! Pictures to features: the residual encoder, and changes of pictures in training.
+//!
+//! The residual encoder sees every camera alone, with the same weights. A 5x5 convolution and residual blocks, each of
+//! which halves height and width, leave a grid of features; their places are kept apart by what learned queries look at:
+//!
+//! ```text
+//! x0 = relu(norm(conv5x5/2(camera)))
+//! x  = relu(norm(conv3x3(relu(norm(conv3x3/2(x))))) + conv1x1/2(x))            one block per further width
+//! f(p) = x(p) + position(p)                                               p: places of all cameras
+//! a(q, p) = softmax over p of query(q) f(p),   y = W [Σ_p a(q, p) f(p) for all q] + b
+//! ```
+//!
+//! norm is group norm: the numbers of eight channels and all places have mean 0 and variance 1, then a scale and a
+//! shift per channel.
+
+use elmur_engine::{Activation as Act, Conv2d, DType, Norm, NormKind, Value};
+
+use crate::ends::Encoder;
+use crate::error::{Error, Result};
+use crate::initial::Init;
+use crate::net::{Net, Start};
+use crate::sizes::Sizes;
+
+/// Channels that are normalised together.
+const GROUP: usize = 8;
+/// Rows and columns of the first convolution.
+const STEM: usize = 5;
+
+/// How pictures are changed in training: by draws that all steps of a crop share, so that what is remembered stays
+/// true of what is seen.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Augment {
+    /// Pictures move by up to this many pixels along both axes.
+    pub shift: usize,
+    /// Pixels are multiplied by a number from 1 - `brightness` to 1 + `brightness`.
+    pub brightness: f64,
+}
+
+/// What decides the form of a residual encoder.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Residual<'a> {
+    channels: usize,
+    size: (usize, usize),
+    cameras: usize,
+    widths: &'a [usize],
+    queries: usize,
+}
+
+impl<'a> Residual<'a> {
+    /// The form of an encoder that is residual.
+    pub fn of(encoder: &'a Encoder) -> Option<Self> {
+        let Encoder::ResidualImage { channels, height, width, cameras, widths, queries, .. } = encoder else {
+            return None;
+        };
+        let (channels, size) = (*channels, (*height, *width));
+        Some(Self { channels, size, cameras: *cameras, widths, queries: *queries })
+    }
+
+    /// Refuses forms that cannot be built, or are too large.
+    pub fn validate(&self) -> Result<()> {
+        let fail = |expected: &str, got: String| {
+            let key = "observation.residual_image".to_owned();
+            Err(Error::Config { key, expected: expected.to_owned(), got })
+        };
+        if self.cameras == 0 || !self.channels.is_multiple_of(self.cameras) {
+            let got = format!("{} cameras for {} channels", self.cameras, self.channels);
+            return fail("a number of cameras that divides the channels", got);
+        }
+        let widths = self.widths;
+        let fits = |width: &usize| (1..=1024).contains(width) && width.is_multiple_of(GROUP);
+        if !(1..=8).contains(&widths.len()) || !widths.iter().all(fits) {
+            return fail("1 to 8 widths that are multiples of 8 up to 1024", format!("{widths:?}"));
+        }
+        if !(1..=256).contains(&self.queries) {
+            return fail("1 to 256 queries", self.queries.to_string());
+        }
+        Ok(())
+    }
+
+    /// Places of the grids of all cameras.
+    fn places(&self) -> usize {
+        let halved = |n: usize| self.widths.iter().fold(n, |n, _| n.div_ceil(2));
+        self.cameras.saturating_mul(halved(self.size.0)).saturating_mul(halved(self.size.1))
+    }
+
+    /// Channels of the grid.
+    fn features(&self) -> usize {
+        self.widths.last().copied().unwrap_or(0)
+    }
+
+    /// Adds up parameters and values of windows of `steps` steps, for tokens of width `d`.
+    pub fn add_sizes(&self, sizes: &mut Sizes, steps: usize, d: usize) -> Result<()> {
+        let key = "observation";
+        let mut inputs = self.channels / self.cameras.max(1);
+        let mut pixels = self.size.0.saturating_mul(self.size.1);
+        for (i, width) in self.widths.iter().enumerate() {
+            let kernel = if i == 0 { STEM * STEM } else { 9 };
+            pixels = pixels.div_ceil(4);
+            sizes.value(key, &[steps, self.cameras, inputs.max(*width), kernel, pixels])?;
+            sizes.param(key, 1, &[*width, inputs, kernel])?;
+            sizes.param(key, 2, &[*width])?;
+            if i > 0 {
+                sizes.param(key, 1, &[*width, *width, 9])?;
+                sizes.param(key, 2, &[*width])?;
+                sizes.param(key, 1, &[*width, inputs])?;
+            }
+            inputs = *width;
+        }
+        sizes.param(key, 1, &[self.places(), inputs])?;
+        sizes.param(key, 1, &[self.queries, inputs])?;
+        sizes.value(key, &[steps, self.queries, self.places()])?;
+        sizes.param(key, 1, &[d, self.queries.saturating_mul(inputs)])?;
+        sizes.param(key, 1, &[d])
+    }
+}
+
+impl Net<'_> {
+    /// The numbers of a leaf [rows, steps, ...] as encoders compute with them: bytes b are b / 255, and in training
+    /// pictures are changed as [`Augment`] says.
+    pub(crate) fn numbers(&mut self, encoder: &Encoder, x: Value) -> Result<Value> {
+        let bytes = self.g.ty(x)?.dtype == DType::U8;
+        let Augment { shift, brightness } = self.augment;
+        let changes = encoder.is_image() && self.drop_with(0.0).is_some();
+        let draws = match changes && (shift > 0 || brightness > 0.0) {
+            true => Some(self.carried("augment", &[3], Start::Uniform)?),
+            false => None,
+        };
+        let mut x = x;
+        if let Some(draws) = draws.filter(|_| shift > 0) {
+            let moves = self.g.slice(draws, 1, 0..2)?;
+            x = self.g.shift_images(x, moves, shift)?;
+        }
+        if bytes {
+            let numbers = self.g.cast(x, self.dtype)?;
+            x = self.g.scale(numbers, 1.0 / 255.0)?;
+        }
+        if let Some(draws) = draws.filter(|_| brightness > 0.0) {
+            let light = self.g.slice(draws, 1, 2..3)?;
+            let light = self.g.affine(light, 2.0 * brightness, 1.0 - brightness)?;
+            let light = self.g.reshape(light, [self.rows(), 1, 1, 1, 1])?;
+            x = self.g.mul(x, light)?;
+        }
+        Ok(x)
+    }
+
+    /// Images [rows, steps, channels, height, width] through a residual encoder, [rows, steps, token width].
+    pub(crate) fn residual_image(&mut self, form: Residual<'_>, name: &str, x: Value) -> Result<Value> {
+        let shape = self.g.shape(x)?.to_vec();
+        let (images, cameras) = (shape[0] * shape[1], form.cameras);
+        let channels = form.channels / cameras;
+        let mut x = self.g.reshape(x, [images * cameras, channels, shape[3], shape[4]])?;
+        for (i, width) in form.widths.iter().enumerate() {
+            let name = format!("{name}.{i}");
+            x = match i {
+                0 => {
+                    let y = self.image_conv(x, &name, *width, STEM, 2)?;
+                    self.image_norm(y, &name, Act::Relu)?
+                }
+                _ => self.residual_block(x, &name, *width)?,
+            };
+        }
+        let grid = self.g.shape(x)?.to_vec();
+        let (features, places) = (form.features(), cameras * grid[2] * grid[3]);
+        let x = self.g.reshape(x, [images * cameras, features, grid[2] * grid[3]])?;
+        let x = self.g.transpose(x, &[0, 2, 1])?;
+        let x = self.g.reshape(x, [images, places, features])?;
+        let position = self.param(&format!("{name}.position"), [places, features], Init::Normal(0.1))?;
+        let x = self.g.add(x, position)?;
+        let scores = self.linear(x, &format!("{name}.queries"), form.queries, Init::fan_in(features))?;
+        let scores = self.g.transpose(scores, &[0, 2, 1])?;
+        let weights = self.g.softmax(scores)?;
+        let seen = self.g.matmul(weights, x)?;
+        let seen = self.g.reshape(seen, [shape[0], shape[1], form.queries * features])?;
+        let init = Init::fan_in(form.queries * features);
+        self.linear_act(seen, name, self.ends.width, init, Some(init), Act::Identity)
+    }
+
+    /// relu(norm(conv(relu(norm(conv/2(x))))) + conv1x1/2(x)).
+    fn residual_block(&mut self, x: Value, name: &str, width: usize) -> Result<Value> {
+        let (a, b) = (format!("{name}.a"), format!("{name}.b"));
+        let y = self.image_conv(x, &a, width, 3, 2)?;
+        let y = self.image_norm(y, &a, Act::Relu)?;
+        let y = self.image_conv(y, &b, width, 3, 1)?;
+        let y = self.image_norm(y, &b, Act::Identity)?;
+        let skip = self.image_conv(x, &format!("{name}.skip"), width, 1, 2)?;
+        let sum = self.g.add(y, skip)?;
+        Ok(self.g.relu(sum)?)
+    }
+
+    /// A convolution without bias, padded so that the stride alone decides the size.
+    fn image_conv(
+        &mut self,
+        x: Value,
+        name: &str,
+        outputs: usize,
+        kernel: usize,
+        stride: usize,
+    ) -> Result<Value> {
+        let channels = self.g.shape(x)?[1];
+        let init = Init::fan_in(channels * kernel * kernel);
+        let weight = self.param(&format!("{name}.weight"), [outputs, channels, kernel, kernel], init)?;
+        let conv = Conv2d { stride, padding: kernel / 2 };
+        Ok(self.g.conv2d(x, weight, None, conv, Act::Identity)?)
+    }
+
+    /// Group norm of [images, channels, height, width]: eight channels lie side by side, so that it is a layer norm
+    /// without scale and shift, which follow per channel.
+    fn image_norm(&mut self, x: Value, name: &str, activation: Act) -> Result<Value> {
+        let shape = self.g.shape(x)?.to_vec();
+        let (channels, each) = (shape[1], GROUP * shape[2] * shape[3]);
+        let groups = self.g.reshape(x, [shape[0], channels / GROUP, each])?;
+        let (one, zero) = (self.g.full(self.dtype, [each], 1.0)?, self.g.full(self.dtype, [each], 0.0)?);
+        let norm = Norm { kind: NormKind::Layer { beta: zero }, gamma: one, eps: 1e-5 };
+        let normal = self.g.norm(groups, norm)?;
+        let normal = self.g.reshape(normal, shape)?;
+        let per_channel = [1, channels, 1, 1];
+        let gamma = self.param(&format!("{name}.gamma"), [channels], Init::Constant(1.0))?;
+        let gamma = self.g.reshape(gamma, per_channel)?;
+        let beta = self.param(&format!("{name}.beta"), [channels], Init::Constant(0.0))?;
+        let beta = self.g.reshape(beta, per_channel)?;
+        let scaled = self.g.mul(normal, gamma)?;
+        let shifted = self.g.add(scaled, beta)?;
+        Ok(self.g.activation(shifted, activation)?)
+    }
+}

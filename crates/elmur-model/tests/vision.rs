@@ -1,0 +1,273 @@
+//! Pictures: gradients of the residual encoder, changes of pictures in training, weights of steps in the loss.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use elmur_base::{Leaf, StepWeights};
+use elmur_engine::{AdamW, DType, Pool, Store};
+use elmur_model::elmur::config::*;
+use elmur_model::ends::*;
+use elmur_model::window::{Begin, TrainSettings, WindowProgram, training_graph};
+use elmur_model::{Augment, Elmur, PolicyConfig, init};
+
+const ROWS: usize = 2;
+const STEPS: usize = 3;
+const SHAPE: [usize; 3] = [4, 11, 10];
+
+fn residual() -> Encoder {
+    let [channels, height, width] = SHAPE;
+    Encoder::ResidualImage {
+        channels,
+        height,
+        width,
+        bytes: false,
+        cameras: 2,
+        widths: vec![8, 16],
+        queries: 3,
+    }
+}
+
+fn model(encoder: Encoder) -> Elmur {
+    let small = common::small();
+    Elmur {
+        observation: vec![encoder],
+        action: Action::Continuous { dim: 2, tanh: true },
+        d_model: 8,
+        layers: 1,
+        segment_length: STEPS,
+        memory: MemoryConfig { dropout: 0.0, init: MemoryInit::Learned, ..small.memory },
+        ffn: Ffn::Gelu { d_ff: 8 },
+        dropout: 0.0,
+        attention_dropout: 0.0,
+        ..small
+    }
+}
+
+fn settings(augment: Augment, weights: Option<StepWeights>) -> TrainSettings {
+    TrainSettings {
+        batch: ROWS,
+        label_smoothing: 0.1,
+        ties: false,
+        optimizer: AdamW { weight_decay: 0.0, ..AdamW::default() },
+        clip: 1e9,
+        dtype: DType::F64,
+        export_gradients: true,
+        dropout: true,
+        table: None,
+        augment,
+        bytes: Vec::new(),
+        weights,
+    }
+}
+
+fn floats(n: usize, seed: u64) -> Vec<f64> {
+    common::random(n, seed).into_iter().map(f64::from).collect()
+}
+
+fn pixels() -> usize {
+    SHAPE.iter().product()
+}
+
+/// A program with learning rate 0 on random pictures.
+fn program(model: &Elmur, settings: &TrainSettings, begin: Begin, store: &Store) -> WindowProgram {
+    let built = training_graph(model, settings, begin).unwrap();
+    let fresh = !store.names().iter().any(|name| name == "rng");
+    store.declare(&built.graph).unwrap();
+    if fresh {
+        init::initialise(&built, store, 3).unwrap();
+        store.set("rng", &[5i64, 0]).unwrap();
+    }
+    let mut window = WindowProgram::new(&built, model, &Pool::new(1), &[store]).unwrap();
+    let program = &mut window.program;
+    program.set("observation", &floats(ROWS * STEPS * pixels(), 1)).unwrap();
+    program.set("targets", &floats(2 * ROWS * STEPS, 2)).unwrap();
+    match settings.weights {
+        Some(_) => program.set("weights", &[1.0, 0.25, 0.0, 1.0, 1.0, 0.5]).unwrap(),
+        None => program.set("mask", &[true, true, false, true, true, true]).unwrap(),
+    }
+    window.set_rates(0.0, 0).unwrap();
+    window
+}
+
+fn run(window: &mut WindowProgram, name: &str) -> Vec<f64> {
+    window.run(0).unwrap();
+    window.program.get::<f64>(name).unwrap().to_vec()
+}
+
+#[test]
+fn gradients_of_the_residual_encoder_are_those_of_central_differences() {
+    let model = model(residual());
+    let store = Store::new();
+    let mut window = program(&model, &settings(Augment::default(), None), Begin::Fresh, &store);
+    let mut loss = |store: &Store| {
+        store.set("rng", &[5i64, 0]).unwrap();
+        run(&mut window, "loss")[0]
+    };
+    loss(&store);
+    let names: Vec<String> = store.names().into_iter().filter(|name| name.starts_with("encoder")).collect();
+    // A stem, a block of two convolutions and a skip, places, queries and a linear map.
+    assert_eq!(names.len(), 3 + 7 + 1 + 1 + 2, "{names:?}");
+    let mut known = Vec::new();
+    let mut graded = program(&model, &settings(Augment::default(), None), Begin::Fresh, &store);
+    run(&mut graded, "loss");
+    for name in &names {
+        known.push(graded.program.get::<f64>(&format!("grad.{name}")).unwrap().to_vec());
+    }
+    for (name, analytic) in names.iter().zip(known) {
+        let mut data = store.get::<f64>(name).unwrap();
+        let mut largest = 0f64;
+        for i in (0..data.len()).step_by(data.len().div_ceil(5)) {
+            let (x, step) = (data[i], 1e-6);
+            let mut at = |value: f64| {
+                data[i] = value;
+                store.set(name, &data).unwrap();
+                loss(&store)
+            };
+            let numeric = (at(x + step) - at(x - step)) / (2.0 * step);
+            at(x);
+            let error = (analytic[i] - numeric).abs() / analytic[i].abs().max(numeric.abs()).max(1e-3);
+            assert!(error < 1e-5, "{name}[{i}]: {} analytic, {numeric} numeric", analytic[i]);
+            largest = largest.max(analytic[i].abs());
+        }
+        assert!(largest > 0.0, "{name} has no gradient");
+    }
+}
+
+/// Pictures moved by hand, as draws say.
+fn moved(images: &[f64], draws: &[f64], most: usize, brightness: f64) -> Vec<f64> {
+    let [_, height, width] = SHAPE;
+    let mut out = Vec::new();
+    let distance = |draw: f64| (draw * (2 * most + 1) as f64) as isize - most as isize;
+    for (row, images) in images.chunks(STEPS * pixels()).enumerate() {
+        let [down, right, light] = draws[3 * row..3 * row + 3] else { panic!() };
+        for image in images.chunks(height * width) {
+            for i in 0..height {
+                for j in 0..width {
+                    let at =
+                        |i: usize, by: isize, n: usize| (i as isize + by).clamp(0, n as isize - 1) as usize;
+                    let pixel = image[at(i, distance(down), height) * width + at(j, distance(right), width)];
+                    out.push(pixel * (1.0 - brightness + 2.0 * brightness * light));
+                }
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn pictures_of_a_crop_are_changed_alike_and_crops_differently() {
+    for encoder in [residual(), Encoder::Image { channels: 4, height: 11, width: 10, bytes: false }] {
+        let model = model(encoder);
+        let augment = Augment { shift: 2, brightness: 0.3 };
+        let (plain, changed) = (settings(Augment::default(), None), settings(augment, None));
+        let store = Store::new();
+        let mut first = program(&model, &changed, Begin::Fresh, &store);
+        let mut next = program(&model, &changed, Begin::Continue, &store);
+        let mut unchanged = program(&model, &plain, Begin::Fresh, &store);
+        let logits = run(&mut first, "logits");
+        let draws = store.get::<f64>("augment").unwrap();
+        assert!(draws.len() == 3 * ROWS && draws.iter().all(|draw| (0.0..1.0).contains(draw)));
+        assert_ne!(draws[..3], draws[3..]);
+        // The same as without changes on pictures that were changed before.
+        let images = floats(ROWS * STEPS * pixels(), 1);
+        let by_hand = moved(&images, &draws, 2, 0.3);
+        unchanged.program.set("observation", &by_hand).unwrap();
+        for (a, b) in run(&mut unchanged, "logits").iter().zip(&logits) {
+            assert!((a - b).abs() < 1e-12, "{a} {b}");
+        }
+        unchanged.program.set("observation", &images).unwrap();
+        assert_ne!(run(&mut unchanged, "logits"), logits);
+        // The crop goes on with the same draws, the next crop has others, and the same state gives the same.
+        run(&mut next, "loss");
+        assert_eq!(store.get::<f64>("augment").unwrap(), draws);
+        run(&mut first, "loss");
+        assert_ne!(store.get::<f64>("augment").unwrap(), draws);
+        store.set("rng", &[5i64, 0]).unwrap();
+        assert_eq!(run(&mut first, "logits"), logits);
+        assert_eq!(store.get::<f64>("augment").unwrap(), draws);
+    }
+}
+
+#[test]
+fn weights_of_steps_weigh_their_errors() {
+    let model = model(residual());
+    let store = Store::new();
+    let weights = Some(StepWeights::new(1.0, 0.25));
+    let mut weighed = program(&model, &settings(Augment::default(), weights), Begin::Fresh, &store);
+    let loss = run(&mut weighed, "action_loss")[0];
+    let outputs = weighed.program.get::<f64>("logits").unwrap().to_vec();
+    let targets = floats(2 * ROWS * STEPS, 2);
+    let error =
+        |i: usize| (0..2).map(|k| (outputs[2 * i + k] - targets[2 * i + k]).powi(2)).sum::<f64>() / 2.0;
+    let each = [1.0, 0.25, 0.0, 1.0, 1.0, 0.5];
+    let expected = (0..6).map(|i| each[i] * error(i)).sum::<f64>() / each.iter().sum::<f64>();
+    assert!((loss - expected).abs() < 1e-12, "{loss} {expected}");
+    // Weights of 0 and 1 are a mask, for choices too.
+    let mut plain = program(&model, &settings(Augment::default(), None), Begin::Fresh, &store);
+    weighed.program.set("weights", &[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]).unwrap();
+    let (a, b) = (run(&mut weighed, "loss")[0], run(&mut plain, "loss")[0]);
+    assert!((a - b).abs() < 1e-12, "{a} {b}");
+    for action in [Action::Categorical { count: 3 }, Action::MultiCategorical { sizes: vec![2, 3] }] {
+        let model = Elmur { action: action.clone(), ..model.clone() };
+        let store = Store::new();
+        let mut losses = Vec::new();
+        for weights in [weights, None] {
+            let built = training_graph(&model, &settings(Augment::default(), weights), Begin::Fresh).unwrap();
+            store.declare(&built.graph).unwrap();
+            init::initialise(&built, &store, 3).unwrap();
+            store.set("rng", &[5i64, 0]).unwrap();
+            let mut window = WindowProgram::new(&built, &model, &Pool::new(1), &[&store]).unwrap();
+            let program = &mut window.program;
+            program.set("observation", &floats(ROWS * STEPS * pixels(), 1)).unwrap();
+            let counts = |i: usize| !i.is_multiple_of(4);
+            let target = |i: usize| if counts(i / action.dim()) { (i % 2) as i64 } else { -10 };
+            let targets: Vec<i64> = (0..ROWS * STEPS * action.dim()).map(target).collect();
+            program.set("targets", &targets).unwrap();
+            if weights.is_some() {
+                let each: Vec<f64> = (0..ROWS * STEPS).map(|i| f64::from(u8::from(counts(i)))).collect();
+                program.set("weights", &each).unwrap();
+            }
+            window.set_rates(0.0, 0).unwrap();
+            losses.push(run(&mut window, "loss")[0]);
+        }
+        assert!((losses[0] - losses[1]).abs() < 1e-12, "{action:?} {losses:?}");
+    }
+}
+
+#[test]
+fn residual_encoders_are_checked_and_follow_the_size_of_pictures() {
+    let changed = |change: &dyn Fn(&mut usize, &mut Vec<usize>, &mut usize)| {
+        let mut encoder = residual();
+        if let Encoder::ResidualImage { cameras, widths, queries, .. } = &mut encoder {
+            change(cameras, widths, queries);
+        }
+        encoder.validate().map_err(|error| error.to_string())
+    };
+    assert!(changed(&|_, _, _| {}).is_ok());
+    assert!(changed(&|cameras, _, _| *cameras = 3).unwrap_err().contains("divides the channels"));
+    assert!(changed(&|cameras, _, _| *cameras = 0).unwrap_err().contains("divides the channels"));
+    assert!(changed(&|_, widths, _| widths.clear()).unwrap_err().contains("1 to 8 widths"));
+    assert!(changed(&|_, widths, _| widths[0] = 12).unwrap_err().contains("multiples of 8"));
+    assert!(changed(&|_, widths, _| widths[1] = 1 << 40).unwrap_err().contains("up to 1024"));
+    assert!(changed(&|_, _, queries| *queries = 0).unwrap_err().contains("1 to 256 queries"));
+    // Another size stays residual, with its cameras; what is no picture gets the usual encoder.
+    let picture = residual().resized(&Leaf::Bytes { shape: &[6, 32, 40] });
+    let Encoder::ResidualImage { channels: 6, height: 32, width: 40, bytes: true, cameras: 2, .. } = picture
+    else {
+        panic!("{picture:?}")
+    };
+    assert_eq!(
+        residual().resized(&Leaf::Bytes { shape: &[3, 32, 40] }),
+        Encoder::of(&Leaf::Bytes { shape: &[3, 32, 40] })
+    );
+    let mut policy = PolicyConfig::from(model(residual()));
+    let parts = vec![elmur_base::Space::Bytes { shape: vec![6, 16, 16] }, elmur_base::Space::unbounded([25])];
+    let action = elmur_base::Space::unbounded([8]);
+    let spaces = elmur_base::Spaces { observation: elmur_base::Space::Tuple { parts }, action };
+    policy.fit_to(&spaces).unwrap();
+    let ends = policy.architecture().ends();
+    assert!(matches!(ends.observation[0], Encoder::ResidualImage { height: 16, .. }));
+    assert_eq!(ends.observation[1], Encoder::Vector { dim: 25, bytes: false });
+    ends.check(&spaces, "data").unwrap();
+}

@@ -1,0 +1,141 @@
+//! Robot arms from recordings alone: presets train on the published layout and on packed files, with pictures moved and
+//! steps weighed, and resume to the byte. The recording is the beginning of an expert's episode of RememberColor3, both
+//! cameras averaged to 32 x 32 pixels.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use elmur_base::{Field, FieldMut, StepWeights, Stop};
+use elmur_data::{Crop, Limits, Window, open_with, save};
+use elmur_engine::Pool;
+use elmur_envs::Registry;
+use elmur_model::ends::Encoder;
+use elmur_train::{Prepared, RunConfig, Trainer, overrides};
+
+fn recordings() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../elmur-data/tests/fixtures/mikasa")
+}
+
+fn folder(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("elmur-train-mikasa-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+fn prepared(preset: &str, data: &Path, changes: &[&str]) -> Prepared {
+    let file = format!("data.file={}", data.display());
+    let changes = [&[file.as_str(), "train.batch=2", "train.batches=2"], changes].concat();
+    let config = RunConfig::preset(preset).unwrap();
+    let config = overrides::apply(&config, &changes, &Registry::builtin()).unwrap();
+    config.prepare(&Registry::builtin(), false).unwrap()
+}
+
+fn trainer(prepared: &Prepared) -> Trainer {
+    Trainer::of(prepared, &Pool::new(1)).unwrap()
+}
+
+fn bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap());
+    files.map(|f| (f.file_name().into_string().unwrap(), std::fs::read(f.path()).unwrap())).collect()
+}
+
+#[test]
+fn presets_train_from_recordings_without_a_simulator() {
+    let small = ["model.d_model=16", "model.layers=1"];
+    for (preset, changes) in [
+        ("mikasa-RememberColor3", &small[..]),
+        ("mikasa-RememberColor3", &[&small[..], &["data.keys=rgb,joints"]].concat()),
+        ("mikasa-RememberColor3-compat", &small),
+        ("mikasa-TakeItBack-compat", &[]),
+        ("mikasa-ShellGameTouch", &[&small[..], &["policy=bc-mlp"]].concat()),
+    ] {
+        // Sizes of one policy are not those of another.
+        let changes: Vec<&str> = match changes.contains(&"policy=bc-mlp") {
+            true => vec!["policy=bc-mlp"],
+            false => changes.to_vec(),
+        };
+        let prepared = prepared(preset, &recordings(), &changes);
+        let encoders = prepared.config.model.architecture().ends().observation.to_vec();
+        assert_eq!(encoders[0].shape(), [6, 32, 32]);
+        let ours = !preset.ends_with("-compat");
+        assert_eq!(matches!(encoders[0], Encoder::ResidualImage { cameras: 2, .. }), ours);
+        if changes.contains(&"data.keys=rgb,joints") {
+            assert_eq!(encoders[1..], [Encoder::Vector { dim: 25, bytes: false }]);
+        }
+        let mut trainer = trainer(&prepared);
+        let (first, second) = (trainer.step().unwrap(), trainer.step().unwrap());
+        assert!(first.loss.is_finite() && second.loss.is_finite() && first.loss > 0.0, "{preset}");
+        assert_ne!(first.loss, second.loss, "{preset}");
+    }
+}
+
+/// The draws that pictures are moved by belong to what a saved batch carries.
+#[test]
+fn moved_pictures_resume_to_the_byte_from_any_format_and_within_a_batch() {
+    let place = folder("resume");
+    let packed = place.join("packed.elmur");
+    save(&*open_with(recordings(), None, &Limits::default()).unwrap(), &packed).unwrap();
+    let changes = ["model.d_model=16", "model.layers=1", "data.shift=3", "data.brightness=0.2"];
+    let preset = "mikasa-RememberColor3-compat";
+    let of = |data: &Path, more: &[&str]| prepared(preset, data, &[&changes[..], more].concat());
+    let (npz, native) = (of(&recordings(), &[]), of(&packed, &[]));
+    let (mut whole, mut parts) = (trainer(&npz), trainer(&native));
+    let stop = Stop::default();
+    stop.request(15);
+    for _ in 0..2 {
+        whole.queue().unwrap();
+        while !parts.queue_until(&stop).unwrap() {
+            parts.save(&place.join("state")).unwrap();
+            parts = trainer(&native);
+            parts.load(&place.join("state")).unwrap();
+        }
+        assert_eq!(whole.report().unwrap(), parts.report().unwrap());
+    }
+    whole.save(&place.join("whole")).unwrap();
+    parts.save(&place.join("parts")).unwrap();
+    assert!(bytes(&place.join("whole")) == bytes(&place.join("parts")));
+    let mut unmoved = trainer(&of(&packed, &["data.shift=0", "data.brightness=0"]));
+    unmoved.step().unwrap();
+    unmoved.step().unwrap();
+    unmoved.save(&place.join("unmoved")).unwrap();
+    assert!(bytes(&place.join("unmoved")) != bytes(&place.join("whole")));
+    std::fs::remove_dir_all(&place).unwrap();
+}
+
+#[test]
+fn steps_after_success_weigh_less_in_the_loss() {
+    let place = folder("weights");
+    let data = open_with(recordings(), None, &Limits::default()).unwrap();
+    let mut episode = data.episode(0).unwrap();
+    // As if the task had been solved at step 4.
+    episode.rewards.iter_mut().enumerate().for_each(|(t, reward)| *reward = if t >= 4 { 1.0 } else { 0.5 });
+    let path = place.join("solved.elmur");
+    let mut writer = elmur_data::Writer::create(&path, data.spaces(), BTreeMap::new()).unwrap();
+    writer.push(&episode).unwrap();
+    writer.finish().unwrap();
+    let solved = open_with(&path, None, &Limits::default()).unwrap();
+    let window = Window { source: &*solved, crops: &[Crop::new(0, 0)], offset: 0, length: 16 };
+    let mut weights = [9.0; 16];
+    window.fill(Field::Weight(StepWeights::new(1.0, 0.1)), FieldMut::F32(&mut weights)).unwrap();
+    assert_eq!(weights[..6], [1.0, 1.0, 1.0, 1.0, 1.0, 0.1]);
+    assert_eq!(weights[13..], [0.1, 0.0, 0.0]);
+    let loss = |after: &str| {
+        let small = ["model.d_model=16", "model.layers=1", "data.shift=0", after];
+        trainer(&prepared("mikasa-RememberColor3", &path, &small)).step().unwrap().action_loss
+    };
+    let (all, some) = (loss("train.after_success=1"), loss("train.after_success=0"));
+    assert!(all > 0.0 && some > 0.0 && all != some, "{all} {some}");
+    let preset = RunConfig::preset("mikasa-RememberColor3").unwrap();
+    for (change, text) in [
+        ("train.after_success=2", "train.after_success"),
+        ("data.shift=128", "less than the 128 pixels"),
+        ("data.brightness=-1", "data.brightness"),
+    ] {
+        let error = overrides::apply(&preset, &[change], &Registry::builtin()).unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    }
+    std::fs::remove_dir_all(&place).unwrap();
+}
