@@ -67,8 +67,8 @@ const PREFIX: &str = "mikasa-";
 /// What to do without the simulator.
 const REMEDY: &str = "install the simulator with `elmur simulators install mikasa DIR` and set \
                       ELMUR_MIKASA=DIR, or the environment's setting `folder`";
-/// Seconds for an answer, and for the start with its first image: a rendered step takes 30 ms and the first image 10
-/// seconds of a core, of which a busy machine may have little.
+/// Seconds for an answer, and for the start with its first image: a rendered step takes 30 ms and the first
+/// image 10 seconds of a core, of which a busy machine may have little.
 const TIMEOUTS: (u64, u64) = (120, 600);
 /// Blank steps between cue and recall of the Remember tasks.
 const BLANK: u64 = 5;
@@ -315,7 +315,12 @@ impl Family for Mikasa {
             "Folder of the simulator (elmur simulators install mikasa DIR); null: $ELMUR_MIKASA.",
         );
         let blank = task.is_some_and(RobotTask::has_blank).then_some(blank);
-        shaping.into_iter().chain(blank).chain([folder.technical()]).chain(technical_settings(TIMEOUTS.0, TIMEOUTS.1)).collect()
+        shaping
+            .into_iter()
+            .chain(blank)
+            .chain([folder.technical()])
+            .chain(technical_settings(TIMEOUTS.0, TIMEOUTS.1))
+            .collect()
     }
 
     fn available(&self, spec: &EnvSpec) -> Result<()> {
