@@ -88,7 +88,7 @@ impl Args {
 }
 
 /// Splits `KEY=VALUE`; a value is JSON where it is JSON, else a word.
-fn setting(text: &str) -> Result<(&str, Value)> {
+pub fn setting(text: &str) -> Result<(&str, Value)> {
     let expected = "KEY=VALUE, such as length=90";
     let (key, value) = text.split_once('=').ok_or_else(|| crate::keys::config("set", expected, text))?;
     Ok((key, serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()))))

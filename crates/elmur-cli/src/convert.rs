@@ -1,14 +1,17 @@
 //! `elmur convert`: recordings of any format to the native one or to a folder of `.npz` files, one episode in
 //! memory at a time.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use elmur_base::Spaces;
 use elmur_data::{Episode, EpisodeReader, Limits, NpzWriter, ObservationKey, PartsWriter, Selection, Writer};
+use elmur_envs::{EnvSpec, Environment};
 use elmur_train::{Error, Result};
 use serde_json::json;
 
 use crate::progress::Bar;
-use crate::{note, say};
+use crate::{Context, note, say};
 
 /// Most bytes of one decoded episode: more than for training, which may keep several.
 const LARGEST_EPISODE: u64 = 4 << 30;
@@ -31,6 +34,13 @@ pub struct Args {
     npz: bool,
     #[command(flatten)]
     what: What,
+    /// The recordings are of this environment: take its spaces where the format does not tell them, and note its
+    /// name, so that policies are judged in it.
+    #[arg(long, value_name = "NAME")]
+    env: Option<String>,
+    /// Change a setting of that environment; give it once per setting.
+    #[arg(long, value_name = "KEY=VALUE", requires = "env")]
+    set: Vec<String>,
     /// Replace a dataset that is there.
     #[arg(long)]
     force: bool,
@@ -69,22 +79,28 @@ impl What {
 }
 
 /// Runs `elmur convert`.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, context: &Context) -> Result<()> {
     if let (Ok(from), Ok(to)) = (args.source.canonicalize(), args.out.canonicalize())
         && from == to
     {
         return Err(Error::file(&args.out, "the dataset to read; write to another name"));
     }
     let limits = Limits { inflated: LARGEST_EPISODE, ..Limits::default() };
-    let reader = EpisodeReader::open(&args.source, None, &args.what.selection(), &limits)?;
-    if let Some(text) = reader.metadata().get("note") {
+    let environment = args.env.as_ref().map(|name| environment(name, &args.set, context)).transpose()?;
+    let known = environment.as_ref().map(|environment| environment.plain().spaces().clone());
+    let reader = EpisodeReader::open(&args.source, known.as_ref(), &args.what.selection(), &limits)?;
+    let mut metadata = reader.metadata().clone();
+    if let Some(environment) = environment {
+        metadata.insert("env".to_owned(), environment.name().to_owned());
+    }
+    if let Some(text) = metadata.get("note") {
         note(&format!("note: {text}"));
     }
     if let Some(folder) = args.out.parent() {
         std::fs::create_dir_all(folder)
             .map_err(|e| Error::file(&args.out, format!("{e}; choose another place")))?;
     }
-    let mut target = Target::create(args, &reader)?;
+    let mut target = Target::create(args, reader.spaces(), metadata)?;
     let mut bar = Bar::new("converting", 0, reader.len() as u64);
     let mut steps = 0;
     let mut write = || -> elmur_data::Result<()> {
@@ -114,6 +130,16 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// The environment of this name, with some settings changed.
+fn environment(name: &str, set: &[String], context: &Context) -> Result<Environment> {
+    let mut spec = EnvSpec::new(name);
+    for text in set {
+        let (key, value) = crate::collect::setting(text)?;
+        spec = spec.with(key, value);
+    }
+    Ok(context.registry.find(&spec)?)
+}
+
 /// Where episodes go.
 enum Target {
     Native(Writer),
@@ -122,20 +148,19 @@ enum Target {
 }
 
 impl Target {
-    fn create(args: &Args, reader: &EpisodeReader) -> Result<Self> {
-        let (out, spaces) = (args.out.clone(), reader.spaces());
+    fn create(args: &Args, spaces: &Spaces, metadata: BTreeMap<String, String>) -> Result<Self> {
+        let out = args.out.clone();
         if let Some(mib) = args.pieces {
-            let most = (mib as u64) << 20;
-            return Ok(Self::Parts(PartsWriter::create(out, spaces, reader.metadata().clone(), most)?));
+            return Ok(Self::Parts(PartsWriter::create(out, spaces, metadata, (mib as u64) << 20)?));
         }
         if !args.npz {
             let create = if args.force { Writer::replace } else { Writer::create };
-            return Ok(Self::Native(create(out, spaces, reader.metadata().clone())?));
+            return Ok(Self::Native(create(out, spaces, metadata)?));
         }
         let create = if args.force { NpzWriter::replace } else { NpzWriter::create };
         let writer = create(out, spaces)?;
-        Ok(Self::Npz(match ObservationKey::are_noted(reader.metadata()) {
-            true => writer.with_keys(ObservationKey::of(reader.metadata(), &spaces.observation)),
+        Ok(Self::Npz(match ObservationKey::are_noted(&metadata) {
+            true => writer.with_keys(ObservationKey::of(&metadata, &spaces.observation)),
             false => writer,
         }))
     }

@@ -106,6 +106,58 @@ fn page(registry: &Registry) -> Result<String> {
     let mut page = include_str!("configuration.md").to_owned();
     let mut all = Vec::new();
     all.push(Description::new("env", "name", "Name of the environment.", Vec::new()));
+    let families = [
+        ("tmaze", "tmaze"),
+        ("popgym-PositionOnlyPendulumEasy", "POPGym"),
+        ("mikasa-RememberColor3", "MIKASA-Robo"),
+        ("python:ID", "Python"),
+    ];
+    // Settings that several families share are one line.
+    let mut settings: Vec<(&str, &str, Vec<&str>)> = Vec::new();
+    for (name, shown) in families {
+        for setting in registry.settings(name) {
+            match settings.iter_mut().find(|(key, text, _)| (*key, *text) == (setting.key, setting.text)) {
+                Some((.., names)) => names.push(shown),
+                None => settings.push((setting.key, setting.text, vec![shown])),
+            }
+        }
+    }
+    for (key, text, names) in settings {
+        let text = format!("{}: {text}", names.join(", "));
+        all.push(Description::new("env", key, &text, Vec::new()));
+    }
+    Wrappers::describe("env.wrappers", &mut |description| all.push(description));
+    all.push(Description::new("env", "name", "Name of the environment.", Vec::new()));
+    if let Some(environment) = run.environment(registry)? {
+        for setting in environment.settings() {
+            all.push(Description::new("env", setting.key, setting.text, Vec::new()));
+            let text = format!("Value of env.{} in validation.", setting.key);
+            all.push(Description::new("eval.settings", setting.key, &text, Vec::new()));
+        }
+    }
+    all.extend(describe_all::<RunConfig>());
+    Ok(all)
+}
+
+/// Prints every key with its value and its description.
+pub fn list(run: &RunConfig, registry: &Registry, as_json: bool) -> Result<()> {
+    for Key { key, value, text } in keys_of(run, registry)? {
+        if as_json {
+            say(&json!({"key": key, "value": value, "description": text}).to_string());
+        } else {
+            let shown = value.map_or_else(|| "(default)".to_owned(), |value| value.to_string());
+            say(&format!("{:<48} {text}", format!("{key}={shown}")));
+        }
+    }
+    Ok(())
+}
+
+/// The page about configuration, made of the same descriptions as `elmur inspect --keys`.
+#[cfg(test)]
+fn page(registry: &Registry) -> Result<String> {
+    let mut page = include_str!("configuration.md").to_owned();
+    let mut all = Vec::new();
+    all.push(Description::new("env", "name", "Name of the environment.", Vec::new()));
     for (name, shown) in
         [("tmaze", "tmaze"), ("popgym-PositionOnlyPendulumEasy", "POPGym"), ("python:ID", "Python")]
     {

@@ -77,6 +77,7 @@ enum Command {
     ///   elmur convert ~/.minari/datasets/D4RL/door/human-v2 door.elmur
     ///   elmur convert low_dim.hdf5 lift.elmur --mask train
     ///   elmur convert out/maze.elmur out/maze-npz --npz
+    ///   elmur convert color3-npz color3.elmur --env mikasa-RememberColor3
     #[command(verbatim_doc_comment)]
     Convert(convert::Args),
     /// Train a policy by imitation.
@@ -312,7 +313,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
     match command {
         Command::Demo(args) => return demo::run(&args, context),
         Command::Collect(args) => collect::run(&args, context)?,
-        Command::Convert(args) => convert::run(&args)?,
+        Command::Convert(args) => convert::run(&args, context)?,
         Command::Train(args) => return train::run(&args, context),
         Command::Eval(args) => eval::run(&args, context)?,
         Command::Watch(args) => watch::run(&args, context)?,

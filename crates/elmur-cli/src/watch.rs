@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use elmur_base::{Kind, Row, Space, Values};
 use elmur_data::{Column, is_data, open};
 use elmur_plot::{Film, Frame, Picture, SlotSteps};
-use elmur_train::{Error, Result, Seeds, Watched, watch};
+use elmur_train::{Result, Seeds, Watched, watch};
 use serde_json::json;
 
 use crate::plot::{make_folder, plot_error};
@@ -116,11 +116,11 @@ fn recorded(args: &Args) -> Result<(Film, String, Option<bool>)> {
     }
     let episode = data.episode(args.episode)?;
     let steps = episode.rewards.len().min(elmur_train::MAX_WATCHED);
-    let space = &data.spaces().observation;
+    let leaves = data.spaces().observation.leaves();
     let frame = |step: usize| {
         let sum: f32 = episode.rewards[..=step].iter().sum();
         let caption = format!("step {step}, reward {:.2}, return so far {sum:.2}", episode.rewards[step]);
-        let pictures = space.leaves().iter().zip(&episode.observations);
+        let pictures = leaves.iter().zip(&episode.observations);
         let pictures = pictures.flat_map(|(leaf, column)| {
             let width = leaf.len();
             match column {

@@ -48,8 +48,8 @@ mod unix {
 
     // The worker.
 
-    /// Shows one of three shades for two steps, waits until step 10 and is solved by the action that names it. The
-    /// expert of every seventh seed never does.
+    /// Shows one of three shades for two steps, waits until step 10 and is solved by the action that names it.
+    /// The expert of every seventh seed never does.
     struct Fake {
         folder: PathBuf,
         make: Value,
@@ -256,7 +256,14 @@ mod unix {
         fine(&collect(&sim, "3", &native, &more));
         fine(&["convert", &native, &npz, "--npz"]);
         fine(&collect(&sim, "3", &direct, &[&more[..], &["--npz"]].concat()));
+        // Arrays alone do not tell that pictures are bytes of this environment.
+        let back = folder.path("back.elmur");
+        let convert = ["convert", &npz, &back, "--env", "mikasa-RememberColor3", "--set", "size=40"];
+        fine(&[&convert[..], &["--set", "joints=true", "--keys", "rgb,joints"]].concat());
         let native = open(&native, None).unwrap();
+        let back = open(&back, None).unwrap();
+        assert_eq!((back.spaces(), &back.metadata()["env"]), (native.spaces(), &native.metadata()["env"]));
+        assert_eq!(back.episode(1).unwrap().observations, native.episode(1).unwrap().observations);
         for written in [npz, direct] {
             let first = Path::new(&written).join("train_data_0.npz");
             let archive = std::fs::read(&first).unwrap();

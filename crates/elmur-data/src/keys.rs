@@ -64,7 +64,8 @@ impl ObservationKey {
         len == Some(leaf.len()) && (picture || !self.channels_last)
     }
 
-    /// Notes in metadata what an environment calls the leaves of its observation space; nothing where it names none.
+    /// Notes in metadata what an environment calls the leaves of its observation space; nothing where it names
+    /// none.
     pub(crate) fn note_names(
         names: &[ObservationName],
         space: &Space,

@@ -98,8 +98,8 @@ impl NpzWriter {
     }
 
     /// Calls observations by their names, one per leaf of the space, and writes them in the shapes of these
-    /// keys: a single one as `obs`, several as `obs/NAME`. Where cameras are called `rgb`, the layout is that of
-    /// the published robot data: observations by their plain names, `success` 1 where the reward is 1, and
+    /// keys: a single one as `obs`, several as `obs/NAME`. Where cameras are called `rgb`, the layout is that
+    /// of the published robot data: observations by their plain names, `success` 1 where the reward is 1, and
     /// `done` 1 in the last step of every episode.
     pub fn with_keys(mut self, keys: Vec<ObservationKey>) -> Self {
         self.keys = (keys.len() == self.spaces.observation.leaves().len()).then_some(keys);

@@ -47,7 +47,8 @@ pub struct Facts {
     /// Whether demonstrations that do not solve the task are played again with another seed, so that recordings
     /// show successes only.
     pub drops_failures: bool,
-    /// What the environment calls the leaves of its observation space, in their order; empty: they have no names.
+    /// What the environment calls the leaves of its observation space, in their order; empty: they have no
+    /// names.
     pub observations: Vec<ObservationName>,
 }
 

@@ -67,8 +67,8 @@ const PREFIX: &str = "mikasa-";
 /// What to do without the simulator.
 const REMEDY: &str = "install the simulator with `elmur simulators install mikasa DIR` and set \
                       ELMUR_MIKASA=DIR, or the environment's setting `folder`";
-/// Seconds for an answer, and for the start with its first image: a rendered step takes 30 ms and the first image 10
-/// seconds of a core, of which a busy machine may have little.
+/// Seconds for an answer, and for the start with its first image: a rendered step takes 30 ms and the first
+/// image 10 seconds of a core, of which a busy machine may have little.
 const TIMEOUTS: (u64, u64) = (120, 600);
 /// Blank steps between cue and recall of the Remember tasks.
 const BLANK: u64 = 5;

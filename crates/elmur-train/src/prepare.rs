@@ -131,8 +131,8 @@ impl RunConfig {
             prepared.stream = prepared.config.stream(registry, &*prepared.data)?;
             return Ok(prepared);
         };
-        // Arrays do not tell their spaces: they are the environment's, if they fit. Who wants to be judged in the
-        // environment says that they must.
+        // Arrays do not tell their spaces: they are the environment's, if they fit. Who wants to be judged in
+        // the environment says that they must.
         let known = environment.map(|environment| environment.plain().spaces().clone());
         if !file.exists() {
             let problem = "no such dataset; say with --data PATH where the data lie, or collect some with `elmur collect`";
