@@ -190,7 +190,8 @@ pub(crate) fn pack(pixels: &[u8], frame: Frame) -> Vec<u8> {
     let (mut left, mut before) = (Vec::new(), Vec::new());
     for piece in pixels.chunks(division.piece * frame.len()) {
         for group in 0..division.groups() {
-            (left.clear(), before.clear());
+            left.clear();
+            before.clear();
             let mut last: Option<&[u8]> = None;
             for row in piece.chunks_exact(frame.len()) {
                 let x = &row[group * division.group_len()..][..division.group_len()];

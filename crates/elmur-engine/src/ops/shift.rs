@@ -46,7 +46,7 @@ impl Shift {
     fn dims(x: &TensorType) -> Option<Dims> {
         let [rows, .., height, width] = x.shape[..] else { return None };
         let images = x.len() / (rows * height * width).max(1);
-        (x.len() > 0).then_some(Dims { images, height, width })
+        (!x.is_empty()).then_some(Dims { images, height, width })
     }
 
     /// The distance that a draw stands for.
