@@ -143,7 +143,7 @@ fn environment(name: &str, set: &[String], context: &Context) -> Result<Environm
 /// Where episodes go.
 enum Target {
     Native(Writer),
-    Parts(PartsWriter),
+    Parts(Box<PartsWriter>),
     Npz(NpzWriter),
 }
 
@@ -151,7 +151,12 @@ impl Target {
     fn create(args: &Args, spaces: &Spaces, metadata: BTreeMap<String, String>) -> Result<Self> {
         let out = args.out.clone();
         if let Some(mib) = args.pieces {
-            return Ok(Self::Parts(PartsWriter::create(out, spaces, metadata, (mib as u64) << 20)?));
+            return Ok(Self::Parts(Box::new(PartsWriter::create(
+                out,
+                spaces,
+                metadata,
+                (mib as u64) << 20,
+            )?)));
         }
         if !args.npz {
             let create = if args.force { Writer::replace } else { Writer::create };

@@ -226,7 +226,7 @@ fn hostile_payloads_with_valid_checksums_never_crash() {
             let at = rng.below(edited.len() as u32) as usize;
             match rng.below(5) {
                 0 => edited.truncate(at / 8 * 8 + 8),
-                1 => edited[at / 4 * 4..][..4].copy_from_slice(&(rng.bits() as u32 | 1 << 31).to_le_bytes()),
+                1 => edited[at / 4 * 4..][..4].copy_from_slice(&(rng.bits() | 1 << 31).to_le_bytes()),
                 _ => edited[at] = rng.bits() as u8,
             }
         }

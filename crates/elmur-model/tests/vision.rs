@@ -4,11 +4,12 @@
 
 mod common;
 
-use elmur_base::{Leaf, StepWeights};
+use elmur_base::{Leaf, StepWeights, Values};
 use elmur_engine::{AdamW, DType, Pool, Store};
 use elmur_model::elmur::config::*;
 use elmur_model::ends::*;
-use elmur_model::window::{Begin, TrainSettings, WindowProgram, training_graph};
+use elmur_model::session::{Seen, Session};
+use elmur_model::window::{Begin, TrainSettings, WindowProgram, evaluation_graph, training_graph};
 use elmur_model::{Augment, Elmur, PolicyConfig, init};
 
 const ROWS: usize = 2;
@@ -270,4 +271,35 @@ fn residual_encoders_are_checked_and_follow_the_size_of_pictures() {
     assert!(matches!(ends.observation[0], Encoder::ResidualImage { height: 16, .. }));
     assert_eq!(ends.observation[1], Encoder::Vector { dim: 25, bytes: false });
     ends.check(&spaces, "data").unwrap();
+}
+
+#[test]
+fn acting_step_by_step_sees_pictures_as_whole_windows_do() {
+    let [channels, height, width] = SHAPE;
+    let (cameras, widths, queries) = (2, vec![8, 16], 3);
+    let bytes = Encoder::ResidualImage { channels, height, width, bytes: true, cameras, widths, queries };
+    let model = model(bytes);
+    let params = init::parameters(&model, 3).unwrap();
+    let pixels: Vec<u8> = (0..ROWS * STEPS * pixels()).map(|i| (i * 37 + i / 110 * 11) as u8).collect();
+    let built = evaluation_graph(&model, ROWS, DType::F32, Begin::Fresh).unwrap();
+    let states = Store::new();
+    states.declare_states(&built.graph).unwrap();
+    let mut window = WindowProgram::new(&built, &model, &Pool::new(1), &[&states, &params]).unwrap();
+    window.program.set("observation", &pixels).unwrap();
+    window.run(0).unwrap();
+    let whole = window.program.get::<f32>("logits").unwrap().to_vec();
+    let mut session = Session::new(&model, &params, ROWS, &Pool::new(1)).unwrap();
+    let each = pixels.len() / (ROWS * STEPS);
+    for t in 0..STEPS {
+        let frame = |row: usize| pixels[(row * STEPS + t) * each..][..each].to_vec();
+        let seen: Vec<u8> = (0..ROWS).flat_map(frame).collect();
+        let observation = Values { floats: &[], ints: &[], bytes: &seen };
+        let got = session.act(Seen { observation, returns: None }).unwrap().to_vec();
+        for row in 0..ROWS {
+            let want = &whole[(row * STEPS + t) * 2..][..2];
+            for (got, want) in got[2 * row..2 * row + 2].iter().zip(want) {
+                assert!((got - want).abs() < 1e-5, "row {row}, step {t}: {got} and {want}");
+            }
+        }
+    }
 }
