@@ -127,46 +127,6 @@ fn page(registry: &Registry) -> Result<String> {
         all.push(Description::new("env", key, &text, Vec::new()));
     }
     Wrappers::describe("env.wrappers", &mut |description| all.push(description));
-    all.push(Description::new("env", "name", "Name of the environment.", Vec::new()));
-    if let Some(environment) = run.environment(registry)? {
-        for setting in environment.settings() {
-            all.push(Description::new("env", setting.key, setting.text, Vec::new()));
-            let text = format!("Value of env.{} in validation.", setting.key);
-            all.push(Description::new("eval.settings", setting.key, &text, Vec::new()));
-        }
-    }
-    all.extend(describe_all::<RunConfig>());
-    Ok(all)
-}
-
-/// Prints every key with its value and its description.
-pub fn list(run: &RunConfig, registry: &Registry, as_json: bool) -> Result<()> {
-    for Key { key, value, text } in keys_of(run, registry)? {
-        if as_json {
-            say(&json!({"key": key, "value": value, "description": text}).to_string());
-        } else {
-            let shown = value.map_or_else(|| "(default)".to_owned(), |value| value.to_string());
-            say(&format!("{:<48} {text}", format!("{key}={shown}")));
-        }
-    }
-    Ok(())
-}
-
-/// The page about configuration, made of the same descriptions as `elmur inspect --keys`.
-#[cfg(test)]
-fn page(registry: &Registry) -> Result<String> {
-    let mut page = include_str!("configuration.md").to_owned();
-    let mut all = Vec::new();
-    all.push(Description::new("env", "name", "Name of the environment.", Vec::new()));
-    for (name, shown) in
-        [("tmaze", "tmaze"), ("popgym-PositionOnlyPendulumEasy", "POPGym"), ("python:ID", "Python")]
-    {
-        for setting in registry.settings(name) {
-            let text = format!("{shown}: {}", setting.text);
-            all.push(Description::new("env", setting.key, &text, Vec::new()));
-        }
-    }
-    Wrappers::describe("env.wrappers", &mut |description| all.push(description));
     all.extend(describe_all::<RunConfig>().into_iter().filter(|d| d.key.contains('.')));
     for group in ["env", "data", "train", "eval", "model"] {
         page.push_str(&format!("\n## {group}\n\n| key | where | what it does |\n|---|---|---|\n"));
