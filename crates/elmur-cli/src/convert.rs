@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// Where episodes go.
 enum Target {
     Native(Writer),
-    Parts(PartsWriter),
+    Parts(Box<PartsWriter>),
     Npz(NpzWriter),
 }
 
@@ -126,7 +126,8 @@ impl Target {
         let (out, spaces) = (args.out.clone(), reader.spaces());
         if let Some(mib) = args.pieces {
             let most = (mib as u64) << 20;
-            return Ok(Self::Parts(PartsWriter::create(out, spaces, reader.metadata().clone(), most)?));
+            let parts = PartsWriter::create(out, spaces, reader.metadata().clone(), most)?;
+            return Ok(Self::Parts(Box::new(parts)));
         }
         if !args.npz {
             let create = if args.force { Writer::replace } else { Writer::create };
