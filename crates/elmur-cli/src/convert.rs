@@ -151,12 +151,9 @@ impl Target {
     fn create(args: &Args, spaces: &Spaces, metadata: BTreeMap<String, String>) -> Result<Self> {
         let out = args.out.clone();
         if let Some(mib) = args.pieces {
-            return Ok(Self::Parts(Box::new(PartsWriter::create(
-                out,
-                spaces,
-                metadata,
-                (mib as u64) << 20,
-            )?)));
+            let most = (mib as u64) << 20;
+            let parts = PartsWriter::create(out, spaces, metadata, most)?;
+            return Ok(Self::Parts(Box::new(parts)));
         }
         if !args.npz {
             let create = if args.force { Writer::replace } else { Writer::create };

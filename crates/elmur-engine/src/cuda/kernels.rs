@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// Source that is put before every file.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 34] = [
+const FILES: [&str; 35] = [
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
     concat!(

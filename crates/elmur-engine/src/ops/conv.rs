@@ -8,7 +8,6 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 use crate::cpu::gemm::{Mat, Product, Tiles, gemm, scratch_len};
 use crate::cpu::pool::{Pool, Rows, RowsMut, max_tasks};
-use crate::cpu::simd::simd_fn;
 #[cfg(feature = "cuda")]
 use crate::cuda::args::{args, kernel_args};
 #[cfg(feature = "cuda")]
@@ -173,7 +172,6 @@ impl Dims {
 
     /// Unfolds an image into columns [depth, count]. Lines of pixels are first sorted by their place in a stride, once
     /// for all kernels, so that every line of patches is a copy.
-    #[inline(always)]
     fn unfold<T: Float>(&self, conv: Conv2d, image: &[T], phases: &mut [T], columns: &mut [T]) {
         let (count, width) = (self.patches.1, self.image.1);
         let (stride, each) = (conv.stride, width.div_ceil(conv.stride));
@@ -205,7 +203,6 @@ impl Dims {
     }
 
     /// Adds columns back into an image.
-    #[inline(always)]
     fn fold<T: Float>(&self, conv: Conv2d, columns: &[T], image: &mut [T]) {
         image.fill(T::ZERO);
         self.for_each_line(conv, |at, line| {
@@ -247,37 +244,15 @@ fn take_every<T: Float, const N: usize>(from: &[T], to: &mut [T]) {
     tail.iter_mut().zip(from[whole * N..].iter().step_by(N)).for_each(|(to, x)| *to = *x);
 }
 
-/// Copies a line, without the cost of a call for a short one.
+/// Copies a line, without the cost of a call for a short one: in pieces of eight, the last of which may overlap.
 #[inline(always)]
 fn copy_line<T: Float>(from: &[T], to: &mut [T]) {
-    if !copy_pieces::<T, 16>(from, to) && !copy_pieces::<T, 8>(from, to) {
-        to.iter_mut().zip(from).for_each(|(to, x)| *to = *x);
-    }
-}
-
-/// Copies a line in pieces of N, the last of which may overlap; false if it is shorter than one.
-#[inline(always)]
-fn copy_pieces<T: Float, const N: usize>(from: &[T], to: &mut [T]) -> bool {
+    const N: usize = 8;
     let (Some(last_from), Some(last_to)) = (from.last_chunk::<N>(), to.last_chunk_mut::<N>()) else {
-        return false;
+        return to.iter_mut().zip(from).for_each(|(to, x)| *to = *x);
     };
     *last_to = *last_from;
     to.as_chunks_mut::<N>().0.iter_mut().zip(from.as_chunks::<N>().0).for_each(|(to, x)| *to = *x);
-    true
-}
-
-simd_fn! {
-    /// [`Dims::unfold`] by the machine's best instructions.
-    fn unfold_image<T>(dims: &Dims, conv: Conv2d, image: &[T], phases: &mut [T], columns: &mut [T]) {
-        dims.unfold(conv, image, phases, columns);
-    }
-}
-
-simd_fn! {
-    /// [`Dims::fold`] by the machine's best instructions.
-    fn fold_image<T>(dims: &Dims, conv: Conv2d, columns: &[T], image: &mut [T]) {
-        dims.fold(conv, columns, image);
-    }
 }
 
 #[derive(Debug)]
@@ -342,7 +317,7 @@ impl Op for Forward {
             let bias = self.bias.then(|| io.input::<T>(2));
             let output = RowsMut::new(io.output::<T>(0), m * n);
             for_each_image(io, &dims, self.conv, (m, n, k), output, |image, y, columns, phases, scratch| {
-                unfold_image(&dims, self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
+                dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
                 let product = Product { m, n, k, a: Mat::rows(w, k), b: Mat::rows(columns, n), accumulate: false };
                 gemm(Pool::serial(), scratch, product, y, n, |_| {});
                 if let Some(bias) = bias {
@@ -433,7 +408,7 @@ impl Op for InputGrad {
                 let dy = &dy[image * k * n..][..k * n];
                 let product = Product { m, n, k, a: Mat::transposed(w, m), b: Mat::rows(dy, n), accumulate: false };
                 gemm(Pool::serial(), scratch, product, columns, n, |_| {});
-                fold_image(&dims, self.conv, columns, dx);
+                dims.fold(self.conv, columns, dx);
             });
         });
         Ok(())
@@ -509,7 +484,7 @@ impl Op for WeightGrad {
                 let (phases, scratch) = rest.split_at_mut(dims.phases_len(self.conv).next_multiple_of(16));
                 let columns = &mut columns[..n * k];
                 for image in part * per_part..dims.batch.min((part + 1) * per_part) {
-                    unfold_image(&dims, self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
+                    dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
                     let dy = &dy[image * m * k..][..m * k];
                     let accumulate = image > part * per_part;
                     let product = Product { m, n, k, a: Mat::rows(dy, k), b: Mat::transposed(columns, k), accumulate };
