@@ -5,8 +5,9 @@
 //! inputs j (low half) and j + 16 (high half) of output c. That is how a matrix unit takes a right operand, and vectors
 //! turn a word into two floats by a shift and a mask.
 //!
-//! Fewer than 32 rows: every output is two sums in order, one over the low halves and one over the high ones, added at
-//! the end. More rows: on a matrix unit x is three bf16 parts, so that products are exact; without one W is made f32 again.
+//! On a matrix unit, from 32 rows on, x is three bf16 parts, so that products are exact. By vectors every output is two
+//! sums in order, one over the low halves and one over the high ones, added at the end. Without AVX-512, from 32 rows on,
+//! W is made f32 again.
 
 use super::{BLOCK, BLOCK_LEN, Depths, Mat, MatrixUnit, Product, Ptr, Tile, Tiles, add_edge, gemm};
 use crate::cpu::isa::Isa;
@@ -86,9 +87,14 @@ impl RoundedWeight {
         f32::tiles(Isa::best()).matrix_unit.filter(|_| large)
     }
 
+    /// Whether vectors multiply `m` rows.
+    fn by_vectors(&self, m: usize) -> bool {
+        m < BLOCK || (Isa::best() >= Isa::Avx512 && self.unit(m).is_none())
+    }
+
     /// Elements of scratch for a product of `m` rows.
     pub(crate) fn scratch_len(&self, m: usize, threads: usize) -> usize {
-        if m < BLOCK {
+        if self.by_vectors(m) {
             m * self.steps() * BLOCK
         } else if self.unit(m).is_some() {
             m.div_ceil(BLOCK) * self.steps() * BLOCK_LEN
@@ -109,13 +115,13 @@ impl RoundedWeight {
         let Self { n, k, .. } = *self;
         let m = x.len() / k;
         assert!(x.len() == m * k && c.len() == m * n);
-        if m < BLOCK {
-            self.few_rows(pool, scratch, x, c, epilogue);
+        if self.by_vectors(m) {
+            self.vectors(pool, scratch, x, c, epilogue);
         } else if let Some(unit) = self.unit(m) {
             self.blocks(pool, unit, scratch, x, c, epilogue);
         } else {
             let (weight, scratch) = scratch.split_at_mut((n * k).next_multiple_of(LANES));
-            self.expand(&mut weight[..n * k]);
+            self.expand(pool, &mut weight[..n * k]);
             let b = Mat::transposed(&weight[..n * k], k);
             let product = Product { m, n, k, a: Mat::rows(x, k), b, accumulate: false };
             gemm(pool, scratch, product, c, n, epilogue);
@@ -123,24 +129,28 @@ impl RoundedWeight {
     }
 
     /// W as floats.
-    fn expand(&self, target: &mut [f32]) {
-        for (at, words) in self.words.chunks_exact(WORDS).enumerate() {
-            let (panel, step) = (at / self.steps(), at % self.steps());
-            for (j, c) in (0..BLOCK / 2).flat_map(|j| (0..PANEL).map(move |c| (j, c))) {
-                let (output, input) = (panel * PANEL + c, step * BLOCK + j);
-                for (input, value) in
-                    [(input, low(words[j * PANEL + c])), (input + BLOCK / 2, high(words[j * PANEL + c]))]
-                {
-                    if output < self.n && input < self.k {
-                        target[output * self.k + input] = value;
+    fn expand(&self, pool: &Pool, target: &mut [f32]) {
+        let Self { n, k, .. } = *self;
+        let panel_len = self.steps() * WORDS;
+        let target = Ptr(target.as_mut_ptr());
+        pool.run(n.div_ceil(PANEL), |panel, _| {
+            let words = &self.words[panel * panel_len..][..panel_len];
+            for c in 0..PANEL.min(n - panel * PANEL) {
+                // SAFETY: each task writes rows of its own, which exist.
+                let row =
+                    unsafe { std::slice::from_raw_parts_mut(target.get().add((panel * PANEL + c) * k), k) };
+                for (row, block) in row.chunks_mut(BLOCK).zip(words.chunks_exact(WORDS)) {
+                    for (input, x) in row.iter_mut().enumerate() {
+                        let word = block[input % (BLOCK / 2) * PANEL + c];
+                        *x = if input < BLOCK / 2 { low(word) } else { high(word) };
                     }
                 }
             }
-        }
+        });
     }
 
-    /// A product of fewer than 32 rows.
-    fn few_rows(
+    /// A product by vectors.
+    fn vectors(
         &self,
         pool: &Pool,
         scratch: &mut [f32],
