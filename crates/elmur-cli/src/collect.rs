@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use elmur_base::Stop;
 use elmur_data::collect::Demonstrations;
-use elmur_data::{Dataset, Episode, NpzWriter, ObservationKey, Summary, Writer, is_data, open, wrap};
+use elmur_data::{Dataset, Episode, NpzWriter, Summary, Writer, is_data, open, wrap};
 use elmur_envs::{EnvSpec, Environment, Wrappers};
 use elmur_train::{Error, Result};
 use serde_json::{Value, json};
@@ -166,11 +166,7 @@ impl Target {
         }
         if args.npz {
             let write = if args.force { NpzWriter::replace } else { NpzWriter::create };
-            let writer = write(args.out.clone(), spaces)?;
-            return Ok(Self::Npz(match ObservationKey::are_noted(&metadata) {
-                true => writer.with_keys(ObservationKey::of(&metadata, &spaces.observation)),
-                false => writer,
-            }));
+            return Ok(Self::Npz(write(args.out.clone(), spaces)?.with_metadata(&metadata)));
         }
         if args.append && args.out.exists() {
             let writer = Writer::append_to(&args.out)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use elmur_base::Spaces;
-use elmur_data::{Episode, EpisodeReader, Limits, NpzWriter, ObservationKey, PartsWriter, Selection, Writer};
+use elmur_data::{Episode, EpisodeReader, Limits, NpzWriter, PartsWriter, Selection, Writer};
 use elmur_envs::{EnvSpec, Environment};
 use elmur_train::{Error, Result};
 use serde_json::json;
@@ -160,11 +160,7 @@ impl Target {
             return Ok(Self::Native(create(out, spaces, metadata)?));
         }
         let create = if args.force { NpzWriter::replace } else { NpzWriter::create };
-        let writer = create(out, spaces)?;
-        Ok(Self::Npz(match ObservationKey::are_noted(&metadata) {
-            true => writer.with_keys(ObservationKey::of(&metadata, &spaces.observation)),
-            false => writer,
-        }))
+        Ok(Self::Npz(create(out, spaces)?.with_metadata(&metadata)))
     }
 
     fn push(&mut self, episode: &Episode) -> elmur_data::Result<()> {

@@ -9,6 +9,7 @@ use elmur_data::collect::Demonstrations;
 use elmur_data::{ElmurFile, Source, Writer};
 use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::elmur::theory;
+use elmur_model::session::Weights;
 use elmur_model::{Checkpoint, Elmur};
 use elmur_plot::{Curve, Marker};
 use elmur_train::{
@@ -103,6 +104,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
             sample: false,
             threads: None,
             device: policy.params.device(),
+            weights: Weights::F32,
         };
         let score = with_bar(&format!("T = {length}"), &what, stop)?.score(Metric::Success);
         say(&format!(

@@ -7,6 +7,7 @@ use elmur_base::{Spaces, Statistics, Stop};
 use elmur_data::{Limits, Selection, Source, Subset};
 use elmur_engine::{Device, Precision};
 use elmur_envs::{EnvSpec, Environment, Metric};
+use elmur_model::session::Weights;
 use elmur_model::{Checkpoint, checkpoint};
 use elmur_train::{
     Error, Evaluation, Measure, OfflineEvaluation, Outcome, Result, RunConfig, RunFolder, Score, Seeds,
@@ -62,6 +63,9 @@ pub struct Args {
     /// Use this many threads; 0: as many as are granted. Results do not depend on it.
     #[arg(long, default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
+    /// Keep the weights of linear layers as f32 or, on a CPU, as bf16 while the policy acts.
+    #[arg(long, default_value = "f32", value_parser = crate::weights, conflicts_with = "data")]
+    weights: Weights,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON lines: one object per checkpoint and value, then one per value with the mean over all
@@ -399,6 +403,7 @@ fn in_environment(args: &Args, policies: &[Policy], device: &Device, context: &C
                 sample: args.sample,
                 threads: (args.threads > 0).then_some(args.threads),
                 device,
+                weights: args.weights,
             };
             let outcome = with_bar(&label(&env, case), &what, &context.stop)?;
             let score = judge.score(&outcome, &env)?;

@@ -198,6 +198,10 @@ enum Bench {
     ///   elmur bench train --policy dt --preset popgym-RepeatFirstEasy
     #[command(verbatim_doc_comment)]
     Train(bench::policy::TrainArgs),
+    /// Measure training and acting of the T-Maze model here and in PyTorch and ONNX Runtime, in alternating rounds.
+    ///
+    /// Example: elmur bench compare --peer-python venv/bin/python
+    Compare(bench::compare::Args),
     /// Measure all policies side by side: parameters, one training batch, one environment step.
     ///
     /// Example: elmur bench policies --preset tmaze
@@ -331,6 +335,7 @@ fn run(command: Command, context: &Context) -> elmur_train::Result<ExitCode> {
             Bench::Conv(args) => bench::conv::run(&args)?,
             Bench::Step(args) => bench::policy::step(&args, context)?,
             Bench::Train(args) => bench::policy::train(&args, context)?,
+            Bench::Compare(args) => bench::compare::run(&args)?,
             Bench::Policies(args) => bench::policies::run(&args, context)?,
             Bench::Data(args) => bench::data::run(&args, context)?,
             Bench::Read(args) => bench::read::run(&args)?,
@@ -377,6 +382,15 @@ fn completed(context: &Context) -> clap::Command {
 /// Parses a number from 1 to `most`.
 fn count(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=most)
+}
+
+/// Reads how weights are kept.
+fn weights(name: &str) -> Result<elmur_model::session::Weights, String> {
+    match name {
+        "f32" => Ok(elmur_model::session::Weights::F32),
+        "bf16" => Ok(elmur_model::session::Weights::Bf16),
+        _ => Err("expected f32 or bf16".to_owned()),
+    }
 }
 
 /// Parses a number of threads; 0 means as many as are granted.

@@ -20,7 +20,9 @@ use crate::npy::{FINAL, SEVERAL};
 use crate::npz::list;
 use crate::source::Source;
 
-/// Name of the cameras in the published robot data.
+/// What names of MIKASA-Robo's environments begin with.
+const ROBOT: &str = "mikasa-";
+/// Name of the cameras in the data published for them.
 const RGB: &str = "rgb";
 /// Name of the file in the folder aside that is locked while a writer is at work.
 const LOCK: &str = ".lock";
@@ -42,6 +44,8 @@ pub struct NpzWriter {
     spaces: Spaces,
     /// Names and shapes of the observations, if they have names.
     keys: Option<Vec<ObservationKey>>,
+    /// Whether the layout is that of the published robot data.
+    robot: bool,
     episodes: usize,
 }
 
@@ -70,6 +74,7 @@ impl NpzWriter {
             lock: Some(lock),
             spaces: spaces.clone(),
             keys: None,
+            robot: false,
             episodes: 0,
         };
         if let Err(error) = writer.restore().and_then(|()| refuse_existing(&writer.folder, replace)) {
@@ -97,12 +102,16 @@ impl NpzWriter {
         fs::remove_dir_all(&old).map_err(|e| Error::io(&old, e))
     }
 
-    /// Calls observations by their names, one per leaf of the space, and writes them in the shapes of these
-    /// keys: a single one as `obs`, several as `obs/NAME`. Where cameras are called `rgb`, the layout is that
-    /// of the published robot data: observations by their plain names, `success` 1 where the reward is 1, and
-    /// `done` 1 in the last step of every episode.
-    pub fn with_keys(mut self, keys: Vec<ObservationKey>) -> Self {
-        self.keys = (keys.len() == self.spaces.observation.leaves().len()).then_some(keys);
+    /// Writes observations in the shapes that metadata note, a single one as `obs`, several as `obs/NAME`.
+    /// Episodes of MIKASA-Robo's environments get the layout of its published data: observations by their plain
+    /// names, `success` 1 where the reward is 1, and `done` 1 in the last step of every episode.
+    pub fn with_metadata(mut self, metadata: &BTreeMap<String, String>) -> Self {
+        if ObservationKey::are_noted(metadata) {
+            let keys = ObservationKey::of(metadata, &self.spaces.observation);
+            self.robot =
+                metadata.get("env").is_some_and(|env| env.starts_with(ROBOT)) && keys.iter().any(is_camera);
+            self.keys = (keys.len() == self.spaces.observation.leaves().len()).then_some(keys);
+        }
         self
     }
 
@@ -117,7 +126,7 @@ impl NpzWriter {
         let (episode, number) = (episode.into(), self.episodes);
         let path = self.aside.join(format!("train_data_{number}.npz"));
         episode.check(&self.spaces).map_err(|fault| Error::episode(&path, number, fault))?;
-        let bytes = archive(&episode, &self.spaces, self.keys.as_deref())
+        let bytes = archive(&episode, &self.spaces, self.keys.as_deref(), self.robot)
             .map_err(|problem| Error::file(&path, problem))?;
         let write = || -> std::io::Result<()> {
             let mut file = File::create(&path)?;
@@ -238,10 +247,7 @@ fn refuse_existing(folder: &Path, replace: bool) -> Result<()> {
 /// Writes all episodes of a source as a folder of `.npz` files: see [`NpzWriter`]. Observations have the
 /// names and shapes that the source's metadata note.
 pub fn write_npz(folder: impl Into<PathBuf>, source: &dyn Source) -> Result<()> {
-    let mut writer = NpzWriter::create(folder, source.spaces())?;
-    if ObservationKey::are_noted(source.metadata()) {
-        writer = writer.with_keys(ObservationKey::of(source.metadata(), &source.spaces().observation));
-    }
+    let mut writer = NpzWriter::create(folder, source.spaces())?.with_metadata(source.metadata());
     let mut write = || (0..source.episodes()).try_for_each(|i| writer.push(&source.episode(i)?));
     match write() {
         Ok(()) => writer.finish(),
@@ -257,6 +263,7 @@ fn archive(
     episode: &EpisodeRef<'_>,
     spaces: &Spaces,
     keys: Option<&[ObservationKey]>,
+    robot: bool,
 ) -> Result<Vec<u8>, String> {
     if episode.labels.is_some() || episode.accepted.is_some() {
         return Err(
@@ -264,14 +271,13 @@ fn archive(
         );
     }
     let steps = episode.steps();
-    let robot = keys.is_some_and(is_robot);
     let mut done = vec![0; steps];
     if let Some(last) = done.last_mut() {
         *last = u8::from(episode.terminated || robot);
     }
     let imitate = episode.imitate.map(|imitate| imitate.iter().map(|x| u8::from(*x)).collect::<Vec<_>>());
     let reward = ColumnRef::F32(episode.rewards);
-    let mut arrays = observations(episode, &spaces.observation, keys);
+    let mut arrays = observations(episode, &spaces.observation, keys, robot);
     arrays.extend([
         ("action".to_owned(), npy(&episode.actions, &spaces.action, 0..steps, true)?),
         ("reward".to_owned(), npy(&[reward], &Space::unbounded([]), 0..steps, true)?),
@@ -288,9 +294,9 @@ fn archive(
     zip(&arrays).map_err(|e| format!("cannot be written: {e}"))
 }
 
-/// Whether these are the observations of the published robot data, whose cameras are `rgb`.
-fn is_robot(keys: &[ObservationKey]) -> bool {
-    keys.iter().any(|key| key.name == RGB && key.channels_last)
+/// Whether an observation is that of the published robot data's cameras.
+fn is_camera(key: &ObservationKey) -> bool {
+    key.name == RGB && key.channels_last
 }
 
 /// An `.npy` file of flags as 64-bit integers.
@@ -305,6 +311,7 @@ fn observations(
     episode: &EpisodeRef<'_>,
     space: &Space,
     keys: Option<&[ObservationKey]>,
+    robot: bool,
 ) -> Vec<(String, Vec<u8>)> {
     let (columns, leaves, steps) = (&episode.observations, space.leaves(), episode.steps());
     let width = |i: usize| leaves[i].len().max(1);
@@ -319,10 +326,10 @@ fn observations(
         return ranges
             .map(together)
             .collect::<Result<_, _>>()
-            .unwrap_or_else(|_| observations(episode, space, Some(&several())));
+            .unwrap_or_else(|_| observations(episode, space, Some(&several()), false));
     };
     let name = |key: &ObservationKey| match keys.len() {
-        _ if is_robot(keys) => key.name.clone(),
+        _ if robot => key.name.clone(),
         1 => "obs".to_owned(),
         _ => format!("{SEVERAL}{}", key.name),
     };

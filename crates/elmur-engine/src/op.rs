@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::autodiff::Backward;
+use crate::cpu::gemm::RoundedWeight;
 use crate::cpu::pool::Pool;
 use crate::error::{Error, Result};
 use crate::operand::Operand;
@@ -61,6 +62,12 @@ pub(crate) trait Op: Debug + Send + Sync {
         None
     }
 
+    /// For a linear map whose input 1 is the weight [out, in]: makes the op that has the weight in bf16 instead of that
+    /// input, computes output 0 alone, and runs on a CPU.
+    fn rounded(&self) -> Option<WithRounded> {
+        None
+    }
+
     /// Bytes of scratch memory that the CPU kernel needs with this many threads.
     fn scratch(&self, _inputs: &[TensorType], _outputs: &[TensorType], _threads: usize) -> usize {
         0
@@ -99,6 +106,9 @@ pub(crate) trait Op: Debug + Send + Sync {
         Ok(())
     }
 }
+
+/// Makes an op of a weight in bf16.
+pub(crate) type WithRounded = Box<dyn FnOnce(Arc<RoundedWeight>) -> Arc<dyn Op>>;
 
 /// Every element of input `input` must lie in `0..limit` or equal `ignored`.
 #[derive(Debug, Clone)]

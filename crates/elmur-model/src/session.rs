@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 use elmur_base::{Field, Row, Values, ValuesMut, Widths};
 use elmur_engine::rng::{Stream, unit};
-use elmur_engine::{DType, Device, Store};
+use elmur_engine::{DType, Device, RoundedWeights, Store};
+use serde::{Deserialize, Serialize};
 
 pub use choose::{Choose, Draws};
 pub(crate) use history::{History, Shown};
@@ -59,6 +60,17 @@ impl<'a> From<Values<'a>> for Seen<'a> {
     fn from(observation: Values<'a>) -> Self {
         Self { observation, returns: None }
     }
+}
+
+/// How a session keeps the weights of linear layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Weights {
+    /// As they were trained.
+    #[default]
+    F32,
+    /// Rounded to bf16, eight bits of significand, which halves what a step must read from memory; sums stay f32. CPU only.
+    Bf16,
 }
 
 /// A bank of episodes under one policy.
@@ -206,7 +218,19 @@ impl Session {
         rows: usize,
         device: impl Into<Device>,
     ) -> Result<Self> {
-        Self::build(architecture.into(), params, rows, device.into(), false)
+        Self::build(architecture.into(), params, rows, device.into(), Weights::F32, false)
+    }
+
+    /// [`Session::new`] with weights kept as `weights` says. Rounded weights are copies, which do not follow later changes
+    /// of `params`.
+    pub fn with_weights(
+        architecture: impl Into<Arc<dyn Architecture>>,
+        params: &Store,
+        rows: usize,
+        device: impl Into<Device>,
+        weights: Weights,
+    ) -> Result<Self> {
+        Self::build(architecture.into(), params, rows, device.into(), weights, false)
     }
 
     /// [`Session::new`], recording what every step does: see [`Session::take_records`].
@@ -216,7 +240,7 @@ impl Session {
         rows: usize,
         device: impl Into<Device>,
     ) -> Result<Self> {
-        Self::build(architecture.into(), params, rows, device.into(), true)
+        Self::build(architecture.into(), params, rows, device.into(), Weights::F32, true)
     }
 
     fn build(
@@ -224,9 +248,14 @@ impl Session {
         params: &Store,
         rows: usize,
         device: Device,
+        weights: Weights,
         recording: bool,
     ) -> Result<Self> {
         architecture.validate()?;
+        if weights == Weights::Bf16 && !device.is_cpu() {
+            let got = "a GPU, whose products have a precision of their own";
+            return Err(Error::input("weights", "a CPU for weights of bf16", got));
+        }
         if rows == 0 {
             return Err(Error::input("session", "at least one row", "0"));
         }
@@ -242,6 +271,7 @@ impl Session {
             derived,
             capacity: rows,
             recording,
+            rounded: (weights == Weights::Bf16).then(RoundedWeights::default),
         };
         let (ends, window) = (architecture.ends(), architecture.window());
         check_window(&*architecture, rows)?;

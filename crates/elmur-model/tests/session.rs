@@ -8,7 +8,7 @@ use elmur_base::Values;
 use elmur_engine::{Pool, Store};
 use elmur_model::elmur::config::*;
 use elmur_model::ends::*;
-use elmur_model::session::{Seen, Session};
+use elmur_model::session::{Seen, Session, Weights};
 use elmur_model::tensors::TensorData;
 use elmur_model::{Elmur, Snapshot, init};
 
@@ -62,6 +62,35 @@ fn rows_reset_at_different_times_do_not_disturb_each_other() {
     for i in 0..17 {
         assert_eq!(undisturbed[i][5..10], outputs[13 + i][5..10], "row 1, {i} steps after its reset");
     }
+}
+
+#[test]
+fn weights_of_bf16_act_like_f32_weights_that_were_rounded() {
+    let config = small();
+    let params = params(&config, 4);
+    let rounded = params.duplicate().unwrap();
+    for name in params.names().into_iter().filter(|name| name.ends_with(".weight")) {
+        // Layers with few outputs, heads and routers, are not rounded.
+        if params.ty(&name).unwrap().shape[0] > 16 {
+            let round = |x: f32| {
+                let bits = x.to_bits();
+                f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
+            };
+            let data: Vec<f32> = params.get::<f32>(&name).unwrap().into_iter().map(round).collect();
+            rounded.set(&name, &data).unwrap();
+        }
+    }
+    let act = |params: &Store, weights: Weights, threads: usize| {
+        let mut session = Session::with_weights(&config, params, B, &Pool::new(threads), weights).unwrap();
+        outputs_of(&mut session, 0..30, &[0, 100, 200]).concat()
+    };
+    let got = act(&params, Weights::Bf16, 1);
+    assert_eq!(got, act(&params, Weights::Bf16, 2));
+    let worst = |other: &[f32]| got.iter().zip(other).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+    let (to_rounded, to_exact) =
+        (worst(&act(&rounded, Weights::F32, 1)), worst(&act(&params, Weights::F32, 1)));
+    assert!(to_rounded < 1e-4, "{to_rounded:e} from rounded weights");
+    assert!((1e-4..0.2).contains(&to_exact), "{to_exact:e} from exact weights");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use elmur_base::{Row, Statistics, Stop};
 use elmur_engine::{Device, Pool, Store};
 use elmur_envs::{Autoreset, Environment, Facts, Metric, Purpose};
-use elmur_model::session::{Choose, Seen, Session};
+use elmur_model::session::{Choose, Seen, Session, Weights};
 use elmur_model::{Checkpoint, PolicyConfig};
 use elmur_pool::granted_threads;
 use elmur_rng::Stream;
@@ -62,6 +62,8 @@ pub struct Evaluation<'a> {
     /// The device that computes the policy; its parameters must lie there. On a GPU all episodes act side by
     /// side.
     pub device: &'a Device,
+    /// How the weights of linear layers are kept while the policy acts.
+    pub weights: Weights,
 }
 
 impl<'a> Evaluation<'a> {
@@ -79,6 +81,7 @@ impl<'a> Evaluation<'a> {
             sample: false,
             threads: None,
             device: policy.params.device(),
+            weights: Weights::F32,
         }
     }
 
@@ -255,7 +258,8 @@ fn act_out(
     env.set_autoreset(Autoreset::Disabled);
     let device =
         if evaluation.device.is_cpu() { Device::Cpu(Pool::new(threads)) } else { evaluation.device.clone() };
-    let mut session = Session::new(evaluation.policy, evaluation.params, rows, &device)?;
+    let mut session =
+        Session::with_weights(evaluation.policy, evaluation.params, rows, &device, evaluation.weights)?;
     let how = if evaluation.sample { Choose::Sample } else { Choose::Greedy };
     let all: Vec<usize> = (0..rows).collect();
     let mut results = vec![EpisodeResult::default(); seeds.len()];

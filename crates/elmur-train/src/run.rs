@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use elmur_base::Stop;
 use elmur_envs::EnvSpec;
+use elmur_model::session::Weights;
 use serde_json::{Value, json};
 
 use crate::config::RunConfig;
@@ -311,6 +312,7 @@ impl Run<'_, '_> {
             sample: config.eval.sample,
             threads: config.train.threads,
             device: params.device(),
+            weights: Weights::F32,
         };
         let outcome = evaluate(&evaluation, self.stop, &tell)?;
         let metric = outcome.metric(config.eval.metric.unwrap_or(env.facts().metric));

@@ -13,6 +13,7 @@ use elmur_base::Stop;
 use elmur_data::{earlier_fingerprint, open};
 use elmur_envs::Registry;
 use elmur_model::Checkpoint;
+use elmur_model::session::Weights;
 use elmur_train::{Ended, Evaluation, RunFolder, Seeds, Trainer, evaluate, train};
 use serde_json::Value;
 
@@ -106,6 +107,7 @@ fn earlier_checkpoints_act_as_they_did() {
                 sample,
                 threads: Some(2),
                 device: checkpoint.params.device(),
+                weights: Weights::F32,
             };
             let got = evaluate(&evaluation, &Stop::default(), &|_| {}).unwrap().returns().mean;
             let want = expected[key].as_f64().unwrap();

@@ -12,6 +12,7 @@ use elmur_engine::Pool;
 use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::elmur::config::MemoryGradient;
 use elmur_model::ends::{Action, CategoricalEncoding, Encoder, TokenFormat};
+use elmur_model::session::Weights;
 use elmur_model::{Checkpoint, Elmur, PolicyConfig};
 use elmur_train::{
     DataConfig, Ended, Error, Evaluation, Event, Prepared, RunConfig, RunFolder, Seeds, Trainer, evaluate,
@@ -591,6 +592,7 @@ fn a_small_model_learns_to_remember_beyond_its_training() {
         sample: false,
         threads: Some(2),
         device: trainer.device(),
+        weights: Weights::F32,
     };
     let outcome = evaluate(&what, &Stop::default(), &|_| {}).unwrap();
     let score = outcome.score(Metric::Success);

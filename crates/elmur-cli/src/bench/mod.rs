@@ -2,6 +2,7 @@
 
 pub mod bank;
 pub mod block;
+pub mod compare;
 pub mod conv;
 pub mod data;
 pub mod envs;

@@ -3,6 +3,7 @@
 //!
 //! Batches have each policy's own number of crops (`batch`); a step is one row on one thread.
 
+use elmur_model::session::Weights;
 use elmur_model::{Checkpoint, init};
 use elmur_train::{PolicyName, Result};
 use serde_json::json;
@@ -52,7 +53,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         let params = init::parameters(run.model.architecture(), 0)?;
         // One thread acts; on a GPU the GPU does.
         let acting = if device.is_cpu() { args.device.open(1)? } else { device.clone() };
-        let steps = Steps::measure(&run.model, &params, 1, &acting, args.segments)?;
+        let steps = Steps::measure(&run.model, &params, 1, &acting, args.segments, Weights::F32)?;
         let mut bench = TrainBench::new(&run, true, &device)?;
         let (batches, _) = bench.times(&device, args.batches)?;
         print(

@@ -12,7 +12,7 @@ use elmur_base::{Field, Row, Space};
 use elmur_engine::{DType, Device, Store};
 use elmur_envs::Registry;
 use elmur_model::ends::{Encoder, Ends};
-use elmur_model::session::{Seen, Session};
+use elmur_model::session::{Seen, Session, Weights};
 use elmur_model::window::{Begin, TrainSettings, WindowProgram, training_graph};
 use elmur_model::{Architecture, PolicyConfig, init};
 use elmur_train::{Error, PolicyName, Result, RunConfig, overrides};
@@ -40,6 +40,9 @@ pub struct StepArgs {
     /// many plans, and of both for at most 20 seconds.
     #[arg(long, default_value_t = 100, value_parser = crate::count(1 << 20))]
     segments: usize,
+    /// Keep the weights of linear layers as f32 or, on a CPU, as bf16.
+    #[arg(long, default_value = "f32", value_parser = crate::weights)]
+    weights: Weights,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -141,12 +144,12 @@ pub fn step(args: &StepArgs, context: &Context) -> Result<()> {
     let usual = if is_gpu { vec![1, 100, 1024] } else { vec![1, 100] };
     for batch in args.batch.map_or(usual, |b| vec![b]) {
         let device = args.device.open(args.threads.unwrap_or(usize::from(batch == 1)))?;
-        let steps = Steps::measure(&config, &params, batch, &device, args.segments)?;
+        let steps = Steps::measure(&config, &params, batch, &device, args.segments, args.weights)?;
         let mut row = json!({
             "peer": "elmur", "device": args.device.name(), "work": format!("step B={batch}"), "ms": round(steps.inside.ms(0.5)),
             "p99_ms": round(steps.inside.ms(0.99)), "boundary_ms": round(steps.boundary.ms(0.5)),
             "boundary_p99_ms": round(steps.boundary.ms(0.99)), "mean_ms": round(steps.mean),
-            "weights": "f32", "preset": args.model.preset, "policy": args.model.label(&config)?,
+            "weights": args.weights, "preset": args.model.preset, "policy": args.model.label(&config)?,
         });
         match &device {
             Device::Cpu(pool) => row["threads"] = json!(pool.threads()),
@@ -177,6 +180,11 @@ pub(super) struct Steps {
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Steps {
+    /// Median of the steps that are neither boundaries nor plans, in milliseconds.
+    pub fn median(&self) -> f64 {
+        self.inside.ms(0.5)
+    }
+
     /// Acts in `batch` rows and measures `segments` segments, after two that are not measured.
     pub fn measure(
         config: &PolicyConfig,
@@ -184,10 +192,11 @@ impl Steps {
         batch: usize,
         device: &Device,
         segments: usize,
+        weights: Weights,
     ) -> Result<Self> {
         let architecture = config.architecture();
         let params = params.to(device)?;
-        let mut session = Session::new(config, &params, batch, device)?;
+        let mut session = Session::with_weights(config, &params, batch, device, weights)?;
         let observation = observations(architecture, batch);
         let returns = vec![1.0; batch];
         let seen = Seen { observation: observation.values(), returns: Some(&returns) };

@@ -5,7 +5,8 @@
 //! multiply-adds. Every element of C is one chain of multiply-adds over k in blocks of [`KC`], whatever the
 //! tile, the thread or the vector width: its bits depend on nothing but its row, its column and k. (The
 //! `gemm` crate, our peer in `elmur bench`, allocates on every call, chooses its k blocks by m and n, and
-//! runs products with a transposed left side at half speed.)
+//! runs products with a transposed left side at half speed.) Where k is much larger than C, as for the weight of
+//! a map that is applied to every slot of a memory, C is the sum of products over parts of k, again by shape alone.
 //!
 //! Where the machine has a matrix unit, large f32 products run there instead, in blocks of 32 x 32 with both
 //! operands packed; see `gemm/amx.rs`. They too give every element the same bits for any number of threads.
@@ -20,7 +21,7 @@ use std::ops::Range;
 use super::float::Float;
 use super::isa::Isa;
 use super::pool::Pool;
-use super::simd::{LANES, fold};
+use super::simd::{LANES, add_assign, fold, simd_fn};
 
 /// Depth of one block: a B panel of KC x NR floats stays in the first-level cache.
 const KC: usize = 256;
@@ -102,12 +103,28 @@ unsafe impl<T> Send for Ptr<T> {}
 
 /// Elements of scratch that a product may need with `threads` threads.
 pub(crate) fn scratch_len<T: Tiles>(m: usize, n: usize, k: usize, threads: usize) -> usize {
+    if let Some(parts) = deep_parts(m, n, k) {
+        let each = scratch_len::<T>(m, n, DEEP_PART, 1).next_multiple_of(LANES);
+        return (parts * m * n).next_multiple_of(LANES) + threads * each;
+    }
     let tiles = T::tiles(Isa::best());
     let (mr, nr) = (tiles.mr, tiles.nr);
     let blocks = Blocks::of(tiles, m, &[n], k).map_or(0, |blocks| blocks.scratch_len(threads));
     // Either operand may be the shared one; per thread one block of the other.
     let shared = (m.div_ceil(mr) * mr).max(n.div_ceil(nr) * nr) * k;
     blocks.max(shared + threads * KC.min(k) * (mr * PANELS).max(nr) + LANES)
+}
+
+/// The epilogue that does nothing, of one type wherever it is used.
+fn nothing<T>(_: Tile<T>) {}
+
+/// Depth of a part of a deep product.
+const DEEP_PART: usize = 2048;
+
+/// Number of parts of a product whose depth is much larger than C: tasks that own parts of the depth read rows of both
+/// operands in one run, where tasks that own rows or columns of C would read a few numbers of each.
+fn deep_parts(m: usize, n: usize, k: usize) -> Option<usize> {
+    (k >= 2 * DEEP_PART && m > DOT_ROWS && m * n <= 1 << 16).then(|| k.div_ceil(DEEP_PART))
 }
 
 /// Panels that are packed together, and row panels of one task when B is shared: 8 x 14 x KC floats stay in
@@ -136,6 +153,7 @@ pub(crate) fn gemm<T: Tiles>(
     epilogue: impl Fn(Tile<T>) + Sync,
 ) {
     let Product { m, n, k, a, b, accumulate } = product;
+    let operands = (a, b);
     if m == 0 || n == 0 || k == 0 {
         return;
     }
@@ -159,6 +177,42 @@ pub(crate) fn gemm<T: Tiles>(
             epilogue(out);
         });
         return;
+    }
+
+    if let Some(parts) = deep_parts(m, n, k) {
+        let (sums, rest) = scratch.split_at_mut((parts * m * n).next_multiple_of(LANES));
+        let each = scratch_len::<T>(m, n, DEEP_PART, 1).next_multiple_of(LANES);
+        assert!(rest.len() >= pool.threads() * each);
+        let (shared, private) = (Ptr(sums.as_mut_ptr()), Ptr(rest.as_mut_ptr()));
+        pool.run(parts, |part, thread| {
+            let first = part * DEEP_PART;
+            let (a, b) = (&a.data[first * a.cs..], &b.data[first * b.rs..]);
+            let (a, b) = (Mat { data: a, ..operands.0 }, Mat { data: b, ..operands.1 });
+            let product = Product { m, n, k: DEEP_PART.min(k - first), a, b, accumulate: false };
+            // SAFETY: each part has sums of its own, each thread scratch of its own.
+            let (sums, scratch) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(shared.get().add(part * m * n), m * n),
+                    std::slice::from_raw_parts_mut(private.get().add(thread * each), each),
+                )
+            };
+            gemm(Pool::serial(), scratch, product, sums, n, nothing);
+        });
+        let per_task = pool.rows_per_task(m, parts * n);
+        return pool.run(m.div_ceil(per_task), |task, _| {
+            let (first, rows) = (task * per_task, per_task.min(m - task * per_task));
+            let mut out = tile(first, rows, 0, n);
+            for row in first..first + rows {
+                let c = out.row_mut(row);
+                if !accumulate {
+                    c.fill(T::ZERO);
+                }
+                for part in 0..parts {
+                    add_row(c, &sums[(part * m + row) * n..][..n]);
+                }
+            }
+            epilogue(out);
+        });
     }
 
     if let Some(blocks) = Blocks::of(tiles, m, &[n], k).filter(|_| a.has_unit_stride() && b.has_unit_stride())
@@ -266,6 +320,12 @@ pub(crate) fn gemm<T: Tiles>(
     }
 }
 
+simd_fn! {
+    fn add_row<T>(y: &mut [T], x: &[T]) {
+        add_assign(y, x);
+    }
+}
+
 /// Elements of scratch that [`gemm_pair`] may need with `threads` threads.
 pub(crate) fn pair_scratch_len<T: Tiles>(m: usize, n: [usize; 2], k: usize, threads: usize) -> usize {
     let blocks = Blocks::of(T::tiles(Isa::best()), m, &n, k).map_or(0, |blocks| blocks.scratch_len(threads));
@@ -282,7 +342,8 @@ pub(crate) fn gemm_pair<T: Tiles>(
     products: [(Mat<'_, T>, usize, &mut [T]); 2],
 ) {
     let n = [products[0].1, products[1].1];
-    match Blocks::of(T::tiles(Isa::best()), m, &n, k).filter(|_| a.has_unit_stride()) {
+    let deep = n.iter().any(|n| deep_parts(m, *n, k).is_some());
+    match Blocks::of(T::tiles(Isa::best()), m, &n, k).filter(|_| a.has_unit_stride() && !deep) {
         Some(blocks) => {
             a.check(m, k);
             let rights = products.map(|(b, n, c)| {
@@ -362,6 +423,9 @@ struct MatrixUnit<T> {
     multiply: unsafe fn(steps: usize, a: *const T, b: *const T, c: *mut T, ldc: usize, accumulate: bool),
     /// C[16, 64] = A B over `steps` blocks, of which A fills the upper half and B is two panels.
     multiply_half: unsafe fn(steps: usize, a: *const T, b: (*const T, *const T), c: *mut T, ldc: usize),
+    /// C[32, 32] = A B over `steps` blocks, B being two panels of 16 columns of bf16; see `gemm/rounded.rs`.
+    multiply_rounded:
+        unsafe fn(steps: usize, a: *const T, b: (*const u32, *const u32), c: *mut T, ldc: usize),
 }
 
 /// A right operand B [k, n] and where the product with the left operand goes: C, rows `ldc` apart.
@@ -1038,11 +1102,13 @@ mod amx;
 mod neon;
 mod packed;
 mod panels;
+mod rounded;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use packed::PackedRight;
 pub(crate) use panels::Panels;
+pub(crate) use rounded::RoundedWeight;
 
 macro_rules! impl_tiles {
     ($T:ty, $amx:ident, $avx512:ident, $avx2:ident, $neon:ident) => {
@@ -1116,6 +1182,9 @@ mod tests {
         (40, 700, 300),
     ];
 
+    /// A product that is computed in parts of its depth.
+    const DEEP: (usize, usize, usize) = (40, 33, 4500);
+
     #[test]
     fn a_pair_of_products_has_the_bits_of_each() {
         // More panels on the left, more on the right, and too small for a matrix unit.
@@ -1141,7 +1210,7 @@ mod tests {
     #[test]
     fn products_match_the_definition_for_every_layout() {
         let pool = Pool::new(2);
-        for (m, n, k) in SIZES {
+        for (m, n, k) in SIZES.into_iter().chain([DEEP]) {
             let (a, b, c) = (random(m * k, 0), random(k * n, 1), random(m * n, 2));
             for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
                 for accumulate in [false, true] {
@@ -1197,7 +1266,7 @@ mod tests {
         let transpose = |x: &[f32], rows: usize, cols: usize| -> Vec<f32> {
             (0..rows * cols).map(|i| x[i % rows * cols + i / rows]).collect()
         };
-        for (m, n, k) in SIZES {
+        for (m, n, k) in SIZES.into_iter().chain([DEEP]) {
             let (a, b) = (f32s(random(m * k, 0)), f32s(random(k * n, 1)));
             let one = product(&Pool::new(1), (m, n, k), (&a, false), (&b, false), None);
             for threads in [2, 3, 5] {

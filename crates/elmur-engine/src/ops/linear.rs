@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::autodiff::Backward;
-use crate::cpu::gemm::{Mat, Product, Tile, gemm, scratch_len};
+use crate::cpu::gemm::{Mat, Product, RoundedWeight, Tile, gemm, scratch_len};
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{add_assign, simd_fn};
 #[cfg(feature = "cuda")]
@@ -12,7 +12,7 @@ use crate::cuda::args::kernel_args;
 use crate::cuda::launch::{Launch, Product as GpuProduct};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
-use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::op::{Io, Op, WithRounded, dispatch_float, mismatch, want, want_float};
 use crate::ops::activation::{Activation, apply};
 use crate::types::TensorType;
 
@@ -95,6 +95,10 @@ impl Op for Linear {
         let can = self.activation == Activation::Identity && !self.adds;
         can.then(|| Arc::new(Self { adds: true, ..self.clone() }) as Arc<dyn Op>)
     }
+    fn rounded(&self) -> Option<WithRounded> {
+        let linear = self.clone();
+        Some(Box::new(move |weight| Arc::new(RoundedLinear { linear, weight })))
+    }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = b.grad(0) else { return Ok(()) };
         if let Some(addend) = self.addend() {
@@ -176,6 +180,45 @@ impl Op for Linear {
         let kind = self.activation as i32;
         let args = BiasActivationArgs { y, z, x: product.c, bias, columns: n, n: m * n, kind };
         launch.elements("bias_activation", m * n, args)
+    }
+}
+
+/// [`Linear`] with a weight in bf16: inputs x, [bias], [what is added]; output y. Only for a CPU.
+#[derive(Debug)]
+struct RoundedLinear {
+    linear: Linear,
+    weight: Arc<RoundedWeight>,
+}
+
+impl Op for RoundedLinear {
+    fn name(&self) -> &'static str {
+        "rounded_linear"
+    }
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
+        let [out, columns] = self.weight.shape();
+        let mut shape = inputs[0].shape.clone();
+        match shape.last_mut() {
+            Some(width) if *width == columns => *width = out,
+            _ => return mismatch("linear", format!("x [..., {columns}]"), inputs[0].to_string()),
+        }
+        Ok(vec![inputs[0].with(shape)])
+    }
+    fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
+        self.weight.scratch_len(inputs[0].rows(), threads) * size_of::<f32>()
+    }
+    fn cpu(&self, io: &Io<'_>) -> Result<()> {
+        let [n, _] = self.weight.shape();
+        let bias = self.linear.bias.then(|| io.input::<f32>(1));
+        let addend = self.linear.addend().map(|i| io.input::<f32>(i - 1));
+        let scratch = io.scratch::<f32>(self.weight.scratch_len(io.ty(0).rows(), io.pool.threads()));
+        self.weight.multiply(io.pool, scratch, io.input::<f32>(0), io.output::<f32>(0), |tile| {
+            finish(tile, bias, self.linear.activation, addend.map(|addend| (addend, n)));
+        });
+        Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, _: &mut Launch<'_>) -> Result<()> {
+        mismatch("linear", "weights of f32 on a GPU", "weights of bf16")
     }
 }
 

@@ -142,6 +142,9 @@ kernel_args! {
     }
 }
 
+/// Heads whose gradients of the bias table are added up together.
+const HEADS: usize = 4;
+
 #[derive(Debug)]
 struct RelativeBiasGrad {
     rows: usize,
@@ -155,7 +158,7 @@ impl Op for RelativeBiasGrad {
         Ok(vec![inputs[0].with([self.rows, inputs[0].shape[1]])])
     }
     fn scratch(&self, inputs: &[TensorType], outputs: &[TensorType], _: usize) -> usize {
-        outputs[0].len() * inputs[0].dtype.size()
+        outputs[0].cols().div_ceil(HEADS) * HEADS * self.rows * inputs[0].dtype.size()
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let &[batch, heads, queries, keys] = &io.ty(0).shape[..] else { return Ok(()) };
@@ -163,24 +166,33 @@ impl Op for RelativeBiasGrad {
         let reach = (self.rows / 2) as i64;
         dispatch_float!(io.dtype(), T => {
             let (dy, dtable) = (io.input::<T>(0), io.output::<T>(0));
-            // One head per task, each into a column of its own, then transposed into the table.
-            let columns = io.scratch::<T>(heads * self.rows);
-            let work = batch * queries * keys + self.rows;
-            io.pool.rows(heads, work, RowsMut::new(&mut *columns, self.rows), |first, columns| {
-                columns.fill(T::ZERO);
-                for (h, column) in columns.chunks_exact_mut(self.rows).enumerate() {
-                    for b in 0..batch {
-                        let q = &q[b * queries % q.len()..][..queries];
-                        let k = &k[b * keys % k.len()..][..keys];
-                        let dy = &dy[(b * heads + first + h) * queries * keys..][..queries * keys];
-                        for (q, dy) in q.iter().zip(dy.chunks_exact(keys)) {
-                            dy.iter().zip(k).for_each(|(dy, k)| column[bias_row(*q, *k, reach)] += *dy);
+            // Some heads per task, each task into a table of its own, then side by side into the table.
+            let groups = heads.div_ceil(HEADS);
+            let tables = io.scratch::<T>(groups * HEADS * self.rows);
+            let work = HEADS * batch * queries * keys + self.rows;
+            io.pool.rows(groups, work, RowsMut::new(&mut *tables, HEADS * self.rows), |first, tables| {
+                tables.fill(T::ZERO);
+                for (group, table) in (first..).zip(tables.chunks_exact_mut(HEADS * self.rows)) {
+                    let table = table.as_chunks_mut::<HEADS>().0;
+                    // Heads that there are not repeat the last one, and are not kept.
+                    let heads_here: [usize; HEADS] = std::array::from_fn(|h| (group * HEADS + h).min(heads - 1));
+                    for (b, i) in (0..batch).flat_map(|b| (0..queries).map(move |i| (b, i))) {
+                        let (q, k) = (q[(b * queries + i) % q.len()], &k[b * keys % k.len()..][..keys]);
+                        let dy = heads_here.map(|h| &dy[((b * heads + h) * queries + i) * keys..][..keys]);
+                        for j in 0..keys {
+                            // Keys often share a row of the table: the sums of several heads do not wait for each other.
+                            let row = &mut table[bias_row(q, k[j], reach)];
+                            for h in 0..HEADS {
+                                row[h] += dy[h][j];
+                            }
                         }
                     }
                 }
             });
             for (row, target) in dtable.chunks_exact_mut(heads).enumerate() {
-                target.iter_mut().enumerate().for_each(|(h, y)| *y = columns[h * self.rows + row]);
+                for (h, y) in target.iter_mut().enumerate() {
+                    *y = tables[(h / HEADS * self.rows + row) * HEADS + h % HEADS];
+                }
             }
         });
         Ok(())

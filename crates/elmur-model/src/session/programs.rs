@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use elmur_engine::{DType, Device, Graph, Program, Store};
+use elmur_engine::{DType, Device, Graph, Program, RoundedWeights, Store};
 
 use crate::architecture::Architecture;
 use crate::error::Result;
@@ -39,6 +39,8 @@ pub(super) struct Context {
     pub derived: Store,
     pub capacity: usize,
     pub recording: bool,
+    /// Copies of weights in bf16, which programs read instead of the parameters.
+    pub rounded: Option<RoundedWeights>,
 }
 
 impl Context {
@@ -69,6 +71,10 @@ impl Context {
     fn compile(&self, work: Work, rows: usize, bank: bool) -> Result<StepProgram> {
         let (graph, declared) = self.graph(work, rows, bank)?;
         let stores = [&self.carried, &self.derived, &self.params];
+        let graph = match &self.rounded {
+            Some(rounded) => rounded.apply(&graph, &self.params)?,
+            None => graph,
+        };
         let program = Program::new(&graph, &self.device, &stores)?;
         Ok(StepProgram { program, feeds: declared.feeds, taps: declared.taps, rows })
     }

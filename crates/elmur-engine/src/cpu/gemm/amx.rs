@@ -33,6 +33,7 @@ pub(super) static UNIT: MatrixUnit<f32> = MatrixUnit {
     pack: |target, left, panels, source| unsafe { pack(target, left, panels, source) },
     multiply,
     multiply_half,
+    multiply_rounded,
 };
 
 /// Eight tiles of 16 rows of 64 bytes; those of the lower half of A and C as [`multiply`] uses them have `rows` - 16
@@ -231,6 +232,74 @@ unsafe fn multiply_half(
             b_next = inout(reg) b_next => _,
             steps = inout(reg) steps => _,
             c = in(reg) c,
+            ldc = in(reg) ldc * size_of::<f32>(),
+            row = in(reg) 64_usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// C (32 x 32, rows `ldc` apart) = A B over `steps` packed blocks of depth, where B is bf16: two panels of 16 columns,
+/// blocks of one tile each. Products run from the smallest part of A to the largest.
+///
+/// # Safety
+/// The tiles must be configured on this thread for 32 rows, A and both panels of B hold `steps` blocks, C 32 rows of 32
+/// columns.
+unsafe fn multiply_rounded(
+    steps: usize,
+    a: *const f32,
+    (b, b_next): (*const u32, *const u32),
+    c: *mut f32,
+    ldc: usize,
+) {
+    // SAFETY: as promised by the caller; every access is inside the blocks and the 32 x 32 part of C.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "3:",
+            "tileloadd tmm6, [{b} + {row}*1]",
+            // low
+            "tileloadd tmm4, [{a} + {row}*1 + 4096]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b_next} + {row}*1]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {row}*1 + 5120]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // middle
+            "tileloadd tmm4, [{a} + {row}*1 + 2048]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {row}*1 + 3072]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // high
+            "tileloadd tmm4, [{a} + {row}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {row}*1 + 1024]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 6144",
+            "add {b}, 1024",
+            "add {b_next}, 1024",
+            "dec {steps}",
+            "jnz 3b",
+            "tilestored [{c} + {ldc}*1], tmm0",
+            "tilestored [{c} + {ldc}*1 + 64], tmm1",
+            "tilestored [{c16} + {ldc}*1], tmm2",
+            "tilestored [{c16} + {ldc}*1 + 64], tmm3",
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            b_next = inout(reg) b_next => _,
+            steps = inout(reg) steps => _,
+            c = in(reg) c,
+            c16 = in(reg) c.add(16 * ldc),
             ldc = in(reg) ldc * size_of::<f32>(),
             row = in(reg) 64_usize,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

@@ -195,10 +195,15 @@ fn gradient_head<T: Tiles>(
             ds[..own.start].fill(T::ZERO);
             ds[own.end..].fill(T::ZERO);
             let vectors = whole_vectors(&own);
-            let p = &mut weight_row[vectors.clone()];
-            p.fill(T::ZERO);
-            p[own.start - vectors.start..own.end - vectors.start]
-                .copy_from_slice(&weights[i * keys..][own.clone()]);
+            let stored = &weights[i * keys..][own.clone()];
+            let p = if vectors == own {
+                stored
+            } else {
+                let p = &mut weight_row[vectors.clone()];
+                p.fill(T::ZERO);
+                p[own.start - vectors.start..own.end - vectors.start].copy_from_slice(stored);
+                &*p
+            };
             kept[..vectors.start].fill(T::ZERO);
             kept[vectors.clone()].copy_from_slice(p);
             kept[vectors.end..].fill(T::ZERO);
