@@ -26,7 +26,7 @@ pub struct Watched {
 /// One memory layer, step by step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WatchedLayer {
-    /// Attention that each step paid to each slot, mean over heads, [steps][slots].
+    /// Attention that each step paid to each slot, mean over heads, `[steps][slots]`.
     pub read: Vec<Vec<f32>>,
     /// (step, slot) of each write; a write follows the last step of its segment.
     pub written: Vec<(usize, usize)>,
