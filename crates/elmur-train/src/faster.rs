@@ -1,4 +1,4 @@
-//! Which device acts faster: measured, since it depends on the policy, the number of episodes and the machine.
+//! Which of several devices acts fastest. The answer is measured: policy, number of episodes and machine decide.
 
 use std::time::{Duration, Instant};
 
