@@ -20,16 +20,16 @@ mkdir -p "$OUT"
 one() {
   policy=$1 seed=$2 run=$OUT/$1-seed-$2
   if [ -e "$run/checkpoints/last" ]; then
-    "$ELMUR" -q train --resume "$run" train.batches="$BATCHES"
+    "$ELMUR" -q train --resume "$run" train.batches="$BATCHES" || return
   else
     rm -rf "$run"
     # The published learning rates are for five times as many batches.
     case $policy in elmur | *-compat) rate=() ;; *) rate=(train.lr="$LR") ;; esac
     "$ELMUR" -q train tmaze policy="$policy" train.epochs=null train.batches="$BATCHES" eval.every=$((BATCHES / 3)) eval.target=null \
-      train.checkpoint_every="$BATCHES" train.threads="$THREADS" "${rate[@]}" --seed "$seed" --device "$DEVICE" --out "$run"
+      train.checkpoint_every="$BATCHES" train.threads="$THREADS" "${rate[@]}" --seed "$seed" --device "$DEVICE" --out "$run" || return
   fi
-  "$ELMUR" -q eval "$run" --lengths "$LENGTHS" --episodes "$EPISODES" --threads "$THREADS" --device "$EVAL_DEVICE" --json > "$run/rows.tmp"
-  mv "$run/rows.tmp" "$run/rows.jsonl"
+  "$ELMUR" -q eval "$run" --lengths "$LENGTHS" --episodes "$EPISODES" --threads "$THREADS" --device "$EVAL_DEVICE" --json > "$run/rows.tmp" &&
+    mv "$run/rows.tmp" "$run/rows.jsonl"
 }
 export -f one
 for policy in $POLICIES; do for seed in $SEEDS; do echo "$policy $seed"; done; done |

@@ -17,14 +17,14 @@ mkdir -p "$OUT"
 one() {
   policy=$1 seed=$2 run=$OUT/$1-seed-$2
   if [ -e "$run/checkpoints/last" ]; then
-    "$ELMUR" -q train --resume "$run" train.batches="$BATCHES"
+    "$ELMUR" -q train --resume "$run" train.batches="$BATCHES" || return
   else
     rm -rf "$run"
     "$ELMUR" -q train cartpole policy="$policy" train.epochs=null train.batch="$BATCH" train.batches="$BATCHES" eval.every=$((BATCHES / 4)) eval.target=null \
-      train.checkpoint_every="$BATCHES" train.standardize=true train.threads="$THREADS" --seed "$seed" --device "$DEVICE" --out "$run"
+      train.checkpoint_every="$BATCHES" train.standardize=true train.threads="$THREADS" --seed "$seed" --device "$DEVICE" --out "$run" || return
   fi
-  "$ELMUR" -q eval "$run" --episodes "$EPISODES" --threads "$THREADS" --device "$DEVICE" --json > "$run/rows.tmp"
-  mv "$run/rows.tmp" "$run/rows.jsonl"
+  "$ELMUR" -q eval "$run" --episodes "$EPISODES" --threads "$THREADS" --device "$DEVICE" --json > "$run/rows.tmp" &&
+    mv "$run/rows.tmp" "$run/rows.jsonl"
 }
 export -f one
 for policy in $POLICIES; do for seed in $SEEDS; do echo "$policy $seed"; done; done |

@@ -191,6 +191,30 @@ def test_other_arguments_are_refused_too(policy, run, seen):
         elmur.Policy.load(run, device="tpu")
 
 
+def test_deferred_writes_change_no_bit(policy, seen):
+    at_once, later, unsettled = (policy.with_rows(8) for _ in range(3))
+    later.defer_writes()
+    unsettled.defer_writes()
+    expected = play(at_once, seen)
+    logits = []
+    for x in seen:
+        logits.append(later.act(x, logits=True))
+        later.settle()
+    assert np.array_equal(np.stack(logits), expected) and np.array_equal(play(unsettled, seen), expected)
+    assert np.array_equal(unsettled.memory(0)[0], at_once.memory(0)[0])
+
+
+def test_weights_of_bf16_are_near_and_stay_with_copies(policy, seen, tmp_path):
+    policy.save(tmp_path / "policy")
+    rounded = elmur.Policy.load(tmp_path / "policy", rows=8, weights="bf16")
+    assert (rounded.weights, policy.weights) == ("bf16", "f32")
+    assert rounded.with_rows(2).weights == "bf16" and pickle.loads(pickle.dumps(rounded)).weights == "bf16"
+    exact, near = play(policy.with_rows(8), seen[:8]), play(rounded, seen[:8])
+    assert not np.array_equal(exact, near) and np.allclose(exact, near, atol=0.1 * np.abs(exact).max())
+    with pytest.raises(elmur.ElmurError, match="weights: expected f32 or bf16, got int4"):
+        elmur.Policy.load(tmp_path / "policy", weights="int4")
+
+
 def test_actions_are_written_where_the_caller_wants_them(policy, seen):
     rows, other = policy.with_rows(8), policy.with_rows(8)
     out = np.full(8, -1)

@@ -9,8 +9,10 @@ ends it (status 3).  End of input ends it (status 0).  Whatever libraries print 
 
 Requests ("cmd"); those beyond the common protocol are this worker's own:
     list                            tasks with their length, timing and whether their assets are present
-    make   task, obs, size, observation, reward, tail, action_noise, seeds, max_steps, options
+    make   task, obs, size, render, levels, observation, reward, tail, action_noise, seeds, max_steps, options
                                     obs: "rgb" (default) or "state"; size: image side, default 128;
+                                    render: side of the images before they are averaged down to size, a multiple of it,
+                                    default size; levels: values that a colour of a pixel may have, default 256;
                                     observation: names of the arrays to send, in their order, among rgb or state, joints,
                                     prompt (Rotate tasks) and cue (the hidden answer), default all but cue;
                                     reward: "dense" (normalised, default) or "success" (1 in steps that are solved);
@@ -157,6 +159,11 @@ class Server:
             raise Refused("bad_request", f"obs is {obs!r}; expected \"rgb\" or \"state\"")
         if not isinstance(size, int) or not 16 <= size <= 512:
             raise Refused("bad_request", f"size is {size!r}; expected an integer from 16 to 512")
+        render, levels = header.get("render", size), header.get("levels", 256)
+        if not isinstance(render, int) or not size <= render <= 512 or render % size:
+            raise Refused("bad_request", f"render is {render!r}; expected a multiple of size up to 512")
+        if not isinstance(levels, int) or not 2 <= levels <= 256:
+            raise Refused("bad_request", f"levels is {levels!r}; expected an integer from 2 to 256")
         seeds = header.get("seeds", [0, 1 << 31])
         if not (isinstance(seeds, list) and len(seeds) == 2 and all(isinstance(s, int) for s in seeds)
                 and 0 <= seeds[0] < seeds[1] <= 1 << 31):
@@ -184,11 +191,12 @@ class Server:
             raise Refused("missing_asset", f"{task} needs the mug asset; run standin_mug.py or fetch the original")
         self.do_close({}, {})
         try:
-            self.env = self.M.make(task, images=obs == "rgb", size=size, max_episode_steps=limit, **options)
+            self.env = self.M.make(task, images=obs == "rgb", size=render, max_episode_steps=limit, **options)
         except TypeError as error:
             raise Refused("bad_request", f"options: {error}") from None
         self.task, self.obs, self.names, self.seeds, self.next_seed = task, obs, names, seeds, seeds[0]
         self.reward, self.tail, self.noise = reward, tail, float(noise)
+        self.shrink, self.levels = render // size, levels
         facts["blank_steps"] = getattr(self.env.unwrapped, "DELTA_TIME", 5) if task.startswith("Remember") else facts["blank_steps"]
         self.expert, self.limit = self.oracle.expert_for(task, self.env), limit
         return {"task": facts, "obs": obs, "size": size, "observation": self.parts(size),
@@ -284,7 +292,7 @@ class Server:
     def arrays(self, obs, info):
         def array(name):
             if name == "rgb":
-                return self.M.rgb(obs)
+                return self.M.rgb(obs, self.shrink, self.levels)
             if name == "state":
                 return obs[0].numpy().astype("float32")
             if name == "joints":

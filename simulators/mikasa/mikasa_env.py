@@ -146,9 +146,25 @@ def make(task, images=True, size=128, **options):
     return gym.make(task, **kwargs)
 
 
-def rgb(obs):
-    """u8 [size, size, 6]: base camera, then wrist camera, the channel order of the published data."""
-    return np.concatenate([camera["rgb"][0].numpy() for camera in obs["sensor_data"].values()], axis=-1)
+def rgb(obs, shrink=1, levels=256):
+    """u8 [size, size, 6]: base camera, then wrist camera, the channel order of the published data; thinned."""
+    both = np.concatenate([camera["rgb"][0].numpy() for camera in obs["sensor_data"].values()], axis=-1)
+    return thinned(both, shrink, levels)
+
+
+def thinned(image, shrink=1, levels=256):
+    """An image u8 [height, width, channels] with `shrink` x `shrink` pixels averaged to one, of which every number is
+    rounded to one of `levels` evenly spaced values from 0 to 255.  Whole numbers throughout, as recordings are thinned."""
+    if shrink > 1:
+        height, width, channels = image.shape
+        blocks = image.reshape(height // shrink, shrink, width // shrink, shrink, channels)
+        count = shrink * shrink
+        image = ((blocks.sum(axis=(1, 3), dtype=np.uint32) + count // 2) // count).astype(np.uint8)
+    if levels < 256:
+        steps = levels - 1
+        level = (image.astype(np.uint32) * steps + 127) // 255
+        image = ((level * 255 + steps // 2) // steps).astype(np.uint8)
+    return image
 
 
 def joints(env):

@@ -4,9 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use elmur_base::Spaces;
-use elmur_data::{Episode, EpisodeReader, Limits, NpzWriter, PartsWriter, Selection, Writer};
-use elmur_envs::{EnvSpec, Environment};
+use elmur_base::{Leaf, Spaces};
+use elmur_data::collect::note_settings;
+use elmur_data::{
+    Column, Episode, EpisodeReader, Limits, NpzWriter, ObservationKey, PartsWriter, Selection, Writer,
+};
+use elmur_envs::{EnvSpec, Environment, Thinning};
 use elmur_train::{Error, Result};
 use serde_json::json;
 
@@ -35,10 +38,11 @@ pub struct Args {
     #[command(flatten)]
     what: What,
     /// The recordings are of this environment: take its spaces where the format does not tell them, and note its
-    /// name, so that policies are judged in it.
+    /// name, so that policies are judged in it. Where its settings thin pictures (MIKASA-Robo: render,
+    /// levels), those of the recordings are thinned alike.
     #[arg(long, value_name = "NAME")]
     env: Option<String>,
-    /// Change a setting of that environment; give it once per setting.
+    /// Change a setting of that environment, and note it; give it once per setting.
     #[arg(long, value_name = "KEY=VALUE", requires = "env")]
     set: Vec<String>,
     /// Replace a dataset that is there.
@@ -87,11 +91,32 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     let limits = Limits { inflated: LARGEST_EPISODE, ..Limits::default() };
     let environment = args.env.as_ref().map(|name| environment(name, &args.set, context)).transpose()?;
-    let known = environment.as_ref().map(|environment| environment.plain().spaces().clone());
+    let thinning = environment.as_ref().map_or_else(Thinning::default, |e| e.facts().thinning);
+    let known = environment.as_ref().map(|environment| {
+        let own = environment.plain().spaces().clone();
+        Spaces { observation: thinning.before(&own.observation), action: own.action }
+    });
     let reader = EpisodeReader::open(&args.source, known.as_ref(), &args.what.selection(), &limits)?;
     let mut metadata = reader.metadata().clone();
-    if let Some(environment) = environment {
+    let mut spaces = reader.spaces().clone();
+    if let Some(environment) = &environment {
         metadata.insert("env".to_owned(), environment.name().to_owned());
+        let given = |key: &str| args.set.iter().any(|text| text.split('=').next() == Some(key));
+        note_settings(environment, given, &mut metadata);
+        if !thinning.is_none() {
+            spaces = environment.plain().spaces().clone();
+            ObservationKey::note_names(&environment.facts().observations, &spaces.observation, &mut metadata);
+            if Some(reader.spaces()) != known.as_ref() {
+                let problem = format!(
+                    "expected whole pictures of {} to thin, {:?}; the recordings have {:?}; give the size of \
+                     their pictures as --set render=N, and what else they show (--keys, --set)",
+                    environment.name(),
+                    known.map(|known| known.observation),
+                    reader.spaces().observation
+                );
+                return Err(Error::file(&args.source, problem));
+            }
+        }
     }
     if let Some(text) = metadata.get("note") {
         note(&format!("note: {text}"));
@@ -100,12 +125,15 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         std::fs::create_dir_all(folder)
             .map_err(|e| Error::file(&args.out, format!("{e}; choose another place")))?;
     }
-    let mut target = Target::create(args, reader.spaces(), metadata)?;
+    let mut target = Target::create(args, &spaces, metadata)?;
     let mut bar = Bar::new("converting", 0, reader.len() as u64);
     let mut steps = 0;
     let mut write = || -> elmur_data::Result<()> {
         for i in 0..reader.len() {
-            let episode = reader.episode(i)?;
+            let mut episode = reader.episode(i)?;
+            if !thinning.is_none() {
+                thin(&mut episode, reader.spaces(), thinning);
+            }
             steps += episode.steps();
             target.push(&episode)?;
             bar.update(i as u64 + 1, "episodes", "");
@@ -128,6 +156,15 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         say(&format!("{out}: {episodes} episodes, {steps} steps"));
     }
     Ok(())
+}
+
+/// Thins the pictures of an episode.
+fn thin(episode: &mut Episode, spaces: &Spaces, thinning: Thinning) {
+    for (leaf, column) in spaces.observation.leaves().iter().zip(&mut episode.observations) {
+        if let (Leaf::Bytes { shape: [_, height, width] }, Column::U8(pixels)) = (leaf, column) {
+            *pixels = thinning.thin(pixels, *height, *width);
+        }
+    }
 }
 
 /// The environment of this name, with some settings changed.

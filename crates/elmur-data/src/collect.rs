@@ -9,6 +9,7 @@ use elmur_base::{Row, Space, Stop, Values};
 use elmur_envs::{Choices, Env, Environment, Played, Player};
 use elmur_pool::{MAX_THREADS, granted_threads};
 use elmur_rng::{Rng, Stream};
+use serde_json::Value;
 
 use crate::episode::joint_choices;
 use crate::{Column, Episode, Error, ObservationKey, Result};
@@ -242,24 +243,47 @@ impl Demonstrations<'_> {
     /// the names of observations where the environment has some.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         let spec = self.environment.spec();
-        let mut notes = vec![
-            ("env", spec.name.clone()),
-            ("expert", "scripted".to_owned()),
-            ("seed", self.seed.to_string()),
-        ];
-        let settings = self.environment.settings();
-        let shapes = |key: &str| settings.iter().any(|setting| setting.key == key && setting.shapes_episodes);
-        for (key, value) in spec.settings.iter().filter(|(key, _)| shapes(key)) {
-            notes.push((key, value.as_str().map_or_else(|| value.to_string(), str::to_owned)));
-        }
+        let mut notes = BTreeMap::from([
+            ("env".to_owned(), spec.name.clone()),
+            ("expert".to_owned(), "scripted".to_owned()),
+            ("seed".to_owned(), self.seed.to_string()),
+        ]);
+        note_settings(self.environment, |_| true, &mut notes);
         if self.noise > 0.0 {
-            notes.push(("noise", self.noise.to_string()));
+            notes.insert("noise".to_owned(), self.noise.to_string());
         }
-        let mut notes = notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         let named = self.environment.facts().observations;
         ObservationKey::note_names(&named, &self.environment.plain().spaces().observation, &mut notes);
         notes
     }
+}
+
+/// Notes in metadata the settings of an environment that change what happens in its episodes, of those that
+/// are `wanted`: numbers and lists as JSON, words as they are.
+pub fn note_settings(
+    environment: &Environment,
+    wanted: impl Fn(&str) -> bool,
+    metadata: &mut BTreeMap<String, String>,
+) {
+    let settings = environment.settings();
+    let shapes = |key: &str| settings.iter().any(|setting| setting.key == key && setting.shapes_episodes);
+    for (key, value) in &environment.spec().settings {
+        if shapes(key) && wanted(key) {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            metadata.insert(key.clone(), text);
+        }
+    }
+}
+
+/// The settings that [`note_settings`] noted of an environment; a word that is JSON is read as JSON.
+pub fn noted_settings<'a>(
+    environment: &Environment,
+    metadata: &'a BTreeMap<String, String>,
+) -> Vec<(&'a str, Value)> {
+    let settings = environment.settings();
+    let shapes = |key: &str| settings.iter().any(|setting| setting.key == key && setting.shapes_episodes);
+    let read = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
+    metadata.iter().filter(|(key, _)| shapes(key)).map(|(key, text)| (key.as_str(), read(text))).collect()
 }
 
 #[cfg(test)]

@@ -66,11 +66,7 @@ impl ObservationKey {
 
     /// Notes in metadata what an environment calls the leaves of its observation space; nothing where it names
     /// none.
-    pub(crate) fn note_names(
-        names: &[ObservationName],
-        space: &Space,
-        metadata: &mut BTreeMap<String, String>,
-    ) {
+    pub fn note_names(names: &[ObservationName], space: &Space, metadata: &mut BTreeMap<String, String>) {
         let leaves = space.leaves();
         if names.is_empty() || names.len() != leaves.len() {
             return;

@@ -36,6 +36,8 @@ pub struct Stream {
     pub anywhere: bool,
     /// Crops that an episode is expected to give: how many episodes are played at a time.
     pub crops_per_episode: usize,
+    /// Steps of the longest demonstration that is known; the policy's own episodes are cut there.
+    pub longest: usize,
     /// The policy that plays some of the episodes itself, and their share, 0 to 1.
     pub own: Option<(Arc<dyn OwnEpisodes>, f64)>,
     /// Threads that play at once; 0: as many as are granted.
@@ -163,6 +165,7 @@ mod tests {
             length,
             lead: 0,
             anywhere: false,
+            longest: 100,
             crops_per_episode: 1,
             own: None,
             threads,

@@ -356,8 +356,14 @@ fn tables() {
         Ok(vec![g.embedding(table, index)?])
     });
     check("relative_bias", 24, |g, case| {
-        let (batch, queries, keys) = (case.extent(4), case.extent(9), case.extent(7));
-        let (reach, heads) = (case.extent(9), case.extent(4));
+        let (batch, queries) = (case.extent(4), case.extent(9));
+        // Few, or enough for rows of the table to be taken whole.
+        let (keys, heads) = if case.flip() {
+            (case.extent(7), case.extent(4))
+        } else {
+            (16 + case.below(9), 8 + case.below(10))
+        };
+        let reach = case.extent(9);
         let table = case.param(g, [2 * reach - 1, heads])?;
         let q_rows = if case.flip() { batch } else { 1 };
         let q = case.times(g, [q_rows, queries], 0, 30)?;

@@ -220,6 +220,91 @@ fn attention_matches_its_formula_in_every_form() {
     }
 }
 
+/// Output of attention with narrow heads and dropout, and the gradients of everything: of queries to a memory with biases
+/// by time, or of tokens to each other with relative positions.
+fn narrow_attention<T: Element>(
+    [batch, queries, keys, heads, width]: [usize; 5],
+    memory: bool,
+    threads: usize,
+    of: impl Fn(f64) -> T,
+) -> Vec<Vec<T>> {
+    let (mut g, store, d, rows) = (Graph::new(), Store::new(), heads * width, 21);
+    let rng = g.rng("rng").unwrap();
+    let mut params = Vec::new();
+    let mut param = |g: &mut Graph, shape: &[usize]| {
+        params.push(g.param(&format!("p{}", params.len()), T::DTYPE, shape.to_vec()).unwrap());
+        params[params.len() - 1]
+    };
+    let mut options = Attention { heads, dropout: Some((0.2, rng)), ..Attention::default() };
+    let (q, kv) = (param(&mut g, &[batch, queries, d]), param(&mut g, &[batch, keys, 2 * d]));
+    if memory {
+        let table = param(&mut g, &[rows, heads]);
+        let tokens =
+            g.constant(&(0..queries as i64).map(|t| 30 + t).collect::<Vec<_>>(), [1, queries]).unwrap();
+        let anchors: Vec<i64> = (0..(batch * keys) as i64).map(|j| j * 7 % 61 - 1).collect();
+        let anchors = g.constant(&anchors, [batch, keys]).unwrap();
+        options.bias = Some(g.relative_bias(table, tokens, anchors).unwrap());
+    } else {
+        let [u, v] = [0, 1].map(|_| param(&mut g, &[heads, width]));
+        options.relative = Some(Relative::new(u, v, param(&mut g, &[keys, d])));
+        options.mask = AttentionMask::Causal;
+    }
+    let (y, _) = g.attention(Qkv::QueryAndPacked { q, kv }, options).unwrap();
+    let squares = g.mul(y, y).unwrap();
+    let loss = g.sum(squares).unwrap();
+    let grads = g.gradients(loss, &params).unwrap();
+    let results: Vec<Value> = std::iter::once(y).chain(grads.into_iter().flatten()).collect();
+    for (i, result) in results.iter().enumerate() {
+        g.output(&i.to_string(), *result).unwrap();
+    }
+    store.declare(&g).unwrap();
+    for i in 0..params.len() {
+        let name = format!("p{i}");
+        let data = normal(store.ty(&name).unwrap().len(), i as u32);
+        store.set(&name, &data.into_iter().map(&of).collect::<Vec<_>>()).unwrap();
+    }
+    let mut program = Program::new(&g, &Pool::new(threads), &[&store]).unwrap();
+    program.run().unwrap();
+    (0..results.len()).map(|i| program.get::<T>(&i.to_string()).unwrap().to_vec()).collect()
+}
+
+/// Narrow heads, of which several share a cache line and a task, in numbers that do and do not fill it; keys that fill
+/// whole tiles and keys that do not.
+const NARROW: [[usize; 5]; 6] = [
+    [3, 20, 64, 16, 8],
+    [2, 9, 37, 9, 8],
+    [2, 20, 64, 3, 16],
+    [1, 33, 33, 8, 4],
+    [2, 17, 20, 5, 5],
+    [17, 8, 16, 11, 2],
+];
+
+#[test]
+fn narrow_heads_in_f32_are_those_of_f64() {
+    for (sizes, memory) in NARROW.into_iter().flat_map(|sizes| [(sizes, true), (sizes, false)]) {
+        let exact = narrow_attention::<f64>(sizes, memory, 1, |x| x);
+        let single = narrow_attention::<f32>(sizes, memory, 2, |x| x as f32);
+        assert_eq!(exact.len(), if memory { 4 } else { 6 });
+        for (i, (got, want)) in single.iter().zip(&exact).enumerate() {
+            let largest = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+            let worst = got.iter().zip(want).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+            assert!(worst < 2e-6 * largest, "{sizes:?}, memory {memory}, result {i}: {worst:e} of {largest}");
+        }
+    }
+}
+
+#[test]
+fn narrow_heads_have_the_same_bits_on_any_number_of_threads() {
+    for (sizes, memory) in NARROW.into_iter().flat_map(|sizes| [(sizes, true), (sizes, false)]) {
+        let bits = |threads| {
+            let results = narrow_attention::<f32>(sizes, memory, threads, |x| x as f32);
+            results.into_iter().flatten().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let one = bits(1);
+        assert!([2, 5].into_iter().all(|threads| bits(threads) == one), "{sizes:?}, memory {memory}");
+    }
+}
+
 /// Each batch row draws from its own generator, as it would alone.
 #[test]
 fn attention_drops_by_the_generator_of_each_row() {

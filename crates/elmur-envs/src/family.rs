@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::env::{Env, Player};
 use crate::error::{Error, Result};
+use crate::thinning::Thinning;
 use crate::vec_env::{AnyVecEnv, VecEnv};
 use crate::wrappers::Wrappers;
 
@@ -50,6 +51,8 @@ pub struct Facts {
     /// What the environment calls the leaves of its observation space, in their order; empty: they have no
     /// names.
     pub observations: Vec<ObservationName>,
+    /// How the environment thins what its cameras see.
+    pub thinning: Thinning,
 }
 
 /// Name of a leaf of an observation space.

@@ -28,6 +28,7 @@ use serde_json::{Map, Value, json};
 use crate::env::{Env, Player};
 use crate::error::{Error, Result};
 use crate::family::{EnvSpec, Facts, Family, Metric, ObservationName, Played, Purpose, Setting};
+use crate::thinning::Thinning;
 use crate::worker::{
     Dtype, FamilyWorkers, Interface, Launch, Part, Patience, Task, WorkerEnv, Workers, max_rows,
     technical_settings,
@@ -92,6 +93,8 @@ fn found(spec: &EnvSpec) -> Result<&'static RobotTask> {
 struct Choice {
     task: &'static RobotTask,
     size: u64,
+    render: u64,
+    levels: u64,
     joints: bool,
     cue: bool,
     reward: String,
@@ -106,6 +109,14 @@ impl Choice {
         let size: u64 = spec.get("size")?;
         if !(16..=512).contains(&size) {
             return Err(Error::config("size", "16 to 512", size));
+        }
+        let render: u64 = spec.get::<Option<u64>>("render")?.unwrap_or(size);
+        if !(size..=512).contains(&render) || !render.is_multiple_of(size) {
+            return Err(Error::config("render", "a multiple of `size` up to 512, or null", render));
+        }
+        let levels: u64 = spec.get("levels")?;
+        if !(2..=256).contains(&levels) {
+            return Err(Error::config("levels", "2 to 256", levels));
         }
         let reward: String = spec.get("reward")?;
         if !["success", "dense"].contains(&reward.as_str()) {
@@ -125,12 +136,16 @@ impl Choice {
         }
         let (joints, cue) = (spec.get("joints")?, spec.get("cue")?);
         spec.get::<bool>("keep_failures")?;
-        Ok(Self { task, size, joints, cue, reward, tail, action_noise, blank_steps })
+        Ok(Self { task, size, render, levels, joints, cue, reward, tail, action_noise, blank_steps })
     }
 
     /// Steps of an episode, where `tail` does not end it.
     fn steps(&self) -> u64 {
         self.task.steps - BLANK + self.blank_steps
+    }
+
+    fn thinning(&self) -> Thinning {
+        Thinning { shrink: (self.render / self.size) as usize, levels: self.levels as usize }
     }
 
     /// The arrays of an observation, in the order in which a worker sends them.
@@ -151,8 +166,9 @@ impl Choice {
         let names: Vec<String> = self.observation().into_iter().map(|part| part.name).collect();
         let options = if self.task.has_blank() { json!({"delta_time": self.blank_steps}) } else { json!({}) };
         let mut make = json!({
-            "task": self.task.name, "obs": "rgb", "size": self.size, "observation": names,
-            "reward": self.reward, "max_steps": self.steps(), "options": options,
+            "task": self.task.name, "obs": "rgb", "size": self.size, "render": self.render,
+            "levels": self.levels, "observation": names, "reward": self.reward, "max_steps": self.steps(),
+            "options": options,
         });
         if purpose == Purpose::Collect {
             make["tail"] = json!(self.tail);
@@ -277,6 +293,17 @@ impl Family for Mikasa {
         let shaping = [
             Setting::new("size", 128, "Height and width of a camera's image in pixels, 16 to 512."),
             Setting::new(
+                "render",
+                Value::Null,
+                "Height and width of images before they are averaged down to `size`, a multiple of it; null: \
+                 `size`.",
+            ),
+            Setting::new(
+                "levels",
+                256,
+                "Number of values that a colour of a pixel may have, 2 to 256: fewer make recordings smaller.",
+            ),
+            Setting::new(
                 "joints",
                 false,
                 "Observe the arm too: pose of the gripper, positions and velocities of the joints, 25 numbers.",
@@ -358,6 +385,7 @@ impl Family for Mikasa {
             max_rows: max_rows(spec).ok(),
             drops_failures: !spec.get("keep_failures").unwrap_or(false),
             observations: choice.observation().into_iter().filter_map(name).collect(),
+            thinning: choice.thinning(),
         }
     }
 

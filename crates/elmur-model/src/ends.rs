@@ -55,7 +55,7 @@ pub enum Encoder {
         bytes: bool,
     },
     /// Pixels [channels, height, width] through residual convolutions, camera by camera, whose grid of features
-    /// learned queries read by attention: places are kept apart.
+    /// is read place by place and by learned queries: places are kept apart.
     ResidualImage {
         /// Number of colour channels of all cameras together: 1 to 65536.
         channels: usize,
@@ -72,9 +72,17 @@ pub enum Encoder {
         /// Channels of the first convolution and of each residual block behind it, multiples of 8; each halves height
         /// and width.
         widths: Vec<usize>,
-        /// Number of queries that look at places of the grid: 1 to 256.
+        /// Number of queries that look at places of the grid: 0 to 256, and at least 1 where `grid` is 0.
         queries: usize,
+        /// Number of features of every place of the grid that are read by weights of the place's own: 0 to
+        /// 256. Policies learn sooner from them where things are; 0: the grid is read by queries alone.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        grid: usize,
     },
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 fn is_false(flag: &bool) -> bool {
@@ -144,7 +152,7 @@ impl Encoder {
     pub fn resized(&self, leaf: &Leaf<'_>) -> Self {
         match (self, Encoder::of(leaf)) {
             (
-                Encoder::ResidualImage { cameras, widths, queries, .. },
+                Encoder::ResidualImage { cameras, widths, queries, grid, .. },
                 Encoder::Image { channels, height, width, bytes },
             ) if channels.is_multiple_of((*cameras).max(1)) => Encoder::ResidualImage {
                 channels,
@@ -154,6 +162,7 @@ impl Encoder {
                 cameras: *cameras,
                 widths: widths.clone(),
                 queries: *queries,
+                grid: *grid,
             },
             (_, encoder) => encoder,
         }

@@ -194,12 +194,13 @@ pub fn popgym_small(observation: Vec<Encoder>, action: Action, steps: usize) -> 
 pub fn mikasa(steps: usize) -> Elmur {
     let cameras = Encoder::ResidualImage {
         channels: 6,
-        height: 128,
-        width: 128,
+        height: 64,
+        width: 64,
         bytes: true,
         cameras: 2,
-        widths: vec![16, 32, 64, 64],
-        queries: 16,
+        widths: vec![32, 64, 64],
+        queries: 0,
+        grid: 16,
     };
     Elmur {
         d_model: 128,

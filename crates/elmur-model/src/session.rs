@@ -15,7 +15,7 @@ mod record;
 
 use std::sync::Arc;
 
-use elmur_base::{Field, Row, Values, ValuesMut, Widths};
+use elmur_base::{Describe, Field, Row, Values, ValuesMut, Widths};
 use elmur_engine::rng::{Stream, unit};
 use elmur_engine::{DType, Device, RoundedWeights, Store};
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ impl<'a> From<Values<'a>> for Seen<'a> {
 }
 
 /// How a session keeps the weights of linear layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, Describe)]
 #[serde(rename_all = "snake_case")]
 pub enum Weights {
     /// As they were trained.
@@ -119,6 +119,9 @@ pub struct Session {
     outputs: Vec<f32>,
     scratch: Scratch,
     records: Option<Vec<StepRecord>>,
+    /// Whether the ends of windows wait for [`Session::settle`].
+    deferring: bool,
+    due: Due,
     /// Which policy this is, once it was asked for.
     fingerprint: Option<Fingerprint>,
 }
@@ -141,6 +144,14 @@ struct RowState {
 struct Group {
     rows: Vec<usize>,
     entries: Vec<usize>,
+}
+
+/// Rows whose window has ended but is not closed yet: those of one commit.
+#[derive(Debug, Default)]
+struct Due {
+    group: Group,
+    /// Times of all rows in the step that ended the windows.
+    times: Vec<u64>,
 }
 
 /// Buffers that steps reuse.
@@ -334,6 +345,8 @@ impl Session {
             outputs: Vec::with_capacity(rows * ends.action.outputs()),
             scratch: Scratch { all: (0..rows).collect(), ..Scratch::default() },
             records: recording.then(Vec::new),
+            deferring: false,
+            due: Due::default(),
             fingerprint: None,
             context,
         };
@@ -374,7 +387,8 @@ impl Session {
         &self.carried
     }
 
-    /// The state `name` of the given rows, [rows, ...].
+    /// The state `name` of the given rows, [rows, ...]. With deferred writes, call [`Session::settle`] first to see the
+    /// newest.
     pub fn state(&self, name: &str, rows: &[usize]) -> Result<TensorData> {
         Ok(match self.context.carried.ty(name)?.dtype {
             DType::I64 => TensorData::I64(self.context.carried.get_rows(name, rows)?),
@@ -389,6 +403,7 @@ impl Session {
         let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
         self.check_rows("reset", &numbers, Some(false))?;
         self.prepare_begin(&numbers)?;
+        self.settle()?;
         for (some, numbers) in rows.chunks(AT_ONCE).zip(numbers.chunks(AT_ONCE)) {
             self.start_states(some, numbers)?;
             for &(row, seed) in some {
@@ -446,6 +461,7 @@ impl Session {
     /// Recomputes what was cached from the parameters; call after they have changed. Open windows keep their
     /// tokens.
     pub fn refresh(&mut self) -> Result<()> {
+        self.settle()?;
         self.fingerprint = None;
         let all = std::mem::take(&mut self.scratch.all);
         let refreshed = self
@@ -578,6 +594,7 @@ impl Session {
             check_floats("returns", returns, rows.len())?;
             rows.iter().zip(returns).for_each(|(row, r)| self.returns[*row] = *r);
         }
+        self.settle()?;
         let mut groups = std::mem::take(&mut self.scratch.groups);
         self.group(rows, &mut groups);
         let computed = self.compute(rows, seen, &groups);
@@ -713,6 +730,7 @@ impl Session {
             }
             check_actions(&self.action, actions, rows.len())?;
         }
+        self.settle()?;
         let length = self.window.steps as u64;
         let mut closing = std::mem::take(&mut self.scratch.closing);
         closing.rows.clear();
@@ -726,12 +744,59 @@ impl Session {
         let done = self
             .prepare_finish(&stepping.rows, &closing.rows)
             .and_then(|()| self.finish(rows, stepping, actions, &closing));
+        if done.is_ok() && self.defers() && !closing.rows.is_empty() {
+            std::mem::swap(&mut self.due.group, &mut closing);
+            self.due.times.clone_from(&self.times);
+        }
         (self.scratch.closing, self.scratch.groups) = (closing, groups);
         done?;
         for &row in rows {
             self.times[row] += 1;
             self.rows[row].open = false;
         }
+        Ok(())
+    }
+
+    /// With `defer`, leaves the end of a window to [`Session::settle`]. The end of a window writes the memory; the action of
+    /// its last step does not depend on it, and then comes as soon as every other. Policies that run their window again at
+    /// every step have no such end, and sessions that record close windows at once.
+    pub fn defer_writes(&mut self, defer: bool) -> Result<()> {
+        if !defer {
+            self.settle()?;
+        }
+        self.deferring = defer;
+        Ok(())
+    }
+
+    /// Whether commits leave the ends of windows for later.
+    fn defers(&self) -> bool {
+        self.deferring
+            && self.records.is_none()
+            && matches!(&self.mode, Mode::Phases(phases) if phases.close.is_some())
+    }
+
+    /// Closes the windows that [`Session::defer_writes`] left open: to be called while the environment moves. Without that
+    /// call the next step, reset or snapshot closes them first; results are the same to the bit.
+    pub fn settle(&mut self) -> Result<()> {
+        if self.due.group.rows.is_empty() {
+            return Ok(());
+        }
+        let Due { group, times } = &self.due;
+        let moment = Moment {
+            phase: Phase::Close,
+            window: self.window,
+            tokens: self.tokens,
+            observation: &self.observation,
+            times,
+            group,
+            returns: &self.returns,
+            closing: true,
+            states: &self.rows,
+        };
+        if let Some(close) = self.mode.phases_mut().and_then(|phases| phases.close.as_mut()) {
+            close_windows(close, &self.context, &moment, None)?;
+        }
+        self.due.group.rows.clear();
         Ok(())
     }
 
@@ -764,6 +829,7 @@ impl Session {
             ints: actions.ints.len() / rows.len().max(1),
             bytes: 0,
         };
+        let deferred = self.defers();
         let mut closed = (self.records.is_some() && !closing.rows.is_empty())
             .then(|| ClosedRecord { rows: closing.rows.clone(), ..ClosedRecord::default() });
         let moment = |phase: Phase, group, closing| Moment {
@@ -791,18 +857,13 @@ impl Session {
                     program.program.run()?;
                 }
             }
-            if let Some(close) = &mut phases.close {
-                for part in parts(&closing.rows, self.context.capacity) {
-                    let program = close.of(&self.context, part)?;
-                    let (moment, none) = (moment(Phase::Close, closing, true), Values::default());
-                    moment.fill(program, part, none, Widths::default())?;
-                    program.program.run()?;
-                    if let Some(closed) = &mut closed {
-                        record::collect(&mut closed.taps, program, part.count, |_| 0, |_| true)?;
-                    }
+            match &mut phases.close {
+                Some(_) if deferred => {}
+                Some(close) => {
+                    let moment = moment(Phase::Close, closing, true);
+                    close_windows(close, &self.context, &moment, closed.as_mut())?;
                 }
-            } else {
-                closed = None;
+                None => closed = None,
             }
         }
         match &mut self.mode {
@@ -856,6 +917,7 @@ impl Session {
     /// a session also reads all parameters once.
     pub fn snapshot(&mut self, rows: &[usize]) -> Result<Snapshot> {
         self.check_rows("snapshot", rows, Some(false))?;
+        self.settle()?;
         let mut tensors = Tensors::new();
         for state in &self.carried {
             let shape = [&[rows.len()], &state.shape[..]].concat();
@@ -889,6 +951,7 @@ impl Session {
     /// changes nothing.
     pub fn restore(&mut self, rows: &[usize], snapshot: &Snapshot) -> Result<()> {
         self.check_rows("restore", rows, None)?;
+        self.settle()?;
         if snapshot.times.len() != rows.len() {
             let got = snapshot.times.len().to_string();
             return Err(Error::input("restore", format!("{} rows", rows.len()), got));
@@ -977,6 +1040,24 @@ impl Session {
     fn clock(&self) -> Clock {
         Clock { per_step: self.tokens.per_step() as u64, steps: self.window.steps as u64 }
     }
+}
+
+/// Runs the programs that close the windows of the rows of a moment.
+fn close_windows(
+    programs: &mut Programs,
+    context: &Context,
+    moment: &Moment<'_>,
+    mut closed: Option<&mut ClosedRecord>,
+) -> Result<()> {
+    for part in parts(&moment.group.rows, context.capacity) {
+        let program = programs.of(context, part)?;
+        moment.fill(program, part, Values::default(), Widths::default())?;
+        program.program.run()?;
+        if let Some(closed) = &mut closed {
+            record::collect(&mut closed.taps, program, part.count, |_| 0, |_| true)?;
+        }
+    }
+    Ok(())
 }
 
 /// Refuses windows that a session cannot run.

@@ -261,6 +261,44 @@ fn any_subset_of_rows_acts_as_each_row_would_alone() {
     }
 }
 
+/// Writes left for later, done between steps or not, with resets, snapshots and rows that act on their own: the bits of
+/// a session that writes at once.
+#[test]
+fn deferred_writes_change_no_bit() {
+    let config = small();
+    let params = params(&config, 4);
+    for rows in [3, 9] {
+        let session = || Session::new(&config, &params, rows, &Pool::new(1)).unwrap();
+        let (mut at_once, mut later, mut unsettled) = (session(), session(), session());
+        later.defer_writes(true).unwrap();
+        unsettled.defer_writes(true).unwrap();
+        for t in 0..40u64 {
+            let list: Vec<usize> = (0..rows).filter(|row| !(t as usize + row).is_multiple_of(7)).collect();
+            let seen: Vec<f32> = list.iter().flat_map(|row| random(3, 100 * t + *row as u64)).collect();
+            let mut outputs = Vec::new();
+            for (session, settles) in [(&mut at_once, false), (&mut later, true), (&mut unsettled, false)] {
+                if t == 13 {
+                    session.reset(&[(1, 50)]).unwrap();
+                }
+                if t == 21 {
+                    let kept = session.snapshot(&[0, 2]).unwrap();
+                    session.restore(&[2, 0], &kept).unwrap();
+                }
+                outputs.push(session.forward(&list, floats(&seen).into()).unwrap().to_vec());
+                session.commit(&list, Values::default()).unwrap();
+                if settles {
+                    session.settle().unwrap();
+                }
+            }
+            assert_eq!(outputs[0], outputs[1], "settled between steps, step {t}");
+            assert_eq!(outputs[0], outputs[2], "settled by the next step, step {t}");
+        }
+        let all: Vec<usize> = (0..rows).collect();
+        let kept = at_once.snapshot(&all).unwrap();
+        assert_eq!((later.snapshot(&all).unwrap(), unsettled.snapshot(&all).unwrap()), (kept.clone(), kept));
+    }
+}
+
 /// A bank of more than a thousand rows in which clients come, act and go on their own; what they do is what
 /// they would do in a small session.
 #[test]

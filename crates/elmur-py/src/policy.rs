@@ -7,7 +7,7 @@ use std::time::Instant;
 use elmur::base::{Row, Widths};
 use elmur::engine::{Device, Precision, Store};
 use elmur::model::ends::Token;
-use elmur::model::session::{Choose, Seen, Session};
+use elmur::model::session::{Choose, Seen, Session, Weights};
 use elmur::model::tensors::TensorData;
 use elmur::model::{Checkpoint, Result};
 use elmur::train::{RunFolder, memory_seed};
@@ -28,8 +28,7 @@ pub struct Policy {
     /// Parameters where they are computed with.
     params: Store,
     device: Device,
-    device_name: String,
-    threads: usize,
+    placement: Placement,
     rows: usize,
     /// What the policy was asked for while it was validated, if it aims at a return.
     target_return: Option<f64>,
@@ -39,6 +38,33 @@ pub struct Policy {
     acting: Mutex<Acting>,
     /// The session of `predict`, whose rows remember nothing from call to call.
     predicting: Mutex<Option<Session>>,
+}
+
+/// Where and how a policy is computed, as the caller said.
+#[derive(Clone)]
+struct Placement {
+    device: String,
+    threads: usize,
+    weights: Weights,
+}
+
+impl Placement {
+    fn new(device: &str, threads: usize, weights: &str) -> PyResult<Self> {
+        let weights = match weights {
+            "f32" => Weights::F32,
+            "bf16" => Weights::Bf16,
+            other => return Err(refuse("weights", "f32 or bf16", other)),
+        };
+        Ok(Self { device: device.to_owned(), threads, weights })
+    }
+
+    /// How weights are kept, by name.
+    fn weights_name(&self) -> &'static str {
+        match self.weights {
+            Weights::F32 => "f32",
+            Weights::Bf16 => "bf16",
+        }
+    }
 }
 
 struct Acting {
@@ -118,6 +144,7 @@ pub fn snapshot_from_bytes(bytes: &[u8]) -> PyResult<Snapshot> {
 
 /// A policy from what pickling keeps of it.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "what pickling keeps")]
 pub fn policy_from_parts(
     py: Python<'_>,
     checkpoint: &[u8],
@@ -126,9 +153,11 @@ pub fn policy_from_parts(
     threads: usize,
     target_return: Option<f64>,
     snapshot: &[u8],
+    weights: &str,
 ) -> PyResult<Policy> {
+    let placement = Placement::new(device, threads, weights)?;
     let checkpoint = py.detach(|| Checkpoint::from_bytes(checkpoint)).map_err(fail)?;
-    let policy = Policy::new(py, checkpoint, rows, device, threads, target_return)?;
+    let policy = Policy::new(py, checkpoint, rows, placement, target_return)?;
     let snapshot = elmur::model::Snapshot::from_bytes(snapshot).map_err(fail)?;
     policy.put(py, &(0..rows).collect::<Vec<_>>(), &snapshot)?;
     Ok(policy)
@@ -163,31 +192,30 @@ impl Policy {
         py: Python<'_>,
         checkpoint: Checkpoint,
         rows: usize,
-        device_name: &str,
-        threads: usize,
+        placement: Placement,
         target_return: Option<f64>,
     ) -> PyResult<Self> {
         let made = py.detach(|| -> Result<_> {
-            let device = Device::open(device_name, threads, Precision::default())?;
+            let device = Device::open(&placement.device, placement.threads, Precision::default())?;
             let params = checkpoint.params.to(&device)?;
             Ok((device, params))
         });
         let (device, params) = made.map_err(fail)?;
-        Self::on(py, checkpoint, params, device, device_name, threads, rows, target_return)
+        Self::on(py, checkpoint, params, device, placement, rows, target_return)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the fields of a policy")]
     fn on(
         py: Python<'_>,
         checkpoint: Checkpoint,
         params: Store,
         device: Device,
-        device_name: &str,
-        threads: usize,
+        placement: Placement,
         rows: usize,
         target_return: Option<f64>,
     ) -> PyResult<Self> {
-        let session = py.detach(|| Session::new(&checkpoint.config, &params, rows, &device)).map_err(fail)?;
+        let made = py
+            .detach(|| Session::with_weights(&checkpoint.config, &params, rows, &device, placement.weights));
+        let session = made.map_err(fail)?;
         let mut acting = Acting { session, seeds: vec![0; rows] };
         let seeds: Vec<(usize, u64)> = (0..rows).map(|row| (row, memory_seed(row as u64))).collect();
         py.detach(|| acting.reset(&seeds)).map_err(fail)?;
@@ -199,8 +227,7 @@ impl Policy {
             checkpoint,
             params,
             device,
-            device_name: device_name.to_owned(),
-            threads,
+            placement,
             rows,
             target_return,
             acting: Mutex::new(acting),
@@ -268,10 +295,18 @@ fn fill<T: numpy::Element + Copy>(out: &Bound<'_, PyAny>, numbers: &[T], dtype: 
 
 #[pymethods]
 impl Policy {
-    /// Loads the policy in a folder: a run (its best checkpoint) or a checkpoint.
+    /// Loads the policy in a folder: a run (its best checkpoint) or a checkpoint. A CPU can keep weights as bf16.
     #[staticmethod]
-    #[pyo3(signature = (path, device="cpu", rows=1, *, threads=1))]
-    fn load(py: Python<'_>, path: PathBuf, device: &str, rows: usize, threads: usize) -> PyResult<Self> {
+    #[pyo3(signature = (path, device="cpu", rows=1, *, threads=1, weights="f32"))]
+    fn load(
+        py: Python<'_>,
+        path: PathBuf,
+        device: &str,
+        rows: usize,
+        threads: usize,
+        weights: &str,
+    ) -> PyResult<Self> {
+        let placement = Placement::new(device, threads, weights)?;
         let (checkpoint, target_return) = py.detach(|| -> PyResult<_> {
             let run = RunFolder::is_run(&path).then(|| RunFolder::open(&path)).transpose().map_err(fail)?;
             let folder = run.as_ref().map_or(path.clone(), RunFolder::best);
@@ -284,22 +319,30 @@ impl Policy {
             Ok((Checkpoint::load(&folder).map_err(fail)?, target))
         })?;
         let target_return = target_return.filter(|_| checkpoint.config.architecture().aims_at_return());
-        Self::new(py, checkpoint, rows, device, threads, target_return)
+        Self::new(py, checkpoint, rows, placement, target_return)
     }
 
     /// A policy from the bytes of a `model.safetensors`.
     #[staticmethod]
-    #[pyo3(signature = (data, device="cpu", rows=1, *, threads=1))]
-    fn from_bytes(py: Python<'_>, data: &[u8], device: &str, rows: usize, threads: usize) -> PyResult<Self> {
+    #[pyo3(signature = (data, device="cpu", rows=1, *, threads=1, weights="f32"))]
+    fn from_bytes(
+        py: Python<'_>,
+        data: &[u8],
+        device: &str,
+        rows: usize,
+        threads: usize,
+        weights: &str,
+    ) -> PyResult<Self> {
+        let placement = Placement::new(device, threads, weights)?;
         let checkpoint = py.detach(|| Checkpoint::from_bytes(data)).map_err(fail)?;
-        Self::new(py, checkpoint, rows, device, threads, None)
+        Self::new(py, checkpoint, rows, placement, None)
     }
 
     /// The same policy with another number of rows, all of them at the start of an episode. Parameters are shared.
     fn with_rows(&self, py: Python<'_>, rows: usize) -> PyResult<Self> {
         let device = py.detach(|| self.device.another()).map_err(fail)?;
         let (checkpoint, params) = (self.checkpoint.clone(), self.params.clone());
-        Self::on(py, checkpoint, params, device, &self.device_name, self.threads, rows, self.target_return)
+        Self::on(py, checkpoint, params, device, self.placement.clone(), rows, self.target_return)
     }
 
     /// Writes the policy as a checkpoint folder.
@@ -358,6 +401,17 @@ impl Policy {
         }
     }
 
+    /// Leaves writing the memory at the end of a segment to `settle`, so that its last action comes as soon as others.
+    #[pyo3(signature = (defer=true))]
+    fn defer_writes(&self, py: Python<'_>, defer: bool) -> PyResult<()> {
+        py.detach(|| self.acting().session.defer_writes(defer)).map_err(fail)
+    }
+
+    /// Does the writes that `defer_writes` left, while the environment moves; without it the next step does them first.
+    fn settle(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.acting().session.settle()).map_err(fail)
+    }
+
     /// Actions for a batch as LeRobot has it: a dictionary whose keys begin with `observation`, or any observation.
     fn select_action<'py>(&self, py: Python<'py>, batch: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let Ok(batch) = batch.cast::<PyDict>() else {
@@ -400,7 +454,8 @@ impl Policy {
                 // With as many rows: the last bits of a product may depend on their number.
                 Some(session) if session.rows() == rows => session,
                 other => {
-                    other.insert(Session::new(&self.checkpoint.config, &self.params, rows, &self.device)?)
+                    let (config, weights) = (&self.checkpoint.config, self.placement.weights);
+                    other.insert(Session::with_weights(config, &self.params, rows, &self.device, weights)?)
                 }
             };
             let all: Vec<usize> = (0..rows).collect();
@@ -485,7 +540,8 @@ impl Policy {
         let rows: Vec<usize> = (0..self.rows).collect();
         let per_step = self.checkpoint.config.architecture().ends().tokens.per_step() as i64;
         let (shape, slots, anchors) = py.detach(|| {
-            let acting = self.acting();
+            let mut acting = self.acting();
+            acting.session.settle().map_err(fail)?;
             let session = &acting.session;
             let Some(state) = session.states().iter().find(|state| state.name == names.0) else {
                 let all: Vec<&str> = session.states().iter().map(|state| state.name.as_str()).collect();
@@ -555,7 +611,13 @@ impl Policy {
     /// The device that acts.
     #[getter]
     fn device(&self) -> &str {
-        &self.device_name
+        &self.placement.device
+    }
+
+    /// How weights of linear layers are kept: f32 or bf16.
+    #[getter]
+    fn weights(&self) -> &'static str {
+        self.placement.weights_name()
     }
 
     /// The return that the policy was asked for in its run's validations; None if it does not aim at one.
@@ -610,10 +672,11 @@ impl Policy {
         let parts = (
             PyBytes::new(py, &checkpoint),
             self.rows,
-            &self.device_name,
-            self.threads,
+            &self.placement.device,
+            self.placement.threads,
             self.target_return,
             PyBytes::new(py, &snapshot),
+            self.placement.weights_name(),
         );
         Ok((make, parts.into_bound_py_any(py)?))
     }
@@ -623,7 +686,7 @@ impl Policy {
             "Policy(kind={:?}, rows={}, device={:?})",
             self.checkpoint.config.kind(),
             self.rows,
-            self.device_name
+            self.placement.device
         )
     }
 }

@@ -6,6 +6,7 @@ use elmur_base::Describe;
 use elmur_engine::{Device, Precision};
 use elmur_envs::{EnvSpec, Environment, Metric, Registry};
 use elmur_model::PolicyConfig;
+use elmur_model::session::Weights;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -235,6 +236,8 @@ pub struct EvalConfig {
     /// Device that acts: cpu, cuda, cuda:N, or auto for the one that is faster when the run begins; null: the
     /// one that trains. Few long episodes of a small model are often faster on the CPU.
     pub device: Option<String>,
+    /// How weights of linear layers are kept while a CPU acts. On a GPU `train.precision` counts instead.
+    pub weights: Weights,
 }
 
 /// What policies are judged on while they learn.
@@ -263,16 +266,18 @@ struct WrittenEval {
     target_return: Option<f64>,
     sample: bool,
     device: Option<String>,
+    #[serde(default)]
+    weights: Weights,
 }
 
 impl From<WrittenEval> for EvalConfig {
     fn from(written: WrittenEval) -> Self {
         let WrittenEval { on, every, episodes, length, mut settings, metric, target, .. } = written;
-        let WrittenEval { target_return, sample, device, .. } = written;
+        let WrittenEval { target_return, sample, device, weights, .. } = written;
         if let Some(length) = length.filter(|length| *length > 0) {
             settings.insert("length".to_owned(), length.into());
         }
-        Self { on, every, episodes, settings, metric, target, target_return, sample, device }
+        Self { on, every, episodes, settings, metric, target, target_return, sample, device, weights }
     }
 }
 

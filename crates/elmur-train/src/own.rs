@@ -21,8 +21,9 @@ use crate::config::RunConfig;
 use crate::error::Result;
 use crate::evaluate::{memory_seed, target_return};
 
-/// Rows of a session that plays.
+/// Most rows of a session that plays, and the number of which its rows are a multiple.
 const ROWS: usize = 64;
+const ROUND: usize = 8;
 
 /// Snapshots of the policy, and sessions that play with them.
 pub(crate) struct OwnStates {
@@ -36,8 +37,11 @@ pub(crate) struct OwnStates {
     every: u64,
     /// Crops of a batch.
     batch: u64,
+    /// Steps after which an episode is cut.
+    most: usize,
     snapshots: Mutex<BTreeMap<u64, Store>>,
-    /// Sessions that no thread uses, with the number of their snapshot.
+    /// Sessions that no thread uses, with the number of their snapshot. A step of all rows of a session is the
+    /// fastest, so a session has hardly more rows than a batch has episodes to play.
     idle: Mutex<Vec<(u64, Session)>>,
 }
 
@@ -52,7 +56,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl OwnStates {
-    pub fn new(config: &RunConfig, environment: &Environment) -> Result<Self> {
+    /// Episodes of the policy, cut after `most` steps.
+    pub fn new(config: &RunConfig, environment: &Environment, most: usize) -> Result<Self> {
         let target = target_return(&config.model, environment, config.eval.target_return)?;
         Ok(Self {
             policy: config.model.clone(),
@@ -62,6 +67,7 @@ impl OwnStates {
             from: config.data.own_from,
             every: config.data.own_every,
             batch: config.train.batch as u64,
+            most,
             snapshots: Mutex::default(),
             idle: Mutex::default(),
         })
@@ -102,11 +108,12 @@ impl OwnStates {
         lock(&self.idle).clear();
     }
 
-    /// A session that plays with this snapshot.
-    fn session(&self, number: u64) -> Result<Session> {
+    /// A session of `rows` rows that plays with this snapshot.
+    fn session(&self, number: u64, rows: usize) -> Result<Session> {
         let mut idle = lock(&self.idle);
         idle.retain(|(other, _)| *other >= number);
-        if let Some(i) = idle.iter().position(|(other, _)| *other == number) {
+        let fits = |(other, session): &(u64, Session)| *other == number && session.rows() == rows;
+        if let Some(i) = idle.iter().position(fits) {
             return Ok(idle.swap_remove(i).1);
         }
         drop(idle);
@@ -115,15 +122,16 @@ impl OwnStates {
             let expected = format!("the policy as it was after {number} batches");
             crate::Error::config("data.own_every", expected, "none that was kept")
         })?;
-        Ok(Session::new(&self.policy, &params, ROWS, &Pool::new(1))?)
+        Ok(Session::new(&self.policy, &params, rows, &Pool::new(1))?)
     }
 
     fn act_out(&self, session: &mut Session, seeds: &[u64], stop: &Stop) -> Result<Vec<Episode>> {
-        let mut rows = Vec::with_capacity(seeds.len());
-        for seed in seeds {
-            rows.push(Played::new(&self.environment, *seed, self.target, self.ties)?);
-        }
-        session.reset(&seeds.iter().map(|seed| memory_seed(*seed)).enumerate().collect::<Vec<_>>())?;
+        let play = |seed| Played::new(&self.environment, seed, self.target, self.ties, self.most);
+        let mut rows = seeds.iter().map(|seed| play(*seed)).collect::<Result<Vec<_>>>()?;
+        // Rows without an episode, and rows whose episode has ended, go on with what some row was shown last.
+        let all: Vec<usize> = (0..session.rows()).collect();
+        let of = |row: usize| row.min(seeds.len() - 1);
+        session.reset(&all.iter().map(|row| (*row, memory_seed(seeds[of(*row)]))).collect::<Vec<_>>())?;
         let widths = self.environment.spaces().action.widths();
         let (mut shown, mut returns) = (Row::default(), Vec::new());
         loop {
@@ -134,20 +142,24 @@ impl OwnStates {
             if stop.requested() {
                 return Err(crate::Error::Stopped);
             }
+            let stepped = if 2 * running.len() > all.len() { &all } else { &running };
             shown.clear();
             returns.clear();
-            for row in &running {
-                shown.extend(rows[*row].shown.values());
-                returns.push(rows[*row].to_go);
+            for row in stepped {
+                shown.extend(rows[of(*row)].shown.values());
+                returns.push(rows[of(*row)].to_go);
             }
-            let mut actions = Row::zeros(widths, running.len());
+            let mut actions = Row::zeros(widths, stepped.len());
             let seen = Seen { observation: shown.values(), returns: Some(&returns) };
-            session.select_action(&running, seen, Choose::Greedy, actions.as_mut())?;
-            for (i, row) in running.iter().enumerate() {
+            session.select_action(stepped, seen, Choose::Greedy, actions.as_mut())?;
+            for (i, row) in stepped.iter().enumerate() {
+                if *row >= rows.len() || !rows[*row].is_running() {
+                    continue;
+                }
                 match rows[*row].step(actions.values().rows(widths, i, 1)) {
                     Err(crate::Error::Env(_)) if stop.requested() => return Err(crate::Error::Stopped),
                     Err(crate::Error::Env(error)) if error.is_lost() => {
-                        rows[*row] = Played::new(&self.environment, seeds[*row], self.target, self.ties)?;
+                        rows[*row] = play(seeds[*row])?;
                         session.reset(&[(*row, memory_seed(seeds[*row]))])?;
                     }
                     stepped => stepped?,
@@ -161,9 +173,10 @@ impl OwnEpisodes for OwnStates {
     fn play(&self, position: u64, seeds: &[u64], stop: &Stop) -> elmur_data::Result<Option<Vec<Episode>>> {
         let Some(number) = self.snapshot_of(position / self.batch.max(1)) else { return Ok(None) };
         let play = || -> Result<Vec<Episode>> {
-            let mut session = self.session(number)?;
+            let most = self.environment.facts().max_rows.unwrap_or(ROWS).clamp(1, ROWS);
+            let rows = seeds.len().next_multiple_of(ROUND).min(most);
+            let mut session = self.session(number, rows)?;
             let mut episodes = Vec::with_capacity(seeds.len());
-            let rows = self.environment.facts().max_rows.unwrap_or(ROWS).clamp(1, ROWS);
             for seeds in seeds.chunks(rows) {
                 episodes.extend(self.act_out(&mut session, seeds, stop)?);
             }
@@ -191,12 +204,14 @@ struct Played {
     /// What is left of the return that the policy is asked for.
     to_go: f32,
     episode: Episode,
+    /// Steps after which the episode is cut. A policy that has lost its way would otherwise fill batches with it.
+    most: usize,
     marks: Vec<bool>,
     ties: Option<Ties>,
 }
 
 impl Played {
-    fn new(environment: &Environment, seed: u64, target: f32, ties: bool) -> Result<Self> {
+    fn new(environment: &Environment, seed: u64, target: f32, ties: bool, most: usize) -> Result<Self> {
         let plain = environment.plain();
         let spaces = plain.spaces();
         let wrapping = Wrapping::new(spaces, environment.spec().wrappers)?;
@@ -212,6 +227,7 @@ impl Played {
             label: Row::of(&spaces.action),
             to_go: target,
             episode: Episode { labels: Some(Column::of(&spaces.action)), ..Episode::empty(spaces) },
+            most,
             marks: Vec::new(),
             ties: ties.then(|| Ties::of(&spaces.action)),
         };
@@ -244,7 +260,8 @@ impl Played {
         Column::append(&mut episode.observations, &self.own, &self.env.spaces().observation);
         episode.rewards.push(step.reward as f32);
         self.to_go -= step.reward as f32;
-        (episode.terminated, episode.truncated) = (step.terminated, step.truncated);
+        let is_lost = !step.terminated && episode.rewards.len() >= self.most;
+        (episode.terminated, episode.truncated) = (step.terminated, step.truncated || is_lost);
         if !self.is_running() {
             let marks = std::mem::take(&mut self.marks);
             self.episode.imitate = marks.contains(&false).then_some(marks);
@@ -274,13 +291,14 @@ mod tests {
             let changes: Vec<String> = changes.iter().map(|s| (*s).to_owned()).collect();
             let config = overrides::apply(&RunConfig::preset(preset).unwrap(), &changes, &registry).unwrap();
             let environment = config.environment(&registry).unwrap().unwrap();
-            let own = OwnStates::new(&config, &environment).unwrap();
+            let own = OwnStates::new(&config, &environment, 40).unwrap();
             let params = init::parameters(config.model.architecture(), 3).unwrap();
             own.keep(own.from, &params).unwrap();
             let position = (own.from + Loader::MOST_AHEAD) * own.batch;
             let stop = Stop::default();
             assert_eq!(own.play(position - own.batch, &[7, 8], &stop).unwrap(), None, "not yet");
             let episodes = own.play(position, &[7, 8, 9], &stop).unwrap().unwrap();
+            assert!(episodes.iter().all(|episode| episode.steps() <= 40), "{preset}: longer than 40 steps");
             // One after the other they are the same.
             assert_eq!(own.play(position, &[8], &stop).unwrap().unwrap(), episodes[1..2], "{preset}");
             let plain = environment.plain();
@@ -315,7 +333,7 @@ mod tests {
         let registry = Registry::builtin();
         let mut config = RunConfig::preset("tmaze-quick").unwrap();
         (config.data.own_from, config.data.own_every) = (10, 5);
-        let own = OwnStates::new(&config, &config.environment(&registry).unwrap().unwrap()).unwrap();
+        let own = OwnStates::new(&config, &config.environment(&registry).unwrap().unwrap(), 40).unwrap();
         let ahead = Loader::MOST_AHEAD;
         let of = |batch| own.snapshot_of(batch);
         assert_eq!([of(0), of(9 + ahead), of(10 + ahead), of(14 + ahead)], [None, None, Some(10), Some(10)]);

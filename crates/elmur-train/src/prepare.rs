@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use elmur_base::files::read_small;
 use elmur_base::{FieldMut, Stop};
-use elmur_data::collect::Demonstrations;
-use elmur_data::{Dataset, Limits, Part, Source, Stream, split, wrap};
+use elmur_data::collect::{Demonstrations, noted_settings};
+use elmur_data::{Dataset, Limits, ObservationKey, Part, Source, Stream, split, wrap};
 use elmur_engine::Device;
 use elmur_envs::{EnvSpec, Environment, Registry, Wrappers};
 use elmur_model::init;
@@ -167,6 +167,7 @@ impl RunConfig {
             lead: window.lead,
             anywhere: window.anywhere,
             crops_per_episode: crops / data.episodes().max(1),
+            longest: (0..data.episodes()).map(|episode| data.steps(episode)).max().unwrap_or(0),
             own: None,
             threads,
         }))
@@ -226,11 +227,11 @@ impl Prepared {
         config.validate()?;
         let mut notes = Vec::new();
         let mut environment = config.environment(registry)?;
-        if let Some(wrapped) = recorded_wrapped(&config, environment.as_ref(), &*data) {
-            config.env = Some(wrapped);
+        if let Some((recorded, changes)) = as_recorded(environment.as_ref(), registry, &*data) {
+            config.env = Some(recorded);
             config.complete(registry, keep_ends)?;
             environment = config.environment(registry)?;
-            notes.push("the data were recorded with wrappers, which the environment now has too".to_owned());
+            notes.push(format!("the data were recorded with {changes}, which the environment now has too"));
         }
         let recorded_there = environment.as_ref().is_some_and(|environment| {
             data.metadata().get("env").is_some_and(|name| name == environment.name())
@@ -328,19 +329,46 @@ impl Prepared {
     }
 }
 
-/// The environment as the data were recorded in it, if they say that it had other wrappers there.
-fn recorded_wrapped(
-    config: &RunConfig,
+/// The environment as the data were recorded in it, if they say that it had other wrappers or settings there
+/// and therefore other spaces or pictures thinned otherwise, and what differs.
+fn as_recorded(
     environment: Option<&Environment>,
+    registry: &Registry,
     data: &dyn Source,
-) -> Option<EnvSpec> {
+) -> Option<(EnvSpec, String)> {
     let (environment, notes) = (environment?, data.metadata());
-    let known = data.spaces() == environment.spaces() || data.spaces() == environment.plain().spaces();
-    if known || notes.get("env").is_none_or(|name| name != environment.name()) {
+    let fits = |environment: &Environment| {
+        data.spaces() == environment.spaces() || data.spaces() == environment.plain().spaces()
+    };
+    if notes.get("env").is_none_or(|name| name != environment.name()) {
         return None;
     }
-    let names: Vec<&str> = notes.get("wrappers")?.split(", ").collect();
-    Some(config.env.clone()?.with_wrappers(Wrappers::named(&names).ok()?))
+    let mut spec = environment.spec().clone();
+    let mut changes = Vec::new();
+    if let Some(names) = notes.get("wrappers") {
+        let names: Vec<&str> = names.split(", ").collect();
+        let wrappers = Wrappers::named(&names).ok()?;
+        if wrappers != spec.wrappers {
+            changes.push("wrappers".to_owned());
+            spec = spec.with_wrappers(wrappers);
+        }
+    }
+    // What the environment showed may not be read (`data.keys`).
+    let read = ObservationKey::of(notes, &data.spaces().observation);
+    let named = ObservationKey::are_noted(notes);
+    for (key, value) in noted_settings(environment, notes) {
+        let unread = named && value == true && read.iter().all(|shown| shown.name != key);
+        if spec.settings.get(key) != Some(&value) && !unread {
+            changes.push(format!("{key}={value}"));
+            spec = spec.with(key, value);
+        }
+    }
+    if changes.is_empty() {
+        return None;
+    }
+    let recorded = registry.find(&spec).ok().filter(fits)?;
+    let alike = fits(environment) && recorded.facts().thinning == environment.facts().thinning;
+    (!alike).then(|| (recorded.spec().clone(), changes.join(", ")))
 }
 
 /// Whether any action of the data is to be imitated.

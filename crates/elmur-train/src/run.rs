@@ -312,7 +312,7 @@ impl Run<'_, '_> {
             sample: config.eval.sample,
             threads: config.train.threads,
             device: params.device(),
-            weights: Weights::F32,
+            weights: if params.device().is_cpu() { config.eval.weights } else { Weights::F32 },
         };
         let outcome = evaluate(&evaluation, self.stop, &tell)?;
         let metric = outcome.metric(config.eval.metric.unwrap_or(env.facts().metric));

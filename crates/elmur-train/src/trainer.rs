@@ -202,7 +202,7 @@ impl Trainer {
             Some(stream) => {
                 let mut stream = stream.clone();
                 if config.data.own_share > 0.0 {
-                    let states = Arc::new(OwnStates::new(config, &stream.environment)?);
+                    let states = Arc::new(OwnStates::new(config, &stream.environment, stream.longest)?);
                     if states.is_due(0) {
                         states.keep(0, &params)?;
                     }

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use elmur_base::{Field, FieldMut, StepWeights, Stop};
-use elmur_data::{Crop, Limits, Window, open_with, save};
+use elmur_data::{Column, Crop, Episode, Limits, Window, open_with, save};
 use elmur_engine::Pool;
-use elmur_envs::Registry;
+use elmur_envs::{EnvSpec, Registry};
 use elmur_model::ends::Encoder;
-use elmur_train::{Prepared, RunConfig, Trainer, overrides};
+use elmur_train::{Judge, Prepared, RunConfig, Trainer, overrides};
+use serde_json::json;
 
 fn recordings() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../elmur-data/tests/fixtures/mikasa")
@@ -70,6 +71,51 @@ fn presets_train_from_recordings_without_a_simulator() {
         assert!(first.loss.is_finite() && second.loss.is_finite() && first.loss > 0.0, "{preset}");
         assert_ne!(first.loss, second.loss, "{preset}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn runs_take_over_the_settings_that_their_data_were_recorded_with() {
+    let place = folder("settings");
+    let path = place.join("thinned.elmur");
+    let spec = EnvSpec::new("mikasa-RememberColor3").with("size", 32).with("cue", true);
+    let spaces = Registry::builtin().find(&spec).unwrap().spaces().clone();
+    let keys = r#"[{"name":"rgb","shape":[32,32,6],"channels_last":true},{"name":"cue","shape":[3]}]"#;
+    let notes = [
+        ("env", "mikasa-RememberColor3-v0"),
+        ("size", "32"),
+        ("render", "128"),
+        ("levels", "16"),
+        ("cue", "true"),
+        ("observation_keys", keys),
+    ];
+    let notes = notes.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let mut writer = elmur_data::Writer::create(&path, &spaces, notes).unwrap();
+    for light in [10, 200] {
+        let mut episode = Episode::empty(&spaces);
+        episode.observations = vec![Column::U8(vec![light; 2 * 6 * 32 * 32]), Column::F32(vec![0.0; 6])];
+        episode.actions = vec![Column::F32(vec![0.5; 16])];
+        episode.rewards = vec![0.0, 1.0];
+        episode.terminated = true;
+        writer.push(&episode).unwrap();
+    }
+    writer.finish().unwrap();
+    // Where there is no simulator; what else the run has is ours, of pictures of 64 x 64 pixels.
+    let nowhere = "env.folder=/nowhere";
+    for (keys, cue) in [("data.keys=rgb", false), ("data.keys=rgb,cue", true), ("data.keys=null", true)] {
+        let prepared = prepared("mikasa-RememberColor3", &path, &[nowhere, keys, "model.d_model=16"]);
+        let settings = prepared.config.env.unwrap().settings;
+        for (key, value) in [("size", json!(32)), ("render", json!(128)), ("levels", json!(16))] {
+            assert_eq!(settings[key], value, "{key}");
+        }
+        assert_eq!(settings["cue"], json!(cue), "{keys}");
+        assert_eq!(prepared.config.eval.on, Some(Judge::Data));
+        let told =
+            prepared.notes.iter().any(|note| note.contains("recorded with") && note.contains("size=32"));
+        assert!(told, "{:?}", prepared.notes);
+        assert_eq!(prepared.config.model.architecture().ends().observation.len(), 1 + usize::from(cue));
+    }
+    std::fs::remove_dir_all(&place).unwrap();
 }
 
 /// The draws that pictures are moved by belong to what a saved batch carries.
@@ -131,7 +177,7 @@ fn steps_after_success_weigh_less_in_the_loss() {
     let preset = RunConfig::preset("mikasa-RememberColor3").unwrap();
     for (change, text) in [
         ("train.after_success=2", "train.after_success"),
-        ("data.shift=128", "less than the 128 pixels"),
+        ("data.shift=64", "less than the 64 pixels"),
         ("data.brightness=-1", "data.brightness"),
     ] {
         let error = overrides::apply(&preset, &[change], &Registry::builtin()).unwrap_err().to_string();

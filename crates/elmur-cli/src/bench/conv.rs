@@ -1,10 +1,12 @@
 //! `elmur bench conv`: the published image encoder's convolutions on the pictures of a batch, forward and backward to
 //! all weights. `runs/conv_peer.py` measures the same in PyTorch.
 
-use elmur_engine::{Activation, Conv2d, DType, Graph, Pool, Program, Result, Store};
+use elmur_engine::{Activation, Conv2d, DType, Device, Graph, Program, Store};
+use elmur_train::Result;
 use serde_json::json;
 
 use super::{print, round, take_turns};
+use crate::device::DeviceArgs;
 
 /// Options of `elmur bench conv`.
 #[derive(clap::Args)]
@@ -27,6 +29,8 @@ pub struct Args {
     /// Give pictures this many rows and columns, at least 36.
     #[arg(long, default_value_t = 128, value_parser = crate::count(1 << 12))]
     size: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// Outputs, kernel and stride of the published convolutions.
@@ -35,7 +39,8 @@ const LAYERS: [(usize, usize, usize); 3] = [(32, 8, 4), (64, 4, 2), (64, 3, 1)];
 /// Runs the benchmark and prints its row.
 pub fn run(args: &Args) -> Result<()> {
     let mut g = Graph::new();
-    let mut x = g.input("images", DType::F32, [args.images, args.channels, args.size, args.size])?;
+    // A parameter, so that the pictures are where they are computed with.
+    let mut x = g.param("images", DType::F32, [args.images, args.channels, args.size, args.size])?;
     let (mut params, mut multiplications) = (Vec::new(), 0.0);
     for (i, (outputs, kernel, stride)) in LAYERS.into_iter().enumerate() {
         let channels = g.shape(x)?[1];
@@ -54,27 +59,34 @@ pub fn run(args: &Args) -> Result<()> {
             g.output(&format!("gradient{i}"), gradient)?;
         }
     }
-    let (pool, store) = (Pool::new(args.threads), Store::new());
+    let (device, store) = (args.device.open(args.threads)?, Store::new());
     store.declare(&g)?;
     for (name, _) in g.params() {
         let len = store.ty(name)?.len();
         let small = |i: usize| (i * 37 % 101) as f32 / 101.0 * 0.1 - 0.05;
-        store.set(name, &(0..len).map(small).collect::<Vec<f32>>())?;
+        let pixel = |i: usize| (i * 31 % 256) as f32 / 255.0;
+        let values: Vec<f32> =
+            if name == "images" { (0..len).map(pixel).collect() } else { (0..len).map(small).collect() };
+        store.set(name, &values)?;
     }
-    let mut program = Program::new(&g, &pool, &[&store])?;
-    let pixels = program.input_mut::<f32>("images")?;
-    pixels.iter_mut().enumerate().for_each(|(i, x)| *x = (i * 31 % 256) as f32 / 255.0);
-    let mut task = || program.run();
+    let store = store.to(&device)?;
+    let mut program = Program::new(&g, &device, &[&store])?;
+    let mut task = || -> Result<()> {
+        program.run()?;
+        Ok(device.synchronize()?)
+    };
     let times = &take_turns(args.rounds, &mut [&mut task])?[0];
     let ms = times.ms(0.5);
-    print(
-        args.json,
-        &json!({
-            "work": "convolutions, forward and backward", "images": args.images, "channels": args.channels,
-            "size": args.size, "threads": pool.threads(), "ms": round(ms), "best_ms": round(times.ms(0.0)),
-            "gflop_per_s": round(2e-6 * multiplications / ms),
-            "images_per_s": round(args.images as f64 * 1e3 / ms),
-        }),
-    );
+    let mut row = json!({
+        "work": "convolutions, forward and backward", "device": args.device.name(), "images": args.images,
+        "channels": args.channels, "size": args.size, "ms": round(ms), "best_ms": round(times.ms(0.0)),
+        "gflop_per_s": round(2e-6 * multiplications / ms), "images_per_s": round(args.images as f64 * 1e3 / ms),
+    });
+    match &device {
+        Device::Cpu(pool) => row["threads"] = json!(pool.threads()),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => row["precision"] = json!(args.device.precision()?.name()),
+    }
+    print(args.json, &row);
     Ok(())
 }

@@ -3,8 +3,10 @@
 //! Rows have the form of the PyTorch and ONNX Runtime peers they are compared with: {"peer", "device",
 //! "work", "ms"}, where a training unit is one batch (3 segments with 3 optimizer steps) and a step is one
 //! environment step of B rows. Steps at the end of a segment, which also write the memory, are reported
-//! apart (`boundary_ms`), as are steps in which a planning policy makes a plan. Policies whose window slides
-//! are measured when it is full.
+//! apart (`boundary_ms`), as are steps in which a planning policy makes a plan. A session can also leave the write to the
+//! time in which the environment moves: then `deferred_ms` and `deferred_p99_ms` are what the caller waits for an action
+//! in all steps, `deferred_boundary_ms` in those at the end of a segment, and `write_ms` is what remains to be done before
+//! the next step. Policies whose window slides are measured when it is full.
 
 use std::time::{Duration, Instant};
 
@@ -156,6 +158,12 @@ pub fn step(args: &StepArgs, context: &Context) -> Result<()> {
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => row["precision"] = json!(args.device.precision()?.name()),
         }
+        if let Some(Deferred { all, boundary, write }) = &steps.deferred {
+            row["deferred_ms"] = json!(round(all.ms(0.5)));
+            row["deferred_p99_ms"] = json!(round(all.ms(0.99)));
+            row["deferred_boundary_ms"] = json!(round(boundary.ms(0.5)));
+            row["write_ms"] = json!(round(write.ms(0.5)));
+        }
         if let Some(state) = steps.state {
             row["state"] = state.into();
         }
@@ -172,8 +180,45 @@ pub(super) struct Steps {
     boundary: Times,
     /// Mean over all steps, in milliseconds.
     pub mean: f64,
+    /// The same steps with writes deferred, for policies that write at the end of a segment.
+    deferred: Option<Deferred>,
     /// What was measured, where that is not obvious.
     state: Option<&'static str>,
+}
+
+/// Times of steps that leave writing the memory to the time between steps.
+struct Deferred {
+    /// From observations to actions, in all steps.
+    all: Times,
+    /// From observations to actions, in steps that end a segment.
+    boundary: Times,
+    /// Writing the memory, after the actions of a segment's last step.
+    write: Times,
+}
+
+impl Deferred {
+    /// Acts in `segments` segments of `steps` steps.
+    fn measure(session: &mut Session, seen: Seen<'_>, segments: usize, steps: usize) -> Result<Self> {
+        let (mut all, mut boundary, mut write) = (Vec::new(), Vec::new(), Vec::new());
+        session.defer_writes(true)?;
+        for _ in 0..segments {
+            for position in 0..steps {
+                let start = Instant::now();
+                session.act(seen)?;
+                all.push(start.elapsed());
+                if position == steps - 1 {
+                    boundary.push(start.elapsed());
+                    let start = Instant::now();
+                    session.settle()?;
+                    write.push(start.elapsed());
+                }
+            }
+        }
+        for times in [&mut all, &mut boundary, &mut write] {
+            times.sort();
+        }
+        Ok(Self { all: Times(all), boundary: Times(boundary), write: Times(write) })
+    }
 }
 
 /// Longest time that steps of policies with costly steps are measured.
@@ -234,7 +279,11 @@ impl Steps {
         let mean = whole / (inside.len() + boundary.len()) as f64;
         inside.sort();
         boundary.sort();
-        Ok(Self { inside: Times(inside), boundary: Times(boundary), mean, state })
+        let deferred = match state {
+            None => Some(Deferred::measure(&mut session, seen, segments, window.steps)?),
+            Some(_) => None,
+        };
+        Ok(Self { inside: Times(inside), boundary: Times(boundary), mean, deferred, state })
     }
 }
 

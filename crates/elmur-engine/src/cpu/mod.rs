@@ -5,6 +5,7 @@ pub(crate) mod exec;
 pub(crate) mod float;
 pub(crate) mod gemm;
 pub(crate) mod isa;
+pub(crate) mod normal;
 pub(crate) mod simd;
 
 pub(crate) use elmur_pool as pool;

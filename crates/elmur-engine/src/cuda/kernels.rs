@@ -60,7 +60,7 @@ const FILES: [&str; 35] = [
     include_str!("../ops/add_each.cu"),
     include_str!("../ops/average.cu"),
     include_str!("../ops/causal_conv1d.cu"),
-    include_str!("../ops/conv.cu"),
+    concat!(include_str!("../ops/tensor_cores.cu"), include_str!("../ops/conv.cu")),
     include_str!("../ops/conv1d.cu"),
     include_str!("../ops/discretize.cu"),
     include_str!("../ops/dropout.cu"),
@@ -217,13 +217,16 @@ pub(super) struct Shape {
 }
 
 /// What comes before the name of a kernel in the sources.
-const MACROS: [&str; 8] = [
+const MACROS: [&str; 11] = [
     "KERNEL ",
     "\nPRODUCT(",
     "\nATTENTION(",
     "\nATTENTION_GRAD(",
     "\nATTENTION_TILES(",
     "\nATTENTION_TILES_GRAD(",
+    "\nCONVOLUTION(",
+    "\nCONVOLUTION_INPUT_GRAD(",
+    "\nCONVOLUTION_WEIGHT_GRAD(",
     "\nLSTM_FORWARD(",
     "\nLSTM_BACKWARD(",
 ];

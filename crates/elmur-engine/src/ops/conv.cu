@@ -1,52 +1,261 @@
-// Images of c channels, h by w; kernels of p by q; i by j patches.
+// Convolutions as products on tensor cores whose patches are read where they lie. A block of four warps computes
+// ROWS x 128 of C, 32 of the depth at a time; each warp computes all rows of 32 columns.
+
+constexpr int WARPS = 4, COLUMNS = 32 * WARPS, DEPTH = 32;
+// Lines in shared memory are padded so that a warp's reads fall into different banks.
+constexpr int ALONG = DEPTH + 4, ACROSS = COLUMNS + 8;
+
+// Images [batch, c, h, w]; kernels [outputs, c, p, q]; patches [batch, outputs, i, j].
 struct Geometry {
-    int c, h, w, p, q, i, j, stride, padding;
+    int batch, c, h, w, outputs, p, q, i, j, stride, padding;
 };
 
-// columns[b, depth, count] from images [b, c, h, w].
-KERNEL unfold(float* columns, const float* images, Geometry g, i64 n) {
-    begin();
-    i64 at = thread_number();
-    if (at >= n) return;
-    i64 rest = at;
-    int j = rest % g.j; rest /= g.j;
-    int i = rest % g.i; rest /= g.i;
-    int q = rest % g.q; rest /= g.q;
-    int p = rest % g.p; rest /= g.p;
-    int c = rest % g.c;
-    i64 b = rest / g.c;
-    int row = i * g.stride + p - g.padding, column = j * g.stride + q - g.padding;
-    bool inside = row >= 0 && row < g.h && column >= 0 && column < g.w;
-    columns[at] = inside ? images[((b * g.c + c) * g.h + row) * g.w + column] : 0.0f;
+// What a position reads for one number of the depth: where it lies from the position's own place on, how far that
+// place is moved, and where the weight lies.
+struct Tap {
+    int at, down, right, weight;
+};
+
+// A convolution as a product: C[row, position] = sum over channels and taps of weight x source, all extents for one
+// of the grid's layers.
+struct Gather {
+    int rows, channels, taps_down, taps_right;       // depth = channels taps_down taps_right
+    int h, w;                                        // of the source
+    int positions_down, positions_right;             // of an image
+    int step, down, right, sign;                     // place of position (u, v): (u step + down, v step + right)
+    int image, first, apart_down, apart_right;       // of the result: numbers of an image's row, and where positions lie
+    int weight_row, weight_channel, weight_down, weight_right, weight;
+
+    __device__ __forceinline__ Tap tap(int k) const {
+        int right = k % taps_right, rest = k / taps_right, down = rest % taps_down, channel = rest / taps_down;
+        return {(channel * h + sign * down) * w + sign * right, sign * down, sign * right,
+                weight + channel * weight_channel + down * weight_down + right * weight_right};
+    }
+};
+
+// y[o, (i, j)] = sum of w[o, c, p, q] x[c, i stride + p - padding, j stride + q - padding].
+__device__ __forceinline__ Gather forward_of(const Geometry& g) {
+    int kernel = g.p * g.q;
+    return {g.outputs, g.c, g.p, g.q, g.h, g.w, g.i, g.j, g.stride, -g.padding, -g.padding, 1, g.i * g.j, 0, g.j, 1, g.c * kernel, kernel, g.q, 1, 0};
 }
 
-// The transpose of unfold: one thread per pixel adds up the patches it was in.
-KERNEL fold(float* images, const float* columns, Geometry g, i64 n) {
-    begin();
-    i64 at = thread_number();
-    if (at >= n) return;
-    i64 rest = at;
-    int column = rest % g.w; rest /= g.w;
-    int row = rest % g.h; rest /= g.h;
-    int c = rest % g.c;
-    i64 b = rest / g.c;
-    float total = 0;
-    for (int p = 0; p < g.p; ++p) {
-        int up = row + g.padding - p;
-        if (up < 0 || up % g.stride || up / g.stride >= g.i) continue;
-        for (int q = 0; q < g.q; ++q) {
-            int left = column + g.padding - q;
-            if (left < 0 || left % g.stride || left / g.stride >= g.j) continue;
-            i64 depth = ((b * g.c + c) * g.p + p) * g.q + q;
-            total += columns[(depth * g.i + up / g.stride) * g.j + left / g.stride];
+// dx[c, (y, x)] = sum of w[o, c, p, q] dy[o, (y + padding - p) / stride, (x + padding - q) / stride] where these are
+// whole numbers: for pixels of one phase, (y, x) = (down, right) + stride (u, v), of every stride-th p and q.
+__device__ __forceinline__ Gather input_grad_of(const Geometry& g, int phase) {
+    int down = phase / g.stride, right = phase % g.stride, p = (down + g.padding) % g.stride, q = (right + g.padding) % g.stride, kernel = g.p * g.q;
+    auto count = [&](int extent, int first) { return extent > first ? (extent - first + g.stride - 1) / g.stride : 0; };
+    return {g.c, g.outputs, count(g.p, p), count(g.q, q), g.i, g.j, count(g.h, down), count(g.w, right), 1, (down + g.padding - p) / g.stride,
+            (right + g.padding - q) / g.stride, -1, g.h * g.w, down * g.w + right, g.stride * g.w, g.stride, kernel, g.c * kernel, g.stride * g.q, g.stride,
+            p * g.q + q};
+}
+
+// Sums of a warp: ROWS x 32.
+template <int ROWS, bool exact> struct Sums {
+    float sums[ROWS / 16][4][4] = {}, low[exact ? ROWS / 16 : 1][4][4] = {}, total[ROWS / 16][4][4] = {};
+
+    // Adds the products of DEPTH numbers. a: [ROWS, ALONG]; b(k, column) is the right operand.
+    template <class B> __device__ __forceinline__ void add(const float* a, B b) {
+        int group = lane() / 4, quad = lane() % 4;
+#pragma unroll
+        for (int k = 0; k < DEPTH; k += 8) {
+            Split x[ROWS / 16][4];
+#pragma unroll
+            for (int i = 0; i < ROWS / 16; ++i)
+#pragma unroll
+                for (int part = 0; part < 4; ++part) x[i][part] = Split(a[(16 * i + part % 2 * 8 + group) * ALONG + k + part / 2 * 4 + quad]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                Split y[2] = {Split(b(k + quad, 8 * j + group)), Split(b(k + 4 + quad, 8 * j + group))};
+#pragma unroll
+                for (int i = 0; i < ROWS / 16; ++i) {
+                    if constexpr (exact) {
+                        multiply_add(low[i][j], x[i][0].low, x[i][1].low, x[i][2].low, x[i][3].low, y[0].high, y[1].high);
+                        multiply_add(low[i][j], x[i][0].high, x[i][1].high, x[i][2].high, x[i][3].high, y[0].low, y[1].low);
+                    }
+                    multiply_add(sums[i][j], x[i][0].high, x[i][1].high, x[i][2].high, x[i][3].high, y[0].high, y[1].high);
+                }
+            }
         }
     }
-    images[at] = total;
+
+    // Tensor cores truncate sums: long ones are made of short ones.
+    __device__ __forceinline__ void settle() {
+#pragma unroll
+        for (int i = 0; i < ROWS / 16; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    total[i][j][e] += exact ? sums[i][j][e] + low[exact ? i : 0][j][e] : sums[i][j][e];
+                    sums[i][j][e] = low[exact ? i : 0][j][e] = 0;
+                }
+    }
+
+    // Calls f(row, column, sum) for all sums of this thread.
+    template <class F> __device__ __forceinline__ void each(F f) const {
+        int group = lane() / 4, quad = lane() % 4;
+#pragma unroll
+        for (int i = 0; i < ROWS / 16; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) f(16 * i + e / 2 * 8 + group, 8 * j + 2 * quad + e % 2, total[i][j][e]);
+    }
+};
+
+// to [batch, rows, ...] from source [batch, channels, h, w] and weights (+ bias per row, which may be null).
+template <int ROWS, bool exact>
+__device__ __forceinline__ void gather_product(float* to, const float* source, const float* weights, const float* bias, const Gather& g, int batch) {
+    constexpr int STAGE = ROWS * ALONG + DEPTH * ACROSS;
+    extern __shared__ float shared[];
+    __shared__ Tap taps[2][DEPTH];
+    __shared__ i64 places[COLUMNS];
+    int thread = threadIdx.x, row = blockIdx.y * ROWS, depth = g.channels * g.taps_down * g.taps_right, panels = (depth + DEPTH - 1) / DEPTH;
+    i64 each = (i64)g.positions_down * g.positions_right, column = (i64)blockIdx.x * COLUMNS + thread, columns = batch * each;
+    if ((i64)blockIdx.x * COLUMNS >= columns) return;
+    // This thread's column: its place in the source, and in the result.
+    bool is_there = column < columns;
+    i64 image = is_there ? column / each : 0;
+    int position = is_there ? (int)(column % each) : 0, u = position / g.positions_right, v = position % g.positions_right;
+    int down = u * g.step + g.down, right = v * g.step + g.right;
+    source += image * g.channels * g.h * g.w;
+    int at = down * g.w + right;
+    places[thread] = is_there ? image * g.rows * g.image + g.first + u * g.apart_down + v * g.apart_right : -1;
+    auto find_taps = [&](int panel) {
+        int k = panel * DEPTH + thread;
+        if (thread < DEPTH && k < depth) taps[panel % 2][thread] = g.tap(k);
+    };
+    auto load = [&](int panel) {
+        float *a = shared + panel % 2 * STAGE, *b = a + ROWS * ALONG;
+        int first = panel * DEPTH;
+        for (int e = thread; e < ROWS * DEPTH; e += COLUMNS) {
+            int r = e / DEPTH, k = e % DEPTH;
+            bool inside = row + r < g.rows && first + k < depth;
+            copy_one_async(a + r * ALONG + k, weights + (inside ? (row + r) * g.weight_row + taps[panel % 2][k].weight : 0), inside);
+        }
+#pragma unroll 8
+        for (int k = 0; k < DEPTH; ++k) {
+            Tap tap = taps[panel % 2][k];
+            bool inside = is_there && first + k < depth && (u32)(down + tap.down) < (u32)g.h && (u32)(right + tap.right) < (u32)g.w;
+            copy_one_async(b + k * ACROSS + thread, source + (inside ? at + tap.at : 0), inside);
+        }
+        asm volatile("cp.async.commit_group;");
+    };
+    find_taps(0), find_taps(1);
+    __syncthreads();
+    if (panels > 0) load(0);
+    Sums<ROWS, exact> sums;
+    for (int panel = 0; panel < panels; ++panel) {
+        if (panel + 1 < panels) {
+            load(panel + 1);
+            asm volatile("cp.async.wait_group 1;");
+        } else {
+            asm volatile("cp.async.wait_group 0;");
+        }
+        __syncthreads();
+        find_taps(panel + 2);
+        const float *a = shared + panel % 2 * STAGE, *b = a + ROWS * ALONG + thread / 32 * 32;
+        sums.add(a, [&](int k, int column) { return b[k * ACROSS + column]; });
+        if (exact) sums.settle();
+        __syncthreads();
+    }
+    if (!exact) sums.settle();
+    sums.each([&](int r, int c, float sum) {
+        i64 place = places[thread / 32 * 32 + c];
+        if (row + r < g.rows && place >= 0) to[place + (i64)(row + r) * g.image] = bias ? sum + bias[row + r] : sum;
+    });
 }
 
-// y[b, o, count] += bias[o].
-KERNEL add_channel_bias(float* y, const float* bias, i64 count, i64 outputs, i64 n) {
-    begin();
-    i64 i = thread_number();
-    if (i < n) y[i] += bias[i / count % outputs];
+// partial[split, outputs, depth]: sums over a share of all patches of dy x patch.
+struct WeightGradArgs {
+    float* partial;
+    const float *dy, *images;
+    i64 share;
+    Geometry g;
+};
+
+template <int ROWS, bool exact> __device__ __forceinline__ void weight_grad(const WeightGradArgs& args) {
+    constexpr int STAGE = (ROWS + COLUMNS) * ALONG;
+    extern __shared__ float shared[];
+    __shared__ Tap taps[COLUMNS];
+    const Geometry& g = args.g;
+    Gather forward = forward_of(g);
+    int thread = threadIdx.x, k = thread % DEPTH, row = blockIdx.y * ROWS, column = blockIdx.x * COLUMNS, depth = g.c * g.p * g.q, each = g.i * g.j;
+    i64 begins = blockIdx.z * args.share, ends = begins + args.share, all = (i64)g.batch * each;
+    if (ends > all) ends = all;
+    int panels = begins < ends ? (int)((ends - begins + DEPTH - 1) / DEPTH) : 0;
+    if (column + thread < depth) taps[thread] = forward.tap(column + thread);
+    // The patch of this thread in the next panel.
+    i64 next = begins + k, image = next / each;
+    int position = (int)(next % each);
+    auto load = [&](int panel) {
+        float *a = shared + panel % 2 * STAGE, *b = a + ROWS * ALONG;
+        bool is_there = next < ends;
+        int down = position / g.j * g.stride - g.padding, right = position % g.j * g.stride - g.padding, at = down * g.w + right;
+        const float *dy = args.dy + image * g.outputs * each + position, *source = args.images + image * g.c * g.h * g.w;
+#pragma unroll 8
+        for (int r = thread / DEPTH; r < ROWS; r += WARPS) {
+            bool inside = is_there && row + r < g.outputs;
+            copy_one_async(a + r * ALONG + k, inside ? dy + (row + r) * each : args.dy, inside);
+        }
+#pragma unroll 8
+        for (int c = thread / DEPTH; c < COLUMNS; c += WARPS) {
+            Tap tap = taps[c];
+            bool inside = is_there && column + c < depth && (u32)(down + tap.down) < (u32)g.h && (u32)(right + tap.right) < (u32)g.w;
+            copy_one_async(b + c * ALONG + k, inside ? source + at + tap.at : args.images, inside);
+        }
+        asm volatile("cp.async.commit_group;");
+        next += DEPTH;
+        for (position += DEPTH; position >= each; position -= each) ++image;
+    };
+    __syncthreads();
+    if (panels > 0) load(0);
+    Sums<ROWS, exact> sums;
+    for (int panel = 0; panel < panels; ++panel) {
+        if (panel + 1 < panels) {
+            load(panel + 1);
+            asm volatile("cp.async.wait_group 1;");
+        } else {
+            asm volatile("cp.async.wait_group 0;");
+        }
+        __syncthreads();
+        const float *a = shared + panel % 2 * STAGE, *b = a + (ROWS + thread / 32 * 32) * ALONG;
+        sums.add(a, [&](int k, int column) { return b[column * ALONG + k]; });
+        if (exact || panel % 16 == 15) sums.settle();
+        __syncthreads();
+    }
+    sums.settle();
+    float* to = args.partial + (i64)blockIdx.z * g.outputs * depth;
+    sums.each([&](int r, int c, float sum) {
+        int o = row + r, d = column + thread / 32 * 32 + c;
+        if (o < g.outputs && d < depth) to[(i64)o * depth + d] = sum;
+    });
 }
+
+// Grid (tiles of positions, tiles of rows, phases); ROWS x ALONG and DEPTH x ACROSS floats twice in shared memory.
+#define CONVOLUTION(name, ROWS, exact)                                                                                                   \
+    KERNEL __launch_bounds__(128) name(float* y, const float* images, const float* weights, const float* bias, Geometry g) {             \
+        begin();                                                                                                                         \
+        gather_product<ROWS, exact>(y, images, weights, bias, forward_of(g), g.batch);                                                   \
+    }
+#define CONVOLUTION_INPUT_GRAD(name, ROWS, exact)                                                                                        \
+    KERNEL __launch_bounds__(128) name(float* dx, const float* dy, const float* weights, Geometry g) {                                   \
+        begin();                                                                                                                         \
+        gather_product<ROWS, exact>(dx, dy, weights, (const float*)nullptr, input_grad_of(g, blockIdx.z), g.batch);                      \
+    }
+// Grid (tiles of depth, tiles of outputs, splits); (ROWS + 128) x ALONG floats twice in shared memory.
+#define CONVOLUTION_WEIGHT_GRAD(name, ROWS, exact)                                                                                       \
+    KERNEL __launch_bounds__(128) name(WeightGradArgs args) {                                                                            \
+        begin();                                                                                                                         \
+        weight_grad<ROWS, exact>(args);                                                                                                  \
+    }
+
+CONVOLUTION(conv2d_32, 32, false)
+CONVOLUTION(conv2d_64, 64, false)
+CONVOLUTION(conv2d_32_exact, 32, true)
+CONVOLUTION_INPUT_GRAD(conv2d_input_grad_32, 32, false)
+CONVOLUTION_INPUT_GRAD(conv2d_input_grad_64, 64, false)
+CONVOLUTION_INPUT_GRAD(conv2d_input_grad_32_exact, 32, true)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32, 32, false)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_64, 64, false)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32_exact, 32, true)

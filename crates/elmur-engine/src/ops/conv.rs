@@ -1,4 +1,5 @@
-//! Two-dimensional convolution for small image encoders, as matrix products over unfolded patches.
+//! Two-dimensional convolution for image encoders, as matrix products over patches: unfolded on a CPU, read where they
+//! lie on a GPU.
 //!
 //! y[b, o, i, j] = f(bias[o] + Σ_{c, p, q} w[o, c, p, q] x[b, c, i s + p - pad, j s + q - pad])
 
@@ -11,7 +12,7 @@ use crate::cpu::pool::{Pool, Rows, RowsMut, max_tasks};
 #[cfg(feature = "cuda")]
 use crate::cuda::args::{args, kernel_args};
 #[cfg(feature = "cuda")]
-use crate::cuda::launch::{Launch, Product as GpuProduct};
+use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
@@ -61,18 +62,47 @@ struct Dims {
 kernel_args! {
     /// Extents of images, kernels and patches.
     struct Geometry in "conv.cu" {
-        c: i32, h: i32, w: i32, p: i32, q: i32, i: i32, j: i32, stride: i32, padding: i32,
+        batch: i32, c: i32, h: i32, w: i32, outputs: i32, p: i32, q: i32, i: i32, j: i32, stride: i32, padding: i32,
     }
 }
 
-/// Bytes of columns that a GPU computes at once.
 #[cfg(feature = "cuda")]
-const COLUMN_BYTES: usize = 256 << 20;
+kernel_args! {
+    /// Arguments of the gradient of the weights.
+    struct WeightGradArgs in "conv.cu" {
+        partial: u64, dy: u64, images: u64, share: usize, g: Geometry,
+    }
+}
 
-/// Bytes of so many floats.
+/// Positions (or numbers of a patch), and numbers summed at a time, of a block of the GPU's kernels.
 #[cfg(feature = "cuda")]
-fn bytes(floats: usize) -> u64 {
-    4 * floats as u64
+const COLUMNS: usize = 128;
+#[cfg(feature = "cuda")]
+const DEPTH: usize = 32;
+
+/// Threads of a block.
+#[cfg(feature = "cuda")]
+const THREADS: u32 = 128;
+
+/// Blocks that fill a GPU, several on each multiprocessor.
+#[cfg(feature = "cuda")]
+const FULL: usize = 528;
+
+/// The kernel of three (32 rows of the result to a block, 64 rows, 32 rows to f32 accuracy) for so many rows, and how
+/// many rows it computes.
+#[cfg(feature = "cuda")]
+fn kernel_for(launch: &Launch<'_>, names: [&'static str; 3], rows: usize) -> (&'static str, usize) {
+    match (launch.is_exact(), rows > 32) {
+        (true, _) => (names[2], 32),
+        (false, true) => (names[1], 64),
+        (false, false) => (names[0], 32),
+    }
+}
+
+/// Bytes of shared memory of kernels that compute `rows` by [`COLUMNS`] from patches: two stages of both operands.
+#[cfg(feature = "cuda")]
+fn gather_shared(rows: usize) -> usize {
+    2 * 4 * (rows * (DEPTH + 4) + DEPTH * (COLUMNS + 8))
 }
 
 impl Dims {
@@ -99,9 +129,11 @@ impl Dims {
     #[cfg(feature = "cuda")]
     fn geometry(&self, conv: Conv2d) -> Geometry {
         Geometry {
+            batch: self.batch as i32,
             c: self.channels as i32,
             h: self.image.0 as i32,
             w: self.image.1 as i32,
+            outputs: self.outputs as i32,
             p: self.kernel.0 as i32,
             q: self.kernel.1 as i32,
             i: self.patches.0 as i32,
@@ -109,19 +141,6 @@ impl Dims {
             stride: conv.stride as i32,
             padding: conv.padding as i32,
         }
-    }
-
-    /// Images whose columns are in a GPU's memory at once: scratch memory is kept by every op.
-    #[cfg(feature = "cuda")]
-    fn chunk(&self) -> usize {
-        (COLUMN_BYTES / (4 * self.depth() * self.count()).max(1)).clamp(1, self.batch.max(1))
-    }
-
-    /// The chunks of a batch: first image and number of images.
-    #[cfg(feature = "cuda")]
-    fn chunks(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (batch, chunk) = (self.batch, self.chunk());
-        (0..batch).step_by(chunk).map(move |first| (first, chunk.min(batch - first)))
     }
 
     /// Elements of one patch.
@@ -330,25 +349,11 @@ impl Op for Forward {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(0), launch.ty(1), self.conv) else { return Ok(()) };
-        let (m, n, k) = (dims.outputs, dims.count(), dims.depth());
-        let columns = launch.scratch(4 * dims.chunk() * k * n)?;
-        let y = launch.output(0);
-        for (first, count) in dims.chunks() {
-            let images = launch.input(0) + bytes(first * dims.image_len());
-            let args = args![columns, images, dims.geometry(self.conv), count * k * n];
-            launch.elements("unfold", count * k * n, args)?;
-            launch.product(&GpuProduct {
-                c: y + bytes(first * m * n),
-                batch: count,
-                strides: [0, k * n, m * n],
-                ..GpuProduct::new(m, n, k, (launch.input(1), false), (columns, false))
-            })?;
-        }
-        if self.bias {
-            let total = dims.batch * m * n;
-            launch.elements("add_channel_bias", total, args![y, launch.input(2), n, m, total])?;
-        }
-        Ok(())
+        let (name, rows) = kernel_for(launch, ["conv2d_32", "conv2d_64", "conv2d_32_exact"], dims.outputs);
+        let grid = [(dims.batch * dims.count()).div_ceil(COLUMNS), dims.outputs.div_ceil(rows), 1];
+        let bias = launch.input_if(self.bias.then_some(2));
+        let args = args![launch.output(0), launch.input(0), launch.input(1), bias, dims.geometry(self.conv)];
+        launch.kernel(name, grid, THREADS, gather_shared(rows), args)
     }
 }
 
@@ -416,20 +421,14 @@ impl Op for InputGrad {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(&self.image, launch.ty(1), self.conv) else { return Ok(()) };
-        let (m, n, k) = (dims.depth(), dims.count(), dims.outputs);
-        let columns = launch.scratch(4 * dims.chunk() * m * n)?;
-        for (first, count) in dims.chunks() {
-            let dy = launch.input(0) + bytes(first * k * n);
-            launch.product(&GpuProduct {
-                c: columns,
-                batch: count,
-                strides: [0, k * n, m * n],
-                ..GpuProduct::new(m, n, k, (launch.input(1), true), (dy, false))
-            })?;
-            let (total, dx) = (count * dims.image_len(), launch.output(0) + bytes(first * dims.image_len()));
-            launch.elements("fold", total, args![dx, columns, dims.geometry(self.conv), total])?;
-        }
-        Ok(())
+        let names = ["conv2d_input_grad_32", "conv2d_input_grad_64", "conv2d_input_grad_32_exact"];
+        let (name, rows) = kernel_for(launch, names, dims.channels);
+        // Pixels of one phase at a time: those that are as far from the borders of patches.
+        let stride = self.conv.stride;
+        let pixels = dims.batch * dims.image.0.div_ceil(stride) * dims.image.1.div_ceil(stride);
+        let grid = [pixels.div_ceil(COLUMNS), dims.channels.div_ceil(rows), stride * stride];
+        let args = args![launch.output(0), launch.input(0), launch.input(1), dims.geometry(self.conv)];
+        launch.kernel(name, grid, THREADS, gather_shared(rows), args)
     }
 }
 
@@ -501,23 +500,20 @@ impl Op for WeightGrad {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(1), &self.weight, self.conv) else { return Ok(()) };
-        let (m, n, k) = (dims.outputs, dims.depth(), dims.count());
-        let columns = launch.scratch(4 * dims.chunk() * n * k)?;
-        let partial = launch.scratch(4 * dims.chunk() * m * n)?;
+        let names = ["conv2d_weight_grad_32", "conv2d_weight_grad_64", "conv2d_weight_grad_32_exact"];
+        let (name, rows) = kernel_for(launch, names, dims.outputs);
+        let (patches, length) = (dims.batch * dims.count(), dims.outputs * dims.depth());
+        // Patches are divided among as many blocks as fill the GPU.
+        let tiles = [dims.depth().div_ceil(COLUMNS), dims.outputs.div_ceil(rows)];
+        let splits = (FULL / (tiles[0] * tiles[1]).max(1)).clamp(1, patches.div_ceil(8 * DEPTH).max(1));
+        let share = patches.div_ceil(splits).next_multiple_of(DEPTH);
+        let splits = patches.div_ceil(share.max(1)).max(1);
+        let partial = launch.scratch(4 * splits * length)?;
         let dw = if self.accumulate { launch.in_place(2, 0)? } else { launch.output(0) };
-        for (first, count) in dims.chunks() {
-            let images = launch.input(1) + bytes(first * dims.image_len());
-            let args = args![columns, images, dims.geometry(self.conv), count * n * k];
-            launch.elements("unfold", count * n * k, args)?;
-            let dy = launch.input(0) + bytes(first * m * k);
-            launch.product(&GpuProduct {
-                c: partial,
-                batch: count,
-                ..GpuProduct::new(m, n, k, (dy, false), (columns, true))
-            })?;
-            let adds = self.accumulate || first > 0;
-            crate::ops::reduce::cuda_sum_columns(launch, dw, partial, count, m * n, adds)?;
-        }
-        Ok(())
+        let (dy, images) = (launch.input(0), launch.input(1));
+        let args = WeightGradArgs { partial, dy, images, share, g: dims.geometry(self.conv) };
+        let shared = 2 * 4 * (rows + COLUMNS) * (DEPTH + 4);
+        launch.kernel(name, [tiles[0], tiles[1], splits], THREADS, shared, args)?;
+        crate::ops::reduce::cuda_sum_columns(launch, dw, partial, splits, length, self.accumulate)
     }
 }

@@ -7,6 +7,7 @@ use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::isa::Isa;
+use crate::cpu::normal::{self, fill_normals};
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::simd_fn;
 #[cfg(feature = "cuda")]
@@ -16,7 +17,7 @@ use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
-use crate::rng::{Stream, drop_threshold, normals};
+use crate::rng::{Stream, drop_threshold};
 use crate::types::{DType, TensorType};
 
 impl Graph {
@@ -242,6 +243,9 @@ simd_fn! {
     }
 }
 
+/// Numbers of one group of draws.
+const GROUP: usize = 4 * normal::BLOCKS;
+
 #[derive(Debug)]
 struct RandomNormal {
     stream: u32,
@@ -262,16 +266,16 @@ impl Op for RandomNormal {
         let stream = stream_of(io.input::<i64>(0), self.stream);
         dispatch_float!(self.ty.dtype, T => {
             let y = io.output::<T>(0);
-            let whole = y.len() / 4 * 4;
-            let (head, tail) = y.split_at_mut(whole);
-            let fill = |block: usize, y: &mut [T]| {
-                let values = normals(stream.block(block as u32));
-                y.iter_mut().zip(values).for_each(|(y, z)| *y = T::of(self.std * z));
-            };
-            io.pool.rows(whole / 4, 256, RowsMut::new(head, 4), |first, y| {
-                y.chunks_exact_mut(4).enumerate().for_each(|(i, y)| fill(first + i, y));
+            let (head, tail) = y.split_at_mut(y.len() / GROUP * GROUP);
+            let groups = head.len() / GROUP;
+            io.pool.rows(groups, 16 * GROUP, RowsMut::new(head, GROUP), |first, y| {
+                for (group, y) in (first as u32..).zip(y.as_chunks_mut::<GROUP>().0) {
+                    fill_normals(y, &random_group(&stream, group), self.std);
+                }
             });
-            fill(whole / 4, tail);
+            let mut last = [T::ZERO; GROUP];
+            fill_normals(&mut last, &random_group(&stream, groups as u32), self.std);
+            tail.copy_from_slice(&last[..tail.len()]);
         });
         Ok(())
     }

@@ -2,7 +2,9 @@
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
+use crate::cpu::gemm::Panels;
 use crate::cpu::pool::{Rows, RowsMut, max_tasks};
+use crate::cpu::simd::{add_assign, simd_fn};
 #[cfg(feature = "cuda")]
 use crate::cuda::args::{args, kernel_args};
 #[cfg(feature = "cuda")]
@@ -10,6 +12,7 @@ use crate::cuda::launch::Launch;
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want_float};
+use crate::ops::reduce::add_rows;
 use crate::types::{DType, TensorType};
 
 impl Graph {
@@ -39,6 +42,16 @@ struct RelativeBias;
 #[inline(always)]
 fn bias_row(q: i64, k: i64, reach: i64) -> usize {
     (q.saturating_sub(k).clamp(-reach, reach) + reach) as usize
+}
+
+/// Whether y or dy [B, H, Tq, Tk] is large enough for whole rows of the table, all heads of a key, to pay.
+fn many(y: &TensorType) -> bool {
+    y.shape[1] >= 8 && y.shape[3] >= 16
+}
+
+/// The `count` times of batch row `b`, of all rows or of one that serves all.
+fn times(all: &[i64], b: usize, count: usize) -> &[i64] {
+    &all[b * count % all.len()..][..count]
 }
 
 /// Elements from one batch row's times to the next; 0 where one row serves all.
@@ -96,12 +109,38 @@ impl Op for RelativeBias {
         Ok(())
     }
     fn scratch(&self, _: &[TensorType], outputs: &[TensorType], threads: usize) -> usize {
-        max_tasks(threads) * outputs[0].cols() * size_of::<i64>()
+        let y = &outputs[0];
+        let each =
+            if many(y) { 2 * y.shape[1] * y.cols() * y.dtype.size() } else { y.cols() * size_of::<i64>() };
+        max_tasks(threads) * each
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let &[batch, heads, queries, keys] = &io.out_ty(0).shape[..] else { return Ok(()) };
         let reach = (io.ty(0).shape[0] / 2) as i64;
         let (q, k) = (io.input::<i64>(1), io.input::<i64>(2));
+        if many(io.out_ty(0)) {
+            dispatch_float!(io.dtype(), T => {
+                let (table, y, panels) = (io.input::<T>(0), io.output::<T>(0), Panels::<T>::new());
+                let (row, each) = (heads * queries * keys, 2 * heads * keys);
+                let scratch = RowsMut::new(io.scratch::<T>(io.pool.max_tasks() * each), each);
+                let per_task = io.pool.rows_per_task(batch, 2 * row);
+                io.pool.blocks(batch, per_task, RowsMut::new(y, row), |first, y, task| {
+                    // SAFETY: one part per task, and there are at most `max_tasks` tasks.
+                    let (rows, turned) = unsafe { scratch.part(task, 1) }.split_at_mut(heads * keys);
+                    for (b, y) in (first..).zip(y.chunks_exact_mut(row)) {
+                        let (q, k) = (times(q, b, queries), times(k, b, keys));
+                        for (i, q) in q.iter().enumerate() {
+                            take_rows(rows, table, heads, *q, k, reach);
+                            panels.turn(rows, heads, (heads, keys), keys, turned);
+                            for (h, turned) in turned.chunks_exact(keys).enumerate() {
+                                y[(h * queries + i) * keys..][..keys].copy_from_slice(turned);
+                            }
+                        }
+                    }
+                });
+            });
+            return Ok(());
+        }
         let indices = RowsMut::new(io.scratch::<i64>(io.pool.max_tasks() * keys), keys);
         dispatch_float!(io.dtype(), T => {
             let (table, y) = (io.input::<T>(0), io.output::<T>(0));
@@ -111,8 +150,7 @@ impl Op for RelativeBias {
                 // SAFETY: one part per task, and there are at most `max_tasks` tasks.
                 let index = unsafe { indices.part(task, 1) };
                 for (b, y) in y.chunks_exact_mut(row).enumerate() {
-                    let q = &q[(first + b) * queries % q.len()..][..queries];
-                    let k = &k[(first + b) * keys % k.len()..][..keys];
+                    let (q, k) = (times(q, first + b, queries), times(k, first + b, keys));
                     for (i, &q) in q.iter().enumerate() {
                         // Table rows of one query, then a run of keys per head.
                         index.iter_mut().zip(k).for_each(|(x, k)| *x = (bias_row(q, *k, reach) * heads) as i64);
@@ -142,8 +180,39 @@ kernel_args! {
     }
 }
 
-/// Heads whose gradients of the bias table are added up together.
+/// Heads whose gradients of the bias table are added up together, where there are few heads or keys.
 const HEADS: usize = 4;
+
+/// Partial sums of the gradient of the table where there are many heads and keys: by shape alone.
+const PARTS: usize = 16;
+
+simd_fn! {
+    /// y[j] = table[row of key j], rows of `heads` numbers.
+    fn take_rows<T>(y: &mut [T], table: &[T], heads: usize, q: i64, k: &[i64], reach: i64) {
+        for (y, k) in y.chunks_exact_mut(heads).zip(k) {
+            let row = &table[bias_row(q, *k, reach) * heads..][..heads];
+            let ((to, to_rest), (from, rest)) = (y.as_chunks_mut::<8>(), row.as_chunks::<8>());
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+            to_rest.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+        }
+    }
+}
+
+simd_fn! {
+    /// table[row of key j] += dy[j], rows of `heads` numbers.
+    fn add_to_rows<T>(table: &mut [T], dy: &[T], heads: usize, q: i64, k: &[i64], reach: i64) {
+        for (dy, k) in dy.chunks_exact(heads).zip(k) {
+            let row = &mut table[bias_row(q, *k, reach) * heads..][..heads];
+            let ((to, to_rest), (from, rest)) = (row.as_chunks_mut::<8>(), dy.as_chunks::<8>());
+            for (to, from) in to.iter_mut().zip(from) {
+                for l in 0..8 {
+                    to[l] += from[l];
+                }
+            }
+            add_assign(to_rest, rest);
+        }
+    }
+}
 
 #[derive(Debug)]
 struct RelativeBiasGrad {
@@ -158,12 +227,44 @@ impl Op for RelativeBiasGrad {
         Ok(vec![inputs[0].with([self.rows, inputs[0].shape[1]])])
     }
     fn scratch(&self, inputs: &[TensorType], outputs: &[TensorType], _: usize) -> usize {
+        let dy = &inputs[0];
+        if many(dy) {
+            return PARTS.min(dy.shape[0]) * dy.shape[1] * (self.rows + dy.cols()) * dy.dtype.size();
+        }
         outputs[0].cols().div_ceil(HEADS) * HEADS * self.rows * inputs[0].dtype.size()
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let &[batch, heads, queries, keys] = &io.ty(0).shape[..] else { return Ok(()) };
         let (q, k) = (io.input::<i64>(1), io.input::<i64>(2));
         let reach = (self.rows / 2) as i64;
+        if many(io.ty(0)) {
+            dispatch_float!(io.dtype(), T => {
+                let (dy, dtable, panels) = (io.input::<T>(0), io.output::<T>(0), Panels::<T>::new());
+                let (per_part, each) = (batch.div_ceil(PARTS.min(batch)), heads * (self.rows + keys));
+                let parts = io.scratch::<T>(PARTS.min(batch) * each);
+                parts.fill(T::ZERO);
+                let tasks = batch.div_ceil(per_part);
+                io.pool.blocks(tasks, 1, RowsMut::new(&mut *parts, each), |_, part, task| {
+                    let (table, turned) = part.split_at_mut(heads * self.rows);
+                    let rows = task * per_part..batch.min((task + 1) * per_part);
+                    for (b, i) in rows.flat_map(|b| (0..queries).map(move |i| (b, i))) {
+                        let (q, k) = (times(q, b, queries)[i], times(k, b, keys));
+                        // All heads of a key side by side, as in the table.
+                        let dy = &dy[(b * heads * queries + i) * keys..];
+                        panels.turn(dy, queries * keys, (keys, heads), heads, turned);
+                        add_to_rows(table, turned, heads, q, k, reach);
+                    }
+                });
+                let parts = &*parts;
+                io.pool.rows(self.rows, PARTS * heads, RowsMut::new(dtable, heads), |first, dtable| {
+                    dtable.fill(T::ZERO);
+                    for part in parts.chunks_exact(each).take(tasks) {
+                        add_rows(dtable, &part[first * heads..][..dtable.len()]);
+                    }
+                });
+            });
+            return Ok(());
+        }
         dispatch_float!(io.dtype(), T => {
             let (dy, dtable) = (io.input::<T>(0), io.output::<T>(0));
             // Some heads per task, each task into a table of its own, then side by side into the table.
@@ -177,7 +278,7 @@ impl Op for RelativeBiasGrad {
                     // Heads that there are not repeat the last one, and are not kept.
                     let heads_here: [usize; HEADS] = std::array::from_fn(|h| (group * HEADS + h).min(heads - 1));
                     for (b, i) in (0..batch).flat_map(|b| (0..queries).map(move |i| (b, i))) {
-                        let (q, k) = (q[(b * queries + i) % q.len()], &k[b * keys % k.len()..][..keys]);
+                        let (q, k) = (times(q, b, queries)[i], times(k, b, keys));
                         let dy = heads_here.map(|h| &dy[((b * heads + h) * queries + i) * keys..][..keys]);
                         for j in 0..keys {
                             // Keys often share a row of the table: the sums of several heads do not wait for each other.

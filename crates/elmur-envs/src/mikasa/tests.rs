@@ -58,6 +58,12 @@ fn spaces_follow_from_settings_without_a_simulator() {
     let facts = find(color3().with("cue", true)).unwrap().facts();
     let names: Vec<(&str, bool)> = facts.observations.iter().map(|o| (o.name, o.channels_last)).collect();
     assert_eq!(names, [("rgb", true), ("cue", false)]);
+    let thinned = find(color3().with("size", 64).with("render", 128).with("levels", 16)).unwrap();
+    assert_eq!(thinned.spaces().observation, cameras(64));
+    assert_eq!(thinned.facts().thinning, Thinning { shrink: 2, levels: 16 });
+    let make = Choice::of(thinned.spec()).unwrap().make(Purpose::Evaluate);
+    assert_eq!((&make["size"], &make["render"], &make["levels"]), (&json!(64), &json!(128), &json!(16)));
+    assert!(find(color3()).unwrap().facts().thinning.is_none());
     assert_eq!(find(color3()).unwrap().spaces().action, Space::between(-1.0, 1.0, [8]));
 }
 
@@ -65,6 +71,9 @@ fn spaces_follow_from_settings_without_a_simulator() {
 fn settings_are_checked_and_only_some_tasks_have_blank_steps() {
     for (key, value, expected) in [
         ("size", json!(8), "16 to 512"),
+        ("render", json!(200), "a multiple of `size` up to 512, or null"),
+        ("render", json!(64), "a multiple of `size` up to 512, or null"),
+        ("levels", json!(1), "2 to 256"),
         ("reward", json!("sparse"), "success or dense"),
         ("tail", json!(61), "0 to 60, or null"),
         ("action_noise", json!(2.0), "0 to 1"),

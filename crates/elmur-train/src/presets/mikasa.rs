@@ -1,6 +1,8 @@
-//! Runs for the 32 tasks of MIKASA-Robo, on recordings (`--data PATH`): our choices, one rule for all of them, and the
-//! published ones for the tasks that have any.
+//! Runs for the 32 tasks of MIKASA-Robo, on recordings (`--data PATH`): our choices, one rule for all of them,
+//! and the published ones for the tasks that have any. Policies are judged in the simulator where there is one,
+//! else on episodes that are held out.
 
+use elmur_envs::{EnvSpec, Registry};
 use elmur_model::presets as models;
 
 use crate::config::{EvalConfig, RunConfig, TrainConfig};
@@ -8,6 +10,9 @@ use crate::presets::{demonstrations, settings, validation};
 
 /// What the names of presets begin with.
 const PREFIX: &str = "mikasa-";
+
+/// Demonstrations that the paper learned from, for those who have no recordings.
+const EPISODES: usize = 1000;
 
 /// Suffix of the names of presets with the published choices.
 const COMPAT: &str = "-compat";
@@ -55,20 +60,34 @@ pub(crate) fn preset(name: &str) -> Option<RunConfig> {
     let task = task.strip_suffix("-v0").unwrap_or(task);
     let (task, steps) = tasks().find(|(known, _)| known == task)?;
     if !compat {
-        return Some(ours(steps));
+        return Some(ours(&task, steps));
     }
     let (model, train) = match task.as_str() {
         "TakeItBack" => (models::take_it_back(), settings::take_it_back()),
         _ => (models::remember_color(), settings::remember_color()),
     };
+    let env = environment(&task, |spec| spec);
     let run =
-        RunConfig { env: None, data: demonstrations(0), model: model.into(), train, eval: validation() };
+        RunConfig { env, data: demonstrations(EPISODES), model: model.into(), train, eval: simulated() };
     is_published(&task).then_some(run)
 }
 
-/// Our choices for episodes of `steps` steps: a residual encoder, gradients through all segments of an episode,
-/// pictures moved by a few pixels, and little weight on what an expert does after success, which is to hold still.
-fn ours(steps: usize) -> RunConfig {
+/// The environment of a task with some settings changed and all others at their defaults; none where there are
+/// no simulators.
+fn environment(task: &str, change: impl FnOnce(EnvSpec) -> EnvSpec) -> Option<EnvSpec> {
+    let spec = change(EnvSpec::new(format!("{PREFIX}{task}")));
+    Registry::builtin().find(&spec).ok().map(|environment| environment.spec().clone())
+}
+
+/// Validation that is short enough for a simulator, in which an episode takes seconds.
+fn simulated() -> EvalConfig {
+    EvalConfig { every: Some(1000), episodes: 20, ..validation() }
+}
+
+/// Our choices for a task with episodes of `steps` steps: cameras averaged to half their height and width, a
+/// residual encoder, gradients through all segments of an episode, pictures moved by a few pixels, and little
+/// weight on what an expert does after success, which is to hold still.
+fn ours(task: &str, steps: usize) -> RunConfig {
     let model = models::mikasa(steps);
     let train = TrainConfig {
         batch: (2048 / steps).max(8),
@@ -77,10 +96,10 @@ fn ours(steps: usize) -> RunConfig {
         after_success: 0.1,
         ..settings::small(&model, steps)
     };
-    let mut data = demonstrations(0);
-    data.shift = 4;
-    let eval = EvalConfig { every: Some(200), ..validation() };
-    RunConfig { env: None, data, model: model.into(), train, eval }
+    let mut data = demonstrations(EPISODES);
+    data.shift = 2;
+    let env = environment(task, |spec| spec.with("size", 64).with("render", 128));
+    RunConfig { env, data, model: model.into(), train, eval: simulated() }
 }
 
 #[cfg(test)]
@@ -95,12 +114,22 @@ mod tests {
             RunConfig::preset(&name).unwrap().validate().unwrap_or_else(|e| panic!("{name}: {e}"));
         }
         for (name, steps) in tasks() {
+            let env = RunConfig::preset(&format!("mikasa-{name}")).unwrap().env;
+            if cfg!(unix) {
+                let env = env.unwrap();
+                let settings = (&env.settings["size"], &env.settings["render"]);
+                assert_eq!((env.name, settings), (format!("mikasa-{name}-v0"), (&64.into(), &128.into())));
+            }
             assert_eq!(RunConfig::preset(&format!("mikasa-{name}")).unwrap().crop(), steps, "{name}");
         }
         let published = RunConfig::preset("mikasa-RememberColor5-compat").unwrap();
-        assert_eq!(published, RunConfig::preset("remember-color").unwrap());
+        let same_but_judging = |run: &RunConfig, other: &str| {
+            let other = RunConfig::preset(other).unwrap();
+            assert_eq!((&run.model, &run.train), (&other.model, &other.train));
+        };
+        same_but_judging(&published, "remember-color");
         let longer = RunConfig::preset("mikasa-TakeItBack-v0-compat").unwrap();
-        assert_eq!(longer, RunConfig::preset("take-it-back").unwrap());
+        same_but_judging(&longer, "take-it-back");
         assert_eq!((longer.crop(), longer.train.betas), (180, (0.9, 0.99)));
         for name in ["mikasa-RememberShape3-compat", "mikasa-RememberColor4"] {
             assert!(RunConfig::preset(name).unwrap_err().to_string().contains("expected one of"));

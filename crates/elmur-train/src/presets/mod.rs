@@ -9,6 +9,7 @@ mod settings;
 use elmur_envs::{EnvSpec, Registry};
 use elmur_model::ends::{Action, Encoder};
 use elmur_model::presets as models;
+use elmur_model::session::Weights;
 use serde_json::Map;
 
 use crate::config::{DataConfig, EvalConfig, RunConfig, TrainConfig, held_out, own_every, own_from};
@@ -150,6 +151,7 @@ fn validation() -> EvalConfig {
         target_return: None,
         sample: false,
         device: None,
+        weights: Weights::F32,
     }
 }
 

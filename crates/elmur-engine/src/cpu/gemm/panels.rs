@@ -61,6 +61,19 @@ impl<T: Tiles> Panels<T> {
         self.packed(target, (k, n))
     }
 
+    /// The transpose of `n` rows of `k` numbers, `stride` apart, in `k` rows of `wide` numbers, filled up with zeros.
+    pub(crate) fn turn(
+        &self,
+        source: &[T],
+        stride: usize,
+        (k, n): (usize, usize),
+        wide: usize,
+        target: &mut [T],
+    ) {
+        Mat { data: source, rs: 1, cs: stride }.check(k, n);
+        (self.0.pack)(&mut target[..k * wide], wide, k, source, stride, 1, n);
+    }
+
     /// What [`Panels::transpose`] left in its target.
     pub(crate) fn packed<'a>(&self, data: &'a [T], (k, n): (usize, usize)) -> RightOperand<'a, T> {
         let nr = self.0.nr;

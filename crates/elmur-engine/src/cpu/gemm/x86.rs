@@ -106,6 +106,10 @@ fn transpose_pack(target: &mut [f32], width: usize, kb: usize, source: &[f32], s
             let rows_here = valid.saturating_sub(first + i0).min(16).min(width - i0);
             for k0 in (0..kb).step_by(16) {
                 let (depth, load) = (16.min(kb - k0), lanes(kb - k0));
+                // Rows far apart, which the processor does not foresee.
+                for r in (first + i0 + 32..valid).take(16) {
+                    _mm_prefetch::<_MM_HINT_T0>(source.as_ptr().wrapping_add(r * step + k0).cast());
+                }
                 let mut rows = [_mm512_setzero_ps(); 16];
                 for (r, row) in rows.iter_mut().enumerate().take(rows_here) {
                     // SAFETY: row first + i0 + r < valid has kb elements; the mask keeps the load inside
@@ -180,30 +184,35 @@ fn dot_rows_16(x: &[f32], w: &[f32], stride: usize, y: &mut [f32], accumulate: b
                 dot_rows::<f32, __m512, 1>(x, &w[j * stride..], stride, &mut y[j..], accumulate)
             };
         }
-        let mut sums = [_mm512_setzero_ps(); 16];
-        // SAFETY: rows j..j + count exist with k elements each; the tail is masked.
-        unsafe {
-            let start = w.as_ptr().add(j * stride);
-            let row = |r: usize, i: usize| start.add(r * stride + i);
-            for i in (0..whole).step_by(LANES) {
-                let x = _mm512_loadu_ps(x.as_ptr().add(i));
-                if count == 16 {
-                    for (r, sum) in sums.iter_mut().enumerate() {
-                        *sum = _mm512_fmadd_ps(x, _mm512_loadu_ps(row(r, i)), *sum);
+        let start = w[j * stride..].as_ptr();
+        // For the numbers of rows that occur most the sums stay in registers.
+        macro_rules! sums_of {
+            ($count:expr) => {{
+                let mut sums = [_mm512_setzero_ps(); 16];
+                // SAFETY: rows j..j + count exist with k elements each; the tail is masked.
+                unsafe {
+                    for i in (0..whole).step_by(LANES) {
+                        let x = _mm512_loadu_ps(x.as_ptr().add(i));
+                        for (r, sum) in sums[..$count].iter_mut().enumerate() {
+                            *sum = _mm512_fmadd_ps(x, _mm512_loadu_ps(start.add(r * stride + i)), *sum);
+                        }
                     }
-                } else {
-                    for (r, sum) in sums.iter_mut().enumerate().take(count) {
-                        *sum = _mm512_fmadd_ps(x, _mm512_loadu_ps(row(r, i)), *sum);
+                    if tail != 0 {
+                        let x = _mm512_maskz_loadu_ps(tail, x.as_ptr().add(whole));
+                        for (r, sum) in sums[..$count].iter_mut().enumerate() {
+                            let w = _mm512_maskz_loadu_ps(tail, start.add(r * stride + whole));
+                            *sum = _mm512_fmadd_ps(x, w, *sum);
+                        }
                     }
                 }
-            }
-            if tail != 0 {
-                let x = _mm512_maskz_loadu_ps(tail, x.as_ptr().add(whole));
-                for (r, sum) in sums.iter_mut().enumerate().take(count) {
-                    *sum = _mm512_fmadd_ps(x, _mm512_maskz_loadu_ps(tail, row(r, whole)), *sum);
-                }
-            }
+                sums
+            }};
         }
+        let sums = match count {
+            16 => sums_of!(16),
+            8 => sums_of!(8),
+            _ => sums_of!(count),
+        };
         // Vector l now holds lane l of every row: the same pairwise sums as `fold`.
         let mut sums = transpose(sums);
         let mut width = 8;

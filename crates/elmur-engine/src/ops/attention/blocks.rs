@@ -9,6 +9,12 @@
 //! `shift` reads row zero + p_i - j of r for key j: a row of (Q + v) Rᵀ from back to front. Only tiles that some
 //! query sees are computed: half of them under the causal mask. One thread computes a head of a batch row, so
 //! that results do not depend on how many threads there are.
+//!
+//! Register tiles are wider than narrow heads (dh <= 16), whose columns would fill a half or a quarter of them.
+//! There keys and values lie turned, [dh, Tk], and vectors run along the keys in every product: Y and dQ are dot
+//! products of rows of P and dS with rows of Vᵀ and Kᵀ, and dKᵀ, dVᵀ and dRᵀ are computed instead of dK, dV and dR.
+//! A task computes all heads of a batch row, or at least those that share a cache line, and turns their keys and values
+//! together: it reads and writes memory in long runs.
 
 mod backward;
 
@@ -19,7 +25,7 @@ use std::ops::Range;
 use super::Dims;
 use super::operands::{Operands, Positions};
 use crate::cpu::float::Float;
-use crate::cpu::gemm::{Mat, Panels, Rows, Tiles};
+use crate::cpu::gemm::{Mat, Panels, Rows, SmallProducts, Tiles};
 use crate::cpu::pool::{Pool, Rows as _, RowsMut};
 use crate::cpu::simd::{LANES, max, simd_fn};
 use crate::ops::dropout::{Factors, Mask as DropMask};
@@ -30,9 +36,16 @@ pub(super) fn pays(dims: &Dims) -> bool {
     dims.queries >= 8 && dims.keys >= 16
 }
 
-/// Extents of a head's matrices: columns filled up to whole tiles and vectors, and the queries of a tile.
+/// Widest head whose keys and values lie turned.
+const NARROW: usize = LANES;
+
+/// Extents of a head's matrices: columns filled up to whole tiles and vectors (but for narrow heads), and the
+/// queries of a tile.
 #[derive(Clone, Copy)]
 struct Sizes {
+    narrow: bool,
+    /// Heads of one task.
+    together: usize,
     width: usize,
     keys: usize,
     distances: usize,
@@ -40,13 +53,22 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new<T: Tiles>(dims: &Dims, next_query: bool) -> Self {
+    /// Sizes where `tasks` tasks, each with all heads, would share the work of `threads` threads.
+    fn new<T: Tiles>(dims: &Dims, next_query: bool, tasks: usize, threads: usize) -> Self {
         let panels = Panels::<T>::new();
         let wide = |n: usize| n.next_multiple_of(panels.width().max(LANES));
         // Where a query lends its position term to the one before, a tile of these has one more row.
         let most = panels.height() - usize::from(next_query);
+        let narrow = dims.width <= NARROW;
+        // Narrow heads in whole cache lines: as many as leave several tasks to each thread, and stay in its cache.
+        let line = (LANES / dims.width).max(1);
+        let lines = dims.heads.div_ceil(line);
+        let fitting = (1 << 17) / (line * dims.width * wide(dims.keys)).max(1);
+        let together = (lines / (4 * threads).div_ceil(tasks.max(1)).max(1)).min(fitting).max(1) * line;
         Self {
-            width: wide(dims.width),
+            narrow,
+            together: if narrow { together } else { 1 },
+            width: if narrow { dims.width } else { wide(dims.width) },
             keys: wide(dims.keys),
             distances: wide(dims.distances),
             height: dims.queries.div_ceil(dims.queries.div_ceil(most)),
@@ -56,6 +78,22 @@ impl Sizes {
     /// Columns of a head's width, as tiles.
     fn columns<T: Tiles>(&self) -> Range<usize> {
         0..self.width / Panels::<T>::new().width()
+    }
+
+    /// Elements of a task's keys and values: turned, or (values, and keys in the backward pass) as rows filled up.
+    fn keys_and_values(&self, dims: &Dims) -> [usize; 2] {
+        let turned = self.together * dims.width * self.keys;
+        [turned, if self.narrow { turned } else { dims.keys * self.width }]
+    }
+
+    /// Tasks among which the heads of a batch row are divided.
+    fn groups(&self, dims: &Dims) -> usize {
+        dims.heads.div_ceil(self.together)
+    }
+
+    /// The heads of one of these tasks.
+    fn heads(&self, dims: &Dims, group: usize) -> Range<usize> {
+        group * self.together..dims.heads.min((group + 1) * self.together)
     }
 }
 
@@ -83,12 +121,12 @@ struct HeadRows<T> {
 unsafe impl<T: Send> Sync for HeadRows<T> {}
 
 impl<T: Copy> HeadRows<T> {
-    /// Writes head `h` of a token.
+    /// Writes numbers of a token, from this column of all heads on.
     ///
     /// # Safety
-    /// No other thread may write this head of this token.
-    unsafe fn write(&self, token: usize, h: usize, values: &[T]) {
-        let at = token * self.stride + self.column + h * values.len();
+    /// No other thread may write these heads of this token.
+    unsafe fn write(&self, token: usize, column: usize, values: &[T]) {
+        let at = token * self.stride + self.column + column;
         assert!(at + values.len() <= self.len);
         // SAFETY: inside the tensor, as just asserted; the caller owns this part.
         copy_vectors(values, unsafe { std::slice::from_raw_parts_mut(self.data.add(at), values.len()) });
@@ -100,7 +138,24 @@ impl<T: Copy> HeadRows<T> {
 fn copy_vectors<T: Copy>(from: &[T], to: &mut [T]) {
     let ((vectors, rest), (to_vectors, to_rest)) = (from.as_chunks::<LANES>(), to.as_chunks_mut::<LANES>());
     vectors.iter().zip(to_vectors).for_each(|(from, to)| *to = *from);
-    to_rest.copy_from_slice(rest);
+    let ((vectors, rest), (to_vectors, to_rest)) = (rest.as_chunks::<8>(), to_rest.as_chunks_mut::<8>());
+    vectors.iter().zip(to_vectors).for_each(|(from, to)| *to = *from);
+    if !rest.is_empty() {
+        to_rest.copy_from_slice(rest);
+    }
+}
+
+/// Kᵀ (`part` 1) or Vᵀ (2) of narrow heads, [heads dh, keys], in rows filled up with zeros.
+fn turn<T: Tiles>(
+    operands: &Operands<'_, T>,
+    (part, b): (usize, usize),
+    heads: &Range<usize>,
+    sizes: &Sizes,
+    target: &mut [T],
+) {
+    let rows = operands.rows(part, b, heads.start);
+    let shape = (heads.len() * operands.dims.width, operands.dims.keys);
+    Panels::new().turn(&rows.data[rows.start..], rows.step as usize, shape, sizes.keys, target);
 }
 
 /// Rows of one head, each plus `shift`, in rows of whole tiles that are filled up with zeros.
@@ -133,10 +188,11 @@ simd_fn! {
 
 /// Lengths of a thread's scratch in the forward pass.
 fn forward_lengths(dims: &Dims, sizes: &Sizes, table_per_row: bool) -> [usize; 8] {
-    let Dims { queries, keys, width, .. } = *dims;
+    let Dims { queries, width, .. } = *dims;
+    let [keys, values] = sizes.keys_and_values(dims);
     [
-        width * sizes.keys,
-        keys * sizes.width,
+        keys,
+        values,
         queries * sizes.width,
         queries * sizes.width,
         sizes.height * sizes.keys,
@@ -158,7 +214,7 @@ pub(super) fn forward_scratch<T: Tiles>(
     table_per_row: bool,
     threads: usize,
 ) -> usize {
-    let sizes = Sizes::new::<T>(dims, next_query);
+    let sizes = Sizes::new::<T>(dims, next_query, dims.batch, threads);
     tables_len(dims, &sizes, table_per_row) + threads * total(&forward_lengths(dims, &sizes, table_per_row))
 }
 
@@ -178,7 +234,8 @@ pub(super) fn forward<T: Tiles>(
     scratch: &mut [T],
 ) {
     let dims = operands.dims;
-    let sizes = Sizes::new::<T>(&dims, operands.positions.is_some_and(|p| p.next_query));
+    let next_query = operands.positions.is_some_and(|p| p.next_query);
+    let sizes = Sizes::new::<T>(&dims, next_query, dims.batch, pool.threads());
     let per_row = operands.positions.is_some_and(|p| p.table_per_row);
     let lengths = forward_lengths(&dims, &sizes, per_row);
     let (tables, scratch) = scratch.split_at_mut(tables_len(&dims, &sizes, per_row));
@@ -193,18 +250,37 @@ pub(super) fn forward<T: Tiles>(
     let scratches = RowsMut::new(scratch, total(&lengths));
     let y = HeadRows { data: y.as_mut_ptr(), len: y.len(), stride: dims.d(), column: 0 };
     let weights = weights.map(|weights| RowsMut::new(weights, dims.queries * dims.keys));
-    pool.run(dims.batch * dims.heads, |task, thread| {
-        let (b, h) = (task / dims.heads, task % dims.heads);
-        // SAFETY: a thread owns its scratch, and a head of a batch row belongs to one task.
-        let (mut scratch, weights) = unsafe { (scratches.part(thread, 1), weights.part(task, 1)) };
-        let parts = lengths.map(|len| cut(&mut scratch, len));
-        // SAFETY: as above.
-        let write = |i: usize, values: &[T]| unsafe { y.write(b * dims.queries + i, h, values) };
-        forward_head(operands, (b, h), &sizes, &tables[h * each..(h + 1) * each], weights, parts, write);
+    let groups = sizes.groups(&dims);
+    pool.run(dims.batch * groups, |task, thread| {
+        let (b, heads) = (task / groups, sizes.heads(&dims, task % groups));
+        // SAFETY: a thread owns its scratch.
+        let scratch = unsafe { scratches.part(thread, 1) };
+        if sizes.narrow {
+            let mut rest = &mut *scratch;
+            turn(operands, (1, b), &heads, &sizes, cut(&mut rest, lengths[0]));
+            turn(operands, (2, b), &heads, &sizes, cut(&mut rest, lengths[1]));
+        }
+        for h in heads.clone() {
+            // SAFETY: a head of a batch row belongs to one task.
+            let weights = unsafe { weights.part(b * dims.heads + h, 1) };
+            let mut rest = &mut *scratch;
+            let mut parts = lengths.map(|len| cut(&mut rest, len));
+            if sizes.narrow {
+                let [keys, values, ..] = &mut parts;
+                for turned in [keys, values] {
+                    let each = dims.width * sizes.keys;
+                    *turned = &mut std::mem::take(turned)[(h - heads.start) * each..][..each];
+                }
+            }
+            // SAFETY: as above.
+            let write =
+                |i: usize, values: &[T]| unsafe { y.write(b * dims.queries + i, h * dims.width, values) };
+            forward_head(operands, (b, h), &sizes, &tables[h * each..(h + 1) * each], weights, parts, write);
+        }
     });
 }
 
-/// One head of one batch row.
+/// One head of one batch row. The first two parts of the scratch hold Kᵀ and Vᵀ of a narrow head.
 fn forward_head<T: Tiles>(
     operands: &Operands<'_, T>,
     (b, h): (usize, usize),
@@ -215,13 +291,16 @@ fn forward_head<T: Tiles>(
     write: impl Fn(usize, &[T]),
 ) {
     let Dims { queries, keys, width, distances, .. } = operands.dims;
-    let (panels, columns) = (Panels::<T>::new(), sizes.columns::<T>());
+    let (panels, products) = (Panels::<T>::new(), SmallProducts::<T>::new());
     let nr = panels.width();
     let [key_panels, values, content, distance, scores, by_distance, out, row_table] = scratch;
-    let (q, k) = (operands.rows(0, b, h), operands.rows(1, b, h));
-    let keys_turned = panels.transpose(&k.data[k.start..], k.step as usize, (width, keys), key_panels);
-    copy_rows(operands.rows(2, b, h), None, width, sizes.width, values);
-    let values = panels.rows(values, sizes.width);
+    let [q, k, v] = [0, 1, 2].map(|part| operands.rows(part, b, h));
+    let keys_turned = if sizes.narrow {
+        panels.rows(key_panels, sizes.keys)
+    } else {
+        copy_rows(v, None, width, sizes.width, values);
+        panels.transpose(&k.data[k.start..], k.step as usize, (width, keys), key_panels)
+    };
     let at = h * width..(h + 1) * width;
     copy_rows(q, operands.positions.map(|p| &p.u[at.clone()]), width, sizes.width, content);
     if let Some(Positions { v, .. }) = operands.positions {
@@ -299,8 +378,17 @@ fn forward_head<T: Tiles>(
                 drop_weights(mask, &mut factors, first + own.start, &mut row[own.clone()]);
             }
         }
-        let left = Mat { data: &scores[seen.start..], rs: sizes.keys, cs: 1 };
-        panels.multiply(left, rows, values, seen, columns.clone(), out, sizes.width, false);
+        if sizes.narrow {
+            let rows = scores.chunks_exact(sizes.keys).zip(tile).zip(out.chunks_exact_mut(width));
+            rows.for_each(|((row, TileRow { own, .. }), y)| {
+                let vectors = whole_vectors(own);
+                products.dots(&row[vectors.clone()], &values[vectors.start..], sizes.keys, y);
+            });
+        } else {
+            let left = Mat { data: &scores[seen.start..], rs: sizes.keys, cs: 1 };
+            let values = panels.rows(values, sizes.width);
+            panels.multiply(left, rows, values, seen, sizes.columns::<T>(), out, sizes.width, false);
+        }
         for (i, out) in out.chunks_exact(sizes.width).take(rows).enumerate() {
             write(first + i, &out[..width]);
         }

@@ -267,15 +267,17 @@ enum Benchmark {
 }
 
 impl Benchmark {
-    /// The benchmark of a run: by the environment's name, MIKASA-Robo (which comes as recordings) by what
-    /// policies see and do there.
+    /// The benchmark of a run: by the environment's name, MIKASA-Robo also by what policies see and do there,
+    /// since recordings do not always name their environment.
     fn of(run: &RunConfig) -> Self {
         let name = run.env.as_ref().map_or("", |env| env.name.as_str());
         match (name, Task::find(name), mikasa::Family::of(run)) {
             ("tmaze", _, _) => Benchmark::TMaze,
             ("cartpole", _, _) => Benchmark::CartPole,
             (_, Some(task), _) => Benchmark::Popgym(task),
-            ("", None, Some(family)) => Benchmark::Mikasa(family),
+            (name, None, Some(family)) if name.is_empty() || name.starts_with("mikasa-") => {
+                Benchmark::Mikasa(family)
+            }
             _ => Benchmark::Other,
         }
     }

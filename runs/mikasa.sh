@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# MIKASA-Robo: demonstrations by the scripted experts, policies trained on them, success in the simulator. Stopped at any time,
+# every part goes on where it was.
+#
+#   runs/mikasa.sh [PART...]      PART: collect, mikasa, mikasa-seeds, mikasa-told; all of them without any
+#
+# ELMUR_MIKASA names the simulator (elmur simulators install mikasa DIR). ELMUR (a program built elsewhere), DEVICE (cuda), JOBS
+# (1: runs at once), MINUTES (no limit; for each sweep), EPISODES (1000 demonstrations of a task), THREADS (2: simulators at
+# once) and TASKS (all seven) change it. Training needs no simulator but evaluation does: a run trained elsewhere, with
+# `elmur train`, is evaluated by `elmur eval RUN` where the simulator is.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+ELMUR=${ELMUR:-target/release/elmur}
+TASKS=${TASKS:-RememberColor3 RememberColor5 RememberColor9 RememberShape3 TakeItBack ShellGameTouch InterceptSlow}
+STATE=docs/results/mikasa.json
+[ $# -gt 0 ] || set -- collect mikasa mikasa-seeds mikasa-told
+for part; do
+  if [ "$part" = collect ]; then
+    mkdir -p out/mikasa-data
+    for task in $TASKS; do
+      file=out/mikasa-data/$task.elmur
+      [ -e "$file" ] || "$ELMUR" collect "mikasa-$task" --episodes "${EPISODES:-1000}" --threads "${THREADS:-2}" \
+        --set tail=5 --set cue=true --set size=64 --set render=128 --out "$file"
+    done
+    continue
+  fi
+  status=0
+  "$ELMUR" sweep run "runs/$part.json" --jobs "${JOBS:-1}" --device "${DEVICE:-cuda}" ${MINUTES:+--limit-minutes "$MINUTES"} || status=$?
+  "$ELMUR" sweep report "runs/$part.json" --state "$STATE"
+  # 75: some runs are left, for the next time.
+  [ $status = 0 ] || [ $status = 75 ] || exit $status
+done
