@@ -68,6 +68,11 @@ pub(crate) trait Op: Debug + Send + Sync {
         None
     }
 
+    /// Whether the only output holds the elements of the only input, in another shape or order.
+    fn only_rearranges(&self) -> bool {
+        false
+    }
+
     /// Bytes of scratch memory that the CPU kernel needs with this many threads.
     fn scratch(&self, _inputs: &[TensorType], _outputs: &[TensorType], _threads: usize) -> usize {
         0

@@ -103,9 +103,9 @@ impl Graph {
         if let Some((p, rng)) = dropout {
             hidden = self.dropout(hidden, p, rng)?;
         }
-        let weight = self.transpose(down, &[0, 2, 1])?;
-        let weight = self.reshape(weight, [count * f, out[1]])?;
-        self.matmul(hidden, weight)
+        let weight = self.transpose(down, &[1, 0, 2])?;
+        let weight = self.reshape(weight, [out[1], count * f])?;
+        self.linear(hidden, weight, None, crate::Activation::Identity)
     }
 }
 

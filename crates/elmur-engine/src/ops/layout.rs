@@ -92,6 +92,9 @@ impl Op for Reshape {
         }
         Ok(vec![ty])
     }
+    fn only_rearranges(&self) -> bool {
+        true
+    }
     fn alias(&self, _: &[TensorType]) -> Option<usize> {
         Some(0)
     }
@@ -487,6 +490,9 @@ impl Op for Transpose {
             );
         }
         Ok(vec![inputs[0].with(self.0.iter().map(|a| inputs[0].shape[*a]).collect::<Vec<_>>())])
+    }
+    fn only_rearranges(&self) -> bool {
+        true
     }
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         if let Some(grad) = b.grad(0) {
