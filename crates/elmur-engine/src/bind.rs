@@ -54,7 +54,7 @@ pub(crate) fn bind(graph: &Graph, device: &Device, stores: &[&Store]) -> Result<
     }
     let fused = device.pool().map(|_| fuse(graph));
     let graph = fused.as_ref().unwrap_or(graph);
-    let plan = plan(graph, device.unshared_budget());
+    let plan = plan(graph, device.unshared_budget(), device.is_cpu());
     let scratch_offset = plan.arena_bytes;
     // On a GPU ops allocate what they need while they are captured.
     let scratch_bytes = device.pool().map_or(0, |pool| scratch_bytes(graph, &plan, pool.threads()));

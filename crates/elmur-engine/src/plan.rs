@@ -1,6 +1,7 @@
-//! The planner: which ops run, and where every value lives. Independent of the device that executes the plan.
+//! The planner: which ops run, and where every value lives.
 //!
-//! 1. Dead code: only ops that an output or an update depends on are kept, in graph order.
+//! 1. Dead code: only ops that an output or an update depends on are kept, in graph order; where they run one after
+//!    the other, those that nothing but updates needs come last, when nobody reads the old value any more.
 //! 2. Homes: aliases (reshape, leading slices) live in their source. A parameter or state that is updated
 //!    through ops that work in place is updated in its own storage; other in-place ops take over the buffer
 //!    of an operand that nobody reads afterwards.
@@ -59,9 +60,12 @@ struct Planner<'g> {
 
 /// Plans a graph. Up to `unshared_budget` bytes may be spent on giving every value memory of its own, which
 /// lets independent ops run side by side; where that is not enough, values that are never alive together
-/// share memory.
-pub(crate) fn plan(graph: &Graph, unshared_budget: usize) -> Plan {
-    let steps = live_nodes(graph);
+/// share memory. `sequential`: ops run one after the other.
+pub(crate) fn plan(graph: &Graph, unshared_budget: usize, sequential: bool) -> Plan {
+    let mut steps = live_nodes(graph);
+    if sequential {
+        updates_last(graph, &mut steps);
+    }
     let mut planner = Planner::new(graph, steps);
     let copies = planner.place_updates();
     planner.place_in_place();
@@ -84,6 +88,14 @@ pub(crate) fn live_nodes(graph: &Graph) -> Vec<usize> {
         }
     }
     (0..graph.nodes.len()).filter(|node| live[*node]).collect()
+}
+
+/// Moves nodes whose outputs no other node reads and no output is to the end.
+fn updates_last(graph: &Graph, steps: &mut [usize]) {
+    let mut read = vec![false; graph.values.len()];
+    let inputs = steps.iter().flat_map(|node| &graph.nodes[*node].inputs);
+    inputs.chain(graph.outputs.iter().map(|(_, value)| value)).for_each(|value| read[value.id as usize] = true);
+    steps.sort_by_key(|node| !graph.nodes[*node].outputs.iter().any(|output| read[output.id as usize]));
 }
 
 impl<'g> Planner<'g> {

@@ -298,6 +298,29 @@ fn bad_indices_are_found_before_anything_changes() {
     assert!(!same());
 }
 
+/// A state that later ops read as it was before the run changes in its own memory all the same.
+#[test]
+fn states_change_where_they_lie_after_their_last_reader() {
+    let mut g = Graph::new();
+    let (x, memory) = (g.input("x", F32, [64]).unwrap(), g.state("memory", F32, [64]).unwrap());
+    let new = g.add(memory, x).unwrap();
+    g.update(memory, new).unwrap();
+    let read = g.mul(memory, x).unwrap();
+    let sum = g.sum_to(read, []).unwrap();
+    g.output("sum", sum).unwrap();
+    let store = Store::new();
+    store.declare(&g).unwrap();
+    store.set("memory", &[1f32; 64]).unwrap();
+    let mut p = Program::new(&g, &Pool::new(1), &[&store]).unwrap();
+    p.set("x", &[2f32; 64]).unwrap();
+    for (sum, memory) in [(128.0, 3.0), (384.0, 5.0)] {
+        p.run().unwrap();
+        assert_eq!(p.get::<f32>("sum").unwrap(), [sum]);
+        assert_eq!(store.get::<f32>("memory").unwrap(), [memory; 64]);
+    }
+    assert!(p.arena_bytes() < 3 * 64 * 4, "x, the product and the sum, but no second memory");
+}
+
 #[test]
 fn profile_names_every_step() {
     let graph = common::policy(F32).unwrap();
