@@ -25,6 +25,13 @@ if [ ! -e "$OUT/tmaze/checkpoints/last" ]; then
   $ELMUR -q train tmaze-quick eval.length=9600 eval.episodes=20 $TRAIN --out "$OUT/tmaze" >/dev/null
 fi
 both "$OUT/tmaze" --set length=9600
+if [ ! -e "$OUT/tmaze-experts/checkpoints/last" ]; then
+  # The same with a mixture of experts in every layer, as the paper's model has.
+  experts='{"moe":{"experts":2,"routed_d_ff":32,"shared_experts":1,"shared_d_ff":64,"top_k":2,"balance":0.01,"dropout":0.0}}'
+  # shellcheck disable=SC2086
+  $ELMUR -q train tmaze-quick model.ffn="$experts" eval.length=9600 eval.episodes=20 $TRAIN --out "$OUT/tmaze-experts" >/dev/null
+fi
+both "$OUT/tmaze-experts" --set length=9600
 for task in $TASKS; do
   if [ ! -e "$OUT/$task/checkpoints/last" ]; then
     # shellcheck disable=SC2086

@@ -120,7 +120,7 @@ fn verify_models(files: &[PathBuf], args: &Args) -> Result<bool> {
         return Ok(true);
     }
     let as_json = args.json;
-    let device = args.device.open(1)?;
+    let device = args.device.open(1)?.exact();
     let on_gpu = [(DType::F32, gpu_tolerance(args.device.precision()?))];
     let tolerances = if device.is_cpu() { &TOLERANCES[..] } else { &on_gpu[..] };
     let mut fine = true;

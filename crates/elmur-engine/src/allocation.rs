@@ -16,7 +16,7 @@ pub(crate) enum Allocation {
 impl Allocation {
     pub(crate) fn new(device: &Device, bytes: usize, what: &'static str) -> Result<Self> {
         Ok(match device {
-            Device::Cpu(_) => Allocation::Host(Buffer::new(bytes, what)?),
+            Device::Cpu(..) => Allocation::Host(Buffer::new(bytes, what)?),
             #[cfg(feature = "cuda")]
             Device::Cuda(gpu) => Allocation::Cuda(crate::cuda::DeviceBuffer::new(gpu, bytes, what)?),
         })
@@ -42,7 +42,7 @@ impl Allocation {
     /// Whether programs of `device` can use the memory in place.
     pub(crate) fn is_on(&self, device: &Device) -> bool {
         match (self, device) {
-            (Allocation::Host(_), Device::Cpu(_)) => true,
+            (Allocation::Host(_), Device::Cpu(..)) => true,
             #[cfg(feature = "cuda")]
             (Allocation::Cuda(buffer), Device::Cuda(gpu)) => buffer.gpu().same_queue(gpu),
             #[cfg(feature = "cuda")]

@@ -6,12 +6,12 @@ use crate::cuda::Gpu;
 use crate::error::{Error, Result};
 use crate::precision::Precision;
 
-/// A device, with everything needed to run programs on it. Made from a [`Pool`] or, with the feature `cuda`,
-/// a `Gpu`.
+/// A device, with everything needed to run programs on it. Made from a [`Pool`], then with products of f32 accuracy, or,
+/// with the feature `cuda`, from a `Gpu`.
 #[derive(Debug, Clone)]
 pub enum Device {
-    /// The CPU, on the threads of a pool.
-    Cpu(Pool),
+    /// The CPU, on the threads of a pool, with matrix products in a precision.
+    Cpu(Pool, Precision),
     /// A GPU.
     #[cfg(feature = "cuda")]
     Cuda(Gpu),
@@ -19,7 +19,7 @@ pub enum Device {
 
 impl From<&Pool> for Device {
     fn from(pool: &Pool) -> Self {
-        Device::Cpu(pool.clone())
+        Device::Cpu(pool.clone(), Precision::F32)
     }
 }
 
@@ -37,12 +37,12 @@ impl From<&Device> for Device {
 }
 
 impl Device {
-    /// Opens the device of this name: `cpu`, with `threads` threads (0: one per core), or `cuda` or `cuda:N`,
+    /// Opens the device of this name: `cpu`, with `threads` threads (0: one per core), or `cuda` or `cuda:N`;
     /// with matrix products in `precision`.
     pub fn open(name: &str, threads: usize, precision: Precision) -> Result<Self> {
         Self::check_name(name)?;
         if name == "cpu" {
-            return Ok(Device::Cpu(Pool::new(threads)));
+            return Ok(Device::Cpu(Pool::new(threads), precision));
         }
         #[cfg(feature = "cuda")]
         {
@@ -51,7 +51,6 @@ impl Device {
         }
         #[cfg(not(feature = "cuda"))]
         {
-            let _ = precision;
             let expected = "cpu (this build is without CUDA: build with --features cuda)".to_owned();
             Err(Error::Device { expected, got: name.to_owned() })
         }
@@ -70,21 +69,30 @@ impl Device {
     /// same GPU.
     pub fn another(&self) -> Result<Self> {
         Ok(match self {
-            Device::Cpu(pool) => Device::Cpu(pool.clone()),
+            Device::Cpu(pool, precision) => Device::Cpu(pool.clone(), *precision),
             #[cfg(feature = "cuda")]
             Device::Cuda(gpu) => Device::Cuda(gpu.another()?),
         })
     }
 
+    /// The device with products of f32 accuracy if it is the CPU; a GPU keeps its precision.
+    pub fn exact(&self) -> Self {
+        match self {
+            Device::Cpu(pool, _) => Device::Cpu(pool.clone(), Precision::F32),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => Device::Cuda(gpu.clone()),
+        }
+    }
+
     /// Whether the device is the CPU.
     pub fn is_cpu(&self) -> bool {
-        matches!(self, Device::Cpu(_))
+        matches!(self, Device::Cpu(..))
     }
 
     /// The threads of the CPU; none for a GPU.
     pub(crate) fn pool(&self) -> Option<&Pool> {
         match self {
-            Device::Cpu(pool) => Some(pool),
+            Device::Cpu(pool, _) => Some(pool),
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => None,
         }
@@ -94,7 +102,7 @@ impl Device {
     /// side by side. None on the CPU, where ops run one after the other.
     pub(crate) fn unshared_budget(&self) -> usize {
         match self {
-            Device::Cpu(_) => 0,
+            Device::Cpu(..) => 0,
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => 2 << 30,
         }
@@ -103,7 +111,7 @@ impl Device {
     /// Waits until all work that was queued on the device is done.
     pub fn synchronize(&self) -> Result<()> {
         match self {
-            Device::Cpu(_) => Ok(()),
+            Device::Cpu(..) => Ok(()),
             #[cfg(feature = "cuda")]
             Device::Cuda(gpu) => gpu.synchronize(),
         }
@@ -112,7 +120,7 @@ impl Device {
     /// Bytes of free memory of a GPU; none for the CPU.
     pub fn free_memory(&self) -> Option<usize> {
         match self {
-            Device::Cpu(_) => None,
+            Device::Cpu(..) => None,
             #[cfg(feature = "cuda")]
             Device::Cuda(gpu) => Some(gpu.memory().ok()?.0),
         }

@@ -8,6 +8,7 @@ use crate::cpu::gemm::RoundedWeight;
 use crate::cpu::pool::Pool;
 use crate::error::{Error, Result};
 use crate::operand::Operand;
+use crate::precision::Precision;
 use crate::types::{DType, Element, TensorType};
 
 /// One kind of node. Each op lives in one file under `ops/`: contract, backward rule and kernels.
@@ -145,6 +146,8 @@ pub(crate) struct Io<'a> {
     pub scratch: *mut u8,
     pub scratch_bytes: usize,
     pub pool: &'a Pool,
+    /// Of matrix products.
+    pub precision: Precision,
 }
 
 // SAFETY: inputs are only read; kernels that take outputs or scratch inside a task take disjoint parts.

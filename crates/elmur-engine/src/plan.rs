@@ -94,7 +94,9 @@ pub(crate) fn live_nodes(graph: &Graph) -> Vec<usize> {
 fn updates_last(graph: &Graph, steps: &mut [usize]) {
     let mut read = vec![false; graph.values.len()];
     let inputs = steps.iter().flat_map(|node| &graph.nodes[*node].inputs);
-    inputs.chain(graph.outputs.iter().map(|(_, value)| value)).for_each(|value| read[value.id as usize] = true);
+    inputs
+        .chain(graph.outputs.iter().map(|(_, value)| value))
+        .for_each(|value| read[value.id as usize] = true);
     steps.sort_by_key(|node| !graph.nodes[*node].outputs.iter().any(|output| read[output.id as usize]));
 }
 

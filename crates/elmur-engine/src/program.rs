@@ -65,7 +65,7 @@ impl Program {
         let bound = bind(graph, &device, stores)?;
         let arena_bytes = bound.work.scratch_offset + bound.work.scratch_bytes;
         let executor: Box<dyn Executor> = match &device {
-            Device::Cpu(pool) => Box::new(cpu::exec::Exec::new(pool, bound.work)),
+            Device::Cpu(pool, precision) => Box::new(cpu::exec::Exec::new(pool, *precision, bound.work)),
             #[cfg(feature = "cuda")]
             Device::Cuda(gpu) => Box::new(crate::cuda::exec::Exec::new(gpu, bound.work)?),
         };

@@ -47,7 +47,13 @@ impl RoundedWeights {
     }
 
     /// The rounded copy of a weight.
-    fn copy(&self, graph: &Graph, weight: Value, source: Source, params: &Store) -> Result<Arc<RoundedWeight>> {
+    fn copy(
+        &self,
+        graph: &Graph,
+        weight: Value,
+        source: Source,
+        params: &Store,
+    ) -> Result<Arc<RoundedWeight>> {
         let mut copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copy) = copies.get(&source.description) {
             return Ok(Arc::clone(copy));
@@ -82,7 +88,10 @@ impl Source {
             parameter = node.inputs[0];
         }
         let info = &graph.values[parameter.id as usize];
-        let name = info.name.as_ref().filter(|_| matches!(info.origin, Origin::Param) && info.ty.dtype == DType::F32)?;
+        let name = info
+            .name
+            .as_ref()
+            .filter(|_| matches!(info.origin, Origin::Param) && info.ty.dtype == DType::F32)?;
         Some(Self { parameter, description: name.clone() + &description })
     }
 }

@@ -229,7 +229,7 @@ impl Session {
         rows: usize,
         device: impl Into<Device>,
     ) -> Result<Self> {
-        Self::build(architecture.into(), params, rows, device.into(), Weights::F32, false)
+        Self::build(architecture.into(), params, rows, device.into().exact(), Weights::F32, false)
     }
 
     /// [`Session::new`] with weights kept as `weights` says. Rounded weights are copies, which do not follow later changes
@@ -241,7 +241,7 @@ impl Session {
         device: impl Into<Device>,
         weights: Weights,
     ) -> Result<Self> {
-        Self::build(architecture.into(), params, rows, device.into(), weights, false)
+        Self::build(architecture.into(), params, rows, device.into().exact(), weights, false)
     }
 
     /// [`Session::new`], recording what every step does: see [`Session::take_records`].
@@ -251,7 +251,7 @@ impl Session {
         rows: usize,
         device: impl Into<Device>,
     ) -> Result<Self> {
-        Self::build(architecture.into(), params, rows, device.into(), Weights::F32, true)
+        Self::build(architecture.into(), params, rows, device.into().exact(), Weights::F32, true)
     }
 
     fn build(

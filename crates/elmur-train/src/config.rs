@@ -173,7 +173,7 @@ pub struct TrainConfig {
     /// Device that trains: cpu, cuda or cuda:N.
     #[serde(default = "cpu")]
     pub device: String,
-    /// Precision of matrix products on a GPU.
+    /// Precision of matrix products on a GPU, and on a CPU with a matrix unit (AMX) while it trains; other CPUs compute in f32.
     #[serde(default)]
     pub precision: PrecisionName,
 }
@@ -192,10 +192,10 @@ fn cpu() -> String {
 pub enum PrecisionName {
     /// Products of 32-bit floats.
     F32,
-    /// Products of floats rounded to 10 bits of mantissa, summed in f32.
+    /// Products of floats rounded to 10 bits of mantissa, on a CPU to 16 bits, summed in f32.
     #[default]
     Tf32,
-    /// Products of floats rounded to bfloat16, summed in f32.
+    /// Products of floats rounded to bfloat16, on a CPU to 16 bits, summed in f32.
     Bf16,
 }
 

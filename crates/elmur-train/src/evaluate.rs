@@ -256,8 +256,11 @@ fn act_out(
     let interrupted = |error: elmur_envs::Error| if stop.requested() { Error::Stopped } else { error.into() };
     let mut env = evaluation.env.make_rows(Purpose::Evaluate, rows, Pool::serial()).map_err(interrupted)?;
     env.set_autoreset(Autoreset::Disabled);
-    let device =
-        if evaluation.device.is_cpu() { Device::Cpu(Pool::new(threads)) } else { evaluation.device.clone() };
+    let device = if evaluation.device.is_cpu() {
+        Device::from(&Pool::new(threads))
+    } else {
+        evaluation.device.clone()
+    };
     let mut session =
         Session::with_weights(evaluation.policy, evaluation.params, rows, &device, evaluation.weights)?;
     let how = if evaluation.sample { Choose::Sample } else { Choose::Greedy };

@@ -48,7 +48,7 @@ fn time_of_step(
     let rows = group_size(episodes, device);
     let groups = episodes.div_ceil(rows);
     let params = params.to(device)?;
-    let serial = Device::Cpu(Pool::new(1));
+    let serial = Device::from(&Pool::new(1));
     let (device, at_once) = if device.is_cpu() { (&serial, workers(threads, groups)) } else { (device, 1) };
     let mut session = Session::new(policy, &params, rows, device)?;
     let (observation, returns) = (Row::zeros(session.observation_widths(), rows), vec![0.0; rows]);
@@ -75,7 +75,7 @@ mod tests {
     fn one_of_the_devices_is_chosen_and_none_of_none() {
         let config = RunConfig::preset("tmaze-quick").unwrap();
         let params = init::parameters(config.model.architecture(), 0).unwrap();
-        let devices = [Device::Cpu(Pool::new(2)), Device::Cpu(Pool::new(1))];
+        let devices = [Device::from(&Pool::new(2)), Device::from(&Pool::new(1))];
         let chosen = faster_device(&config.model, &params, 40, Some(2), &devices).unwrap().unwrap();
         assert!(devices.iter().any(|device| std::ptr::eq(device, chosen)));
         assert!(faster_device(&config.model, &params, 40, None, &[]).unwrap().is_none());

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use elmur_engine::{Device, Pool};
+use elmur_engine::{Device, Pool, Precision};
 use elmur_model::init;
 use elmur_model::session::Weights;
 use elmur_train::{Error, Result, RunConfig};
@@ -86,18 +86,26 @@ pub fn run(args: &Args) -> Result<()> {
 /// Names of our own ways of doing some work.
 fn own_names(work: &Work) -> Vec<String> {
     match work.batch {
-        None => vec!["elmur".into()],
+        None => vec!["elmur".into(), "elmur, precision f32".into()],
         Some(_) => vec!["elmur".into(), "elmur, weights of bf16".into()],
     }
 }
 
 /// Times of our own ways, in milliseconds.
 fn measure(args: &Args, preset: &RunConfig, work: &Work) -> Result<Vec<f64>> {
-    let device = Device::from(&Pool::new(work.threads));
+    let pool = Pool::new(work.threads);
     let Some(batch) = work.batch else {
-        let (times, _) = TrainBench::new(preset, false, &device)?.times(&device, args.batches)?;
-        return Ok(vec![times.ms(0.5)]);
+        // As runs train unless they are told otherwise, and with products of f32 accuracy as the peers' are.
+        return [Precision::default(), Precision::F32]
+            .into_iter()
+            .map(|precision| -> Result<f64> {
+                let device = Device::Cpu(pool.clone(), precision);
+                let (times, _) = TrainBench::new(preset, false, &device)?.times(&device, args.batches)?;
+                Ok(times.ms(0.5))
+            })
+            .collect();
     };
+    let device = Device::from(&pool);
     let params = init::parameters(preset.model.architecture(), 0)?;
     [Weights::F32, Weights::Bf16]
         .into_iter()

@@ -83,7 +83,10 @@ pub fn run(args: &Args) -> Result<()> {
         "gflop_per_s": round(2e-6 * multiplications / ms), "images_per_s": round(args.images as f64 * 1e3 / ms),
     });
     match &device {
-        Device::Cpu(pool) => row["threads"] = json!(pool.threads()),
+        Device::Cpu(pool, precision) => {
+            row["threads"] = json!(pool.threads());
+            row["precision"] = json!(precision.name());
+        }
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => row["precision"] = json!(args.device.precision()?.name()),
     }

@@ -154,7 +154,7 @@ pub fn step(args: &StepArgs, context: &Context) -> Result<()> {
             "weights": args.weights, "preset": args.model.preset, "policy": args.model.label(&config)?,
         });
         match &device {
-            Device::Cpu(pool) => row["threads"] = json!(pool.threads()),
+            Device::Cpu(pool, _) => row["threads"] = json!(pool.threads()),
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => row["precision"] = json!(args.device.precision()?.name()),
         }
@@ -517,7 +517,10 @@ fn train_row(
         "steps": programs[1].program.steps(),
     });
     match device {
-        Device::Cpu(pool) => row["threads"] = json!(pool.threads()),
+        Device::Cpu(pool, precision) => {
+            row["threads"] = json!(pool.threads());
+            row["precision"] = json!(precision.name());
+        }
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => {
             row["precision"] = json!(args.device.precision()?.name());

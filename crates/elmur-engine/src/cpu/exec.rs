@@ -5,16 +5,18 @@ use std::time::{Duration, Instant};
 use crate::cpu::pool::Pool;
 use crate::error::Result;
 use crate::op::Io;
+use crate::precision::Precision;
 use crate::step::{Executor, Step, Work};
 
 pub(crate) struct Exec {
     pool: Pool,
+    precision: Precision,
     work: Work,
 }
 
 impl Exec {
-    pub fn new(pool: &Pool, work: Work) -> Self {
-        Self { pool: pool.clone(), work }
+    pub fn new(pool: &Pool, precision: Precision, work: Work) -> Self {
+        Self { pool: pool.clone(), precision, work }
     }
 
     /// Runs all steps and copies; `around` is given each step's number and the call that runs it.
@@ -27,7 +29,14 @@ impl Exec {
         let scratch = unsafe { arena.ptr().add(*scratch_offset) };
         for (index, step) in steps.iter().enumerate() {
             let (inputs, outputs) = (&*step.inputs, &*step.outputs);
-            let io = Io { inputs, outputs, scratch, scratch_bytes: *scratch_bytes, pool: &self.pool };
+            let io = Io {
+                inputs,
+                outputs,
+                scratch,
+                scratch_bytes: *scratch_bytes,
+                pool: &self.pool,
+                precision: self.precision,
+            };
             around(index, &|| step.op.cpu(&io))?;
         }
         for (target, source) in copies {

@@ -22,6 +22,7 @@ use super::float::Float;
 use super::isa::Isa;
 use super::pool::Pool;
 use super::simd::{LANES, add_assign, fold, simd_fn};
+use crate::precision::Precision;
 
 /// Depth of one block: a B panel of KC x NR floats stays in the first-level cache.
 const KC: usize = 256;
@@ -140,6 +141,7 @@ pub(crate) struct Product<'a, T> {
     pub b: Mat<'a, T>,
     /// Add to C instead of replacing it.
     pub accumulate: bool,
+    pub precision: Precision,
 }
 
 /// C (row-major, `ldc` elements per row) = A B, or += where `accumulate`; then `epilogue` on every finished
@@ -152,7 +154,7 @@ pub(crate) fn gemm<T: Tiles>(
     ldc: usize,
     epilogue: impl Fn(Tile<T>) + Sync,
 ) {
-    let Product { m, n, k, a, b, accumulate } = product;
+    let Product { m, n, k, a, b, accumulate, precision } = product;
     let operands = (a, b);
     if m == 0 || n == 0 || k == 0 {
         return;
@@ -188,7 +190,7 @@ pub(crate) fn gemm<T: Tiles>(
             let first = part * DEEP_PART;
             let (a, b) = (&a.data[first * a.cs..], &b.data[first * b.rs..]);
             let (a, b) = (Mat { data: a, ..operands.0 }, Mat { data: b, ..operands.1 });
-            let product = Product { m, n, k: DEEP_PART.min(k - first), a, b, accumulate: false };
+            let product = Product { m, n, k: DEEP_PART.min(k - first), a, b, accumulate: false, precision };
             // SAFETY: each part has sums of its own, each thread scratch of its own.
             let (sums, scratch) = unsafe {
                 (
@@ -217,7 +219,8 @@ pub(crate) fn gemm<T: Tiles>(
 
     if let Some(blocks) = Blocks::of(tiles, m, &[n], k).filter(|_| a.has_unit_stride() && b.has_unit_stride())
     {
-        return blocks.run(pool, scratch, a, &[Right { b, n, c, ldc }], accumulate, |panels| {
+        let planes = planes(precision, m, n, k);
+        return blocks.run(pool, scratch, a, &[Right { b, n, c, ldc }], accumulate, planes, |panels| {
             let (at, end) = (panels.start * BLOCK, panels.end * BLOCK);
             epilogue(match blocks.own_rows() {
                 true => tile(at, end.min(m) - at, 0, n),
@@ -340,10 +343,12 @@ pub(crate) fn gemm_pair<T: Tiles>(
     (m, k): (usize, usize),
     a: Mat<'_, T>,
     products: [(Mat<'_, T>, usize, &mut [T]); 2],
+    precision: Precision,
 ) {
     let n = [products[0].1, products[1].1];
-    let deep = n.iter().any(|n| deep_parts(m, *n, k).is_some());
-    match Blocks::of(T::tiles(Isa::best()), m, &n, k).filter(|_| a.has_unit_stride() && !deep) {
+    let [planes, others] = n.map(|n| planes(precision, m, n, k));
+    let apart = planes != others || n.iter().any(|n| deep_parts(m, *n, k).is_some());
+    match Blocks::of(T::tiles(Isa::best()), m, &n, k).filter(|_| a.has_unit_stride() && !apart) {
         Some(blocks) => {
             a.check(m, k);
             let rights = products.map(|(b, n, c)| {
@@ -351,10 +356,10 @@ pub(crate) fn gemm_pair<T: Tiles>(
                 assert!(m * n <= c.len() && b.has_unit_stride(), "C exceeds its data");
                 Right { b, n, c: Ptr(c.as_mut_ptr()), ldc: n }
             });
-            blocks.run(pool, scratch, a, &rights, false, |_| {});
+            blocks.run(pool, scratch, a, &rights, false, planes, |_| {});
         }
         None => products.into_iter().for_each(|(b, n, c)| {
-            gemm(pool, scratch, Product { m, n, k, a, b, accumulate: false }, c, n, |_| {});
+            gemm(pool, scratch, Product { m, n, k, a, b, accumulate: false, precision }, c, n, |_| {});
         }),
     }
 }
@@ -411,16 +416,30 @@ struct Depths<'a, T> {
     depth: usize,
 }
 
+/// (steps, A, B, C, distance of C's rows, whether to add).
+type Multiply<T> = unsafe fn(usize, *const T, *const T, *mut T, usize, bool);
+
+/// Parts of a number that a matrix unit multiplies: all three, or two for large products of reduced precision.
+const PLANES: usize = 3;
+
+/// How many parts of every number a product needs.
+fn planes(precision: Precision, m: usize, n: usize, k: usize) -> usize {
+    if precision == Precision::F32 || m * n * k <= 1 << 22 { PLANES } else { 2 }
+}
+
 /// The kernels of a matrix unit; see `gemm/amx.rs`.
 struct MatrixUnit<T> {
     /// Called on a thread before its first product, and before `multiply` for another number of rows, 17 to 32.
     configure: fn(rows: usize),
     /// Called on a thread after its last product.
     release: fn(),
-    /// Packs panels of an operand (`left` or right) into blocks, panel by panel.
-    pack: fn(target: &mut [T], left: bool, panels: usize, source: Depths<'_, T>),
+    /// Packs panels of an operand (`left` or right) into blocks, panel by panel, the largest `planes` of the parts of
+    /// every number.
+    pack: fn(target: &mut [T], left: bool, panels: usize, source: Depths<'_, T>, planes: usize),
     /// C[configured rows, 32] (+)= A B over `steps` blocks.
-    multiply: unsafe fn(steps: usize, a: *const T, b: *const T, c: *mut T, ldc: usize, accumulate: bool),
+    multiply: Multiply<T>,
+    /// The same from two planes of both.
+    multiply_two: Multiply<T>,
     /// C[16, 64] = A B over `steps` blocks, of which A fills the upper half and B is two panels.
     multiply_half: unsafe fn(steps: usize, a: *const T, b: (*const T, *const T), c: *mut T, ldc: usize),
     /// C[32, 32] = A B over `steps` blocks, B being two panels of 16 columns of bf16; see `gemm/rounded.rs`.
@@ -481,7 +500,8 @@ impl<T: Float> Blocks<T> {
         (self.panels().1 * self.steps() + threads * private) * BLOCK_LEN + LANES
     }
 
-    /// The products of `a` with all right operands; `finish` is told which panels of a side are done.
+    /// The products of `a` with all right operands, from so many planes; `finish` is told which panels of a side are done.
+    #[allow(clippy::too_many_arguments)]
     fn run(
         &self,
         pool: &Pool,
@@ -489,9 +509,11 @@ impl<T: Float> Blocks<T> {
         a: Mat<'_, T>,
         rights: &[Right<'_, T>],
         accumulate: bool,
+        planes: usize,
         finish: impl Fn(Range<usize>) + Sync,
     ) {
         let Self { unit, m, k, .. } = *self;
+        let multiply = if planes == PLANES { unit.multiply } else { unit.multiply_two };
         let own_rows = self.own_rows();
         // The right operand that a panel belongs to, and its number there.
         let right_of = |mut panel: usize| {
@@ -517,7 +539,7 @@ impl<T: Float> Blocks<T> {
                 let width = (count * BLOCK).min(all - first * BLOCK);
                 let data = &data[first * BLOCK * step + k0 * depth_step..];
                 let (here, rest) = target.split_at_mut(count * each);
-                (unit.pack)(here, left, count, Depths { data, step, depth_step, width, depth });
+                (unit.pack)(here, left, count, Depths { data, step, depth_step, width, depth }, planes);
                 (at, target) = (at + count, rest);
             }
         };
@@ -598,7 +620,7 @@ impl<T: Float> Blocks<T> {
                     unsafe {
                         let c = c.get().add(row * ldc + col);
                         if (rows, cols) == (height, BLOCK) {
-                            (unit.multiply)(steps, left, right, c, ldc, add);
+                            multiply(steps, left, right, c, ldc, add);
                         } else {
                             // The same sums as elsewhere: C's elements go first.
                             let mut edge = [T::ZERO; BLOCK * BLOCK];
@@ -606,7 +628,7 @@ impl<T: Float> Blocks<T> {
                                 edge[i * BLOCK..][..cols]
                                     .copy_from_slice(std::slice::from_raw_parts(c.add(i * ldc), cols));
                             }
-                            (unit.multiply)(steps, left, right, edge.as_mut_ptr(), BLOCK, add);
+                            multiply(steps, left, right, edge.as_mut_ptr(), BLOCK, add);
                             add_edge(&edge, BLOCK, c, ldc, (rows, cols), false);
                         }
                     }
@@ -1158,7 +1180,8 @@ mod tests {
         };
         let mut c = start.map_or_else(|| vec![T::of(f64::NAN); m * n], <[T]>::to_vec);
         let mut scratch = vec![T::of(f64::NAN); scratch_len::<T>(m, n, k, pool.threads())];
-        let product = Product { m, n, k, a: mat(a, m, k), b: mat(b, k, n), accumulate: start.is_some() };
+        let (a, b) = (mat(a, m, k), mat(b, k, n));
+        let product = Product { m, n, k, a, b, accumulate: start.is_some(), precision: Precision::F32 };
         gemm(pool, &mut scratch, product, &mut c, n, |mut tile| {
             for i in tile.row..tile.row + tile.rows {
                 tile.row_mut(i).iter_mut().for_each(|v| *v += T::ONE);
@@ -1185,6 +1208,43 @@ mod tests {
     /// A product that is computed in parts of its depth.
     const DEEP: (usize, usize, usize) = (40, 33, 4500);
 
+    /// Large products of reduced precision have 16 bits of significand or more, and the same bits on any number of threads;
+    /// small ones are those of f32.
+    #[test]
+    fn reduced_precision_keeps_sixteen_bits() {
+        for (m, n, k) in [(300, 200, 130), (64, 1024, 128), (40, 33, 4500), (70, 50, 60)] {
+            let f32s = |len, seed| random(len, seed).into_iter().map(|x| x as f32).collect::<Vec<_>>();
+            let (a, b) = (f32s(m * k, 0), f32s(k * n, 1));
+            let [exact, two, three] = [(Precision::F32, 1), (Precision::Tf32, 2), (Precision::Tf32, 3)].map(
+                |(precision, threads)| {
+                    let mut c = vec![f32::NAN; m * n];
+                    let mut scratch = vec![f32::NAN; scratch_len::<f32>(m, n, k, threads)];
+                    let product = Product {
+                        m,
+                        n,
+                        k,
+                        a: Mat::rows(&a, k),
+                        b: Mat::rows(&b, n),
+                        accumulate: false,
+                        precision,
+                    };
+                    gemm(&Pool::new(threads), &mut scratch, product, &mut c, n, |_| {});
+                    c
+                },
+            );
+            assert_eq!(two, three, "{m}x{n}x{k}");
+            if m * n * k <= 1 << 22 {
+                assert_eq!(exact, two);
+            }
+            for (at, got) in two.iter().enumerate() {
+                let terms = (0..k).map(|p| f64::from(a[at / n * k + p]) * f64::from(b[p * n + at % n]));
+                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), t| (sum + t, size + t.abs()));
+                let error = (f64::from(*got) - sum).abs() / size;
+                assert!(error < 1.0 / 65536.0, "{m}x{n}x{k}: {error:e}");
+            }
+        }
+    }
+
     #[test]
     fn a_pair_of_products_has_the_bits_of_each() {
         // More panels on the left, more on the right, and too small for a matrix unit.
@@ -1197,7 +1257,7 @@ mod tests {
                 let mut scratch = vec![f32::NAN; pair_scratch_len::<f32>(m, n, k, threads)];
                 let [c0, c1] = c.each_mut().map(|c| &mut c[..]);
                 let products = [(Mat::rows(&b[0], n[0]), n[0], c0), (Mat::rows(&b[1], n[1]), n[1], c1)];
-                gemm_pair(&pool, &mut scratch, (m, k), Mat::transposed(&a, m), products);
+                gemm_pair(&pool, &mut scratch, (m, k), Mat::transposed(&a, m), products, Precision::F32);
                 for ((n, b), c) in n.into_iter().zip(&b).zip(&c) {
                     let want = product(&pool, (m, n, k), (&a, true), (b, false), None);
                     // `product` adds one to what `gemm` computes.

@@ -337,7 +337,8 @@ impl Op for Forward {
             let output = RowsMut::new(io.output::<T>(0), m * n);
             for_each_image(io, &dims, self.conv, (m, n, k), output, |image, y, columns, phases, scratch| {
                 dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
-                let product = Product { m, n, k, a: Mat::rows(w, k), b: Mat::rows(columns, n), accumulate: false };
+                let (a, b, precision) = (Mat::rows(w, k), Mat::rows(columns, n), io.precision);
+                let product = Product { m, n, k, a, b, accumulate: false, precision };
                 gemm(Pool::serial(), scratch, product, y, n, |_| {});
                 if let Some(bias) = bias {
                     y.chunks_exact_mut(n).zip(bias).for_each(|(y, b)| y.iter_mut().for_each(|y| *y += *b));
@@ -411,7 +412,8 @@ impl Op for InputGrad {
             let output = RowsMut::new(io.output::<T>(0), dims.image_len());
             for_each_image(io, &dims, self.conv, (m, n, k), output, |image, dx, columns, _, scratch| {
                 let dy = &dy[image * k * n..][..k * n];
-                let product = Product { m, n, k, a: Mat::transposed(w, m), b: Mat::rows(dy, n), accumulate: false };
+                let (a, b, precision) = (Mat::transposed(w, m), Mat::rows(dy, n), io.precision);
+                let product = Product { m, n, k, a, b, accumulate: false, precision };
                 gemm(Pool::serial(), scratch, product, columns, n, |_| {});
                 dims.fold(self.conv, columns, dx);
             });
@@ -486,7 +488,8 @@ impl Op for WeightGrad {
                     dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
                     let dy = &dy[image * m * k..][..m * k];
                     let accumulate = image > part * per_part;
-                    let product = Product { m, n, k, a: Mat::rows(dy, k), b: Mat::transposed(columns, k), accumulate };
+                    let (a, b, precision) = (Mat::rows(dy, k), Mat::transposed(columns, k), io.precision);
+                    let product = Product { m, n, k, a, b, accumulate, precision };
                     gemm(Pool::serial(), scratch, product, &mut sum[..m * n], n, |_| {});
                 }
             });

@@ -546,6 +546,7 @@ impl Op for GroupedLinear {
                     a: Mat::rows(&x[group.start * k..], k),
                     b: if self.transpose { Mat::transposed(w, k) } else { Mat::rows(w, n) },
                     accumulate: false,
+                    precision: io.precision,
                 };
                 gemm(io.pool, scratch, product, &mut y[group.start * n..group.end * n], n, |_| {});
             }
@@ -624,6 +625,7 @@ impl Op for GroupedWeightGrad {
                     a: Mat::transposed(&a[group.start * m..], m),
                     b: Mat::rows(&b[group.start * n..], n),
                     accumulate: self.accumulate,
+                    precision: io.precision,
                 };
                 gemm(io.pool, scratch, product, dw, n, |_| {});
             }

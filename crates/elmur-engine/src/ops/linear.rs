@@ -137,7 +137,8 @@ impl Op for Linear {
             let bias = self.bias.then(|| io.input::<T>(2));
             let addend = self.addend().map(|i| io.input::<T>(i));
             let scratch = io.scratch::<T>(scratch_len::<T>(m, n, k, io.pool.threads()));
-            let product = Product { m, n, k, a: Mat::rows(x, k), b: Mat::transposed(w, k), accumulate: false };
+            let (a, b) = (Mat::rows(x, k), Mat::transposed(w, k));
+            let product = Product { m, n, k, a, b, accumulate: false, precision: io.precision };
             // If the argument of the activation must be kept, it is computed in place and the activation
             // written elsewhere.
             match self.keeps_argument().then(|| io.output_if_used::<T>(1)).flatten() {

@@ -248,7 +248,9 @@ fn forward<T: Tiles>(io: &Io<'_>, window: Window) {
                 Some(right) => right.multiply(packed, left, h, z),
                 None => {
                     let (a, b) = (Mat::rows(h, width), Mat::transposed(weight, width));
-                    let product = Product { m: rows, n: 4 * width, k: width, a, b, accumulate: false };
+                    let precision = io.precision;
+                    let product =
+                        Product { m: rows, n: 4 * width, k: width, a, b, accumulate: false, precision };
                     gemm(io.pool, &mut [], product, z, 4 * width, |_| {});
                 }
             }

@@ -128,6 +128,7 @@ impl Op for MatMul {
                     a: if self.transpose_a { Mat::transposed(a, m) } else { Mat::rows(a, k) },
                     b: if self.transpose_b { Mat::transposed(b, k) } else { Mat::rows(b, n) },
                     accumulate: self.accumulate,
+                    precision: io.precision,
                 }
             };
             if batch == 1 {
@@ -191,7 +192,7 @@ impl Op for MatMulPair {
             let scratch = io.scratch::<T>(pair_scratch_len::<T>(m, n, k, io.pool.threads()));
             let product = |i: usize| (Mat::rows(io.input::<T>(i + 1), n[i]), n[i], io.output::<T>(i));
             let a = Mat::transposed(io.input::<T>(0), m);
-            gemm_pair(io.pool, scratch, (m, k), a, [product(0), product(1)]);
+            gemm_pair(io.pool, scratch, (m, k), a, [product(0), product(1)], io.precision);
         });
         Ok(())
     }

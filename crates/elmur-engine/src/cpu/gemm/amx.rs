@@ -3,7 +3,8 @@
 //! The unit multiplies bf16 and adds in f32. A float is the exact sum of three bf16 (8 + 8 + 8 bits of
 //! significand), so a product of floats is nine products of bf16, of which three lie below the last bit of
 //! the result: the other six are computed, smallest first. Six products of 16 x 16 x 32 still take a third of
-//! the time of the same sum by vectors.
+//! the time of the same sum by vectors. In a reduced precision the smallest part of every number is left out, and three
+//! products are computed.
 //!
 //! An operand is packed into blocks of 32 rows (or columns) by 32 steps of depth: three planes, each of two
 //! tiles of 1 KB. The unit takes depths in pairs; pair j of a block holds depths j and j + 16, which two
@@ -12,7 +13,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{BLOCK, BLOCK_LEN, Depths, MatrixUnit};
+use super::{BLOCK, BLOCK_LEN, Depths, MatrixUnit, PLANES};
 use crate::cpu::simd::avx512::{lanes, transpose};
 
 /// Distance, in rows of tiles, at which packing prefetches its source.
@@ -30,8 +31,14 @@ pub(super) static UNIT: MatrixUnit<f32> = MatrixUnit {
     // SAFETY: as above.
     release: || unsafe { asm!("tilerelease", options(nomem, nostack)) },
     // SAFETY: as above.
-    pack: |target, left, panels, source| unsafe { pack(target, left, panels, source) },
+    pack: |target, left, panels, source, planes| unsafe {
+        match planes {
+            PLANES => pack::<PLANES>(target, left, panels, source),
+            _ => pack::<2>(target, left, panels, source),
+        }
+    },
     multiply,
+    multiply_two,
     multiply_half,
     multiply_rounded,
 };
@@ -128,6 +135,80 @@ unsafe fn multiply(steps: usize, a: *const f32, b: *const f32, c: *mut f32, ldc:
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tileloadd tmm5, [{a} + {row}*1 + 1024]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 6144",
+            "add {b}, 6144",
+            "dec {steps}",
+            "jnz 3b",
+            "tilestored [{c} + {ldc}*1], tmm0",
+            "tilestored [{c} + {ldc}*1 + 64], tmm1",
+            "tilestored [{c16} + {ldc}*1], tmm2",
+            "tilestored [{c16} + {ldc}*1 + 64], tmm3",
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            steps = inout(reg) steps => _,
+            c = in(reg) c,
+            c16 = in(reg) c.add(16 * ldc),
+            ldc = in(reg) ldc * size_of::<f32>(),
+            row = in(reg) 64_usize,
+            accumulate = in(reg) u64::from(accumulate),
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// [`multiply`] from the high and middle planes of both: the three larger of the six products.
+///
+/// # Safety
+/// As for [`multiply`].
+unsafe fn multiply_two(
+    steps: usize,
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    ldc: usize,
+    accumulate: bool,
+) {
+    // SAFETY: as promised by the caller; every access is inside the blocks and the 32 x 32 part of C.
+    unsafe {
+        asm!(
+            "test {accumulate}, {accumulate}",
+            "jnz 2f",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "jmp 3f",
+            "2:",
+            "tileloadd tmm0, [{c} + {ldc}*1]",
+            "tileloadd tmm1, [{c} + {ldc}*1 + 64]",
+            "tileloadd tmm2, [{c16} + {ldc}*1]",
+            "tileloadd tmm3, [{c16} + {ldc}*1 + 64]",
+            "3:",
+            // high x middle
+            "tileloadd tmm4, [{a} + {row}*1]",
+            "tileloadd tmm6, [{b} + {row}*1 + 2048]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {row}*1 + 3072]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {row}*1 + 1024]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // high x high
+            "tileloadd tmm6, [{b} + {row}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {row}*1 + 1024]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // middle x high
+            "tileloadd tmm4, [{a} + {row}*1 + 2048]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {row}*1 + 3072]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
             "add {a}, 6144",
@@ -310,10 +391,10 @@ unsafe fn multiply_rounded(
 }
 
 /// Packs `panels` panels of 32 into blocks, zeros beyond the depth. What lies beyond the width is left as it
-/// was: it enters rows or columns of C that nobody keeps. A left operand has the depth along its tile's rows,
+/// was: it enters rows or columns of C that nobody keeps. So is what lies beyond the largest COUNT planes. A left operand has the depth along its tile's rows,
 /// a right operand down its tile's columns.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pack(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) {
+fn pack<const COUNT: usize>(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) {
     let Depths { data, step, depth_step, width, depth } = source;
     assert!((width - 1) * step + (depth - 1) * depth_step < data.len());
     let steps = depth.div_ceil(BLOCK);
@@ -322,7 +403,7 @@ fn pack(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) 
     let tile = |s: usize, half: usize| ((half / 2) * steps + s) * BLOCK_LEN + half % 2 * TILE;
     let mut put = |s: usize, half: usize, row: usize, x: [__m512i; 3], y: [__m512i; 3]| {
         let at = &mut target[tile(s, half)..][..5 * TILE];
-        for plane in 0..3 {
+        for plane in 0..COUNT {
             let words = in_pairs(x[plane], y[plane]);
             // SAFETY: sixteen floats of row `row` < 16 of tile `2 * plane`, all inside the slice above.
             unsafe { _mm512_storeu_si512(at.as_mut_ptr().add(2 * plane * TILE + row * 16).cast(), words) };
@@ -362,7 +443,9 @@ fn pack(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) 
         }
     }
     if (depth_step == 1) != left {
-        target.chunks_exact_mut(TILE).for_each(|tile| turn(tile));
+        for block in target.chunks_exact_mut(BLOCK_LEN) {
+            block[..2 * COUNT * TILE].chunks_exact_mut(TILE).for_each(|tile| turn(tile));
+        }
     }
 }
 

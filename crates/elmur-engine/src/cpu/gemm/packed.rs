@@ -11,7 +11,7 @@
 //! on one thread; with that gain, register tiles should be the faster ones for 64 rows on eight threads.
 
 use super::{
-    BLOCK, BLOCK_LEN, Depths, KC, Left, Mat, MatrixUnit, Ptr, TileSet, Tiles, add_edge, pack_panels,
+    BLOCK, BLOCK_LEN, Depths, KC, Left, Mat, MatrixUnit, PLANES, Ptr, TileSet, Tiles, add_edge, pack_panels,
 };
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, RowsMut};
@@ -88,7 +88,7 @@ impl<T: Tiles> PackedRight<T> {
             let panels = target.len() / self.panel_len();
             let width = (panels * BLOCK).min(n - col);
             let source = Depths { data: &b.data[col * step..], step, depth_step, width, depth: k };
-            (unit.pack)(target, false, panels, source);
+            (unit.pack)(target, false, panels, source, PLANES);
         });
     }
 
@@ -131,7 +131,7 @@ impl<T: Tiles> PackedRight<T> {
             return;
         }
         let source = Depths { data: a, step: k, depth_step: 1, width: m, depth: k };
-        (unit.pack)(left, true, m.div_ceil(BLOCK), source);
+        (unit.pack)(left, true, m.div_ceil(BLOCK), source, PLANES);
         let panel = |packed: &[T], first: usize| packed[first / BLOCK * self.panel_len()..].as_ptr();
         (unit.configure)(BLOCK);
         // Two panels of B at a time serve all rows while they are in the cache.

@@ -9,10 +9,11 @@
 //! sums in order, one over the low halves and one over the high ones, added at the end. Without AVX-512, from 32 rows on,
 //! W is made f32 again.
 
-use super::{BLOCK, BLOCK_LEN, Depths, Mat, MatrixUnit, Product, Ptr, Tile, Tiles, add_edge, gemm};
+use super::{BLOCK, BLOCK_LEN, Depths, Mat, MatrixUnit, PLANES, Product, Ptr, Tile, Tiles, add_edge, gemm};
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::LANES;
+use crate::precision::Precision;
 
 /// Outputs of a panel.
 const PANEL: usize = 16;
@@ -123,7 +124,8 @@ impl RoundedWeight {
             let (weight, scratch) = scratch.split_at_mut((n * k).next_multiple_of(LANES));
             self.expand(pool, &mut weight[..n * k]);
             let b = Mat::transposed(&weight[..n * k], k);
-            let product = Product { m, n, k, a: Mat::rows(x, k), b, accumulate: false };
+            let a = Mat::rows(x, k);
+            let product = Product { m, n, k, a, b, accumulate: false, precision: Precision::F32 };
             gemm(pool, scratch, product, c, n, epilogue);
         }
     }
@@ -207,7 +209,7 @@ impl RoundedWeight {
             let source = Depths { data: &x[first * k..], step: k, depth_step: 1, width, depth: k };
             // SAFETY: every task packs a panel of its own.
             let target = unsafe { std::slice::from_raw_parts_mut(packed.get().add(panel * each), each) };
-            (unit.pack)(target, true, 1, source);
+            (unit.pack)(target, true, 1, source, PLANES);
         });
         let columns = n.div_ceil(BLOCK);
         let per_task = columns.div_ceil(4 * pool.threads());
