@@ -367,7 +367,14 @@ fn the_repositorys_sweeps_are_sound() {
     let files: Vec<_> = names(&runs).into_iter().filter(|name| name.ends_with(".json")).collect();
     assert!(files.contains(&"popgym.json".to_owned()), "{files:?}");
     for file in files {
-        fine(&["sweep", "status", runs.join(file).to_str().unwrap()]);
+        let path = runs.join(&file);
+        let status = ["sweep", "status", path.to_str().unwrap()];
+        // Demonstrations of the robot benchmark are made first, by runs/mikasa.sh.
+        if file.starts_with("mikasa") && !Path::new("out/mikasa-data").exists() {
+            refused(&status, &["out/mikasa-data", "no such dataset"]);
+        } else {
+            fine(&status);
+        }
     }
 }
 
