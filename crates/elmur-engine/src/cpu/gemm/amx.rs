@@ -67,171 +67,140 @@ unsafe fn configure(rows: usize) {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack)) }
 }
 
-/// C (32 x 32, rows `ldc` apart) (+)= A B over `steps` packed blocks of depth. C has fewer rows where the tiles are
-/// configured so.
+/// A function that computes C (32 x 32, rows `ldc` apart) (+)= A B over `steps` packed blocks of depth; `$line`s do so for
+/// one block, whose C lies in tmm0 to tmm3. C has fewer rows where the tiles are configured so.
 ///
 /// # Safety
 /// The tiles must be configured on this thread, A and B hold `steps` blocks, C as many rows of 32 columns as
 /// configured.
-unsafe fn multiply(steps: usize, a: *const f32, b: *const f32, c: *mut f32, ldc: usize, accumulate: bool) {
-    // Planes of a block: high at 0, middle at 2048, low at 4096 bytes. Pairs run from the smallest to the
-    // largest; consecutive pairs share an operand where they can.
-    //
-    // SAFETY: as promised by the caller; every access is inside the blocks and the 32 x 32 part of C.
-    unsafe {
-        asm!(
-            "test {accumulate}, {accumulate}",
-            "jnz 2f",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "jmp 3f",
-            "2:",
-            "tileloadd tmm0, [{c} + {ldc}*1]",
-            "tileloadd tmm1, [{c} + {ldc}*1 + 64]",
-            "tileloadd tmm2, [{c16} + {ldc}*1]",
-            "tileloadd tmm3, [{c16} + {ldc}*1 + 64]",
-            "3:",
-            // high x low
-            "tileloadd tmm4, [{a} + {row}*1]",
-            "tileloadd tmm6, [{b} + {row}*1 + 4096]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {row}*1 + 5120]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {row}*1 + 1024]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            // high x middle
-            "tileloadd tmm6, [{b} + {row}*1 + 2048]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {row}*1 + 3072]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            // middle x middle
-            "tileloadd tmm4, [{a} + {row}*1 + 2048]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {row}*1 + 3072]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            // middle x high
-            "tileloadd tmm6, [{b} + {row}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {row}*1 + 1024]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            // low x high
-            "tileloadd tmm4, [{a} + {row}*1 + 4096]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {row}*1 + 5120]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            // high x high
-            "tileloadd tmm4, [{a} + {row}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {row}*1 + 1024]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, 6144",
-            "add {b}, 6144",
-            "dec {steps}",
-            "jnz 3b",
-            "tilestored [{c} + {ldc}*1], tmm0",
-            "tilestored [{c} + {ldc}*1 + 64], tmm1",
-            "tilestored [{c16} + {ldc}*1], tmm2",
-            "tilestored [{c16} + {ldc}*1 + 64], tmm3",
-            a = inout(reg) a => _,
-            b = inout(reg) b => _,
-            steps = inout(reg) steps => _,
-            c = in(reg) c,
-            c16 = in(reg) c.add(16 * ldc),
-            ldc = in(reg) ldc * size_of::<f32>(),
-            row = in(reg) 64_usize,
-            accumulate = in(reg) u64::from(accumulate),
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }
+macro_rules! multiply_blocks {
+    ($(#[$doc:meta])* $name:ident: $($line:literal)*) => {
+        $(#[$doc])*
+        unsafe fn $name(steps: usize, a: *const f32, b: *const f32, c: *mut f32, ldc: usize, accumulate: bool) {
+            // SAFETY: as promised by the caller; every access is inside the blocks and the 32 x 32 part of C.
+            unsafe {
+                asm!(
+                    "test {accumulate}, {accumulate}",
+                    "jnz 2f",
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    "jmp 3f",
+                    "2:",
+                    "tileloadd tmm0, [{c} + {ldc}*1]",
+                    "tileloadd tmm1, [{c} + {ldc}*1 + 64]",
+                    "tileloadd tmm2, [{c16} + {ldc}*1]",
+                    "tileloadd tmm3, [{c16} + {ldc}*1 + 64]",
+                    "3:",
+                    $($line,)*
+                    "add {a}, 6144",
+                    "add {b}, 6144",
+                    "dec {steps}",
+                    "jnz 3b",
+                    "tilestored [{c} + {ldc}*1], tmm0",
+                    "tilestored [{c} + {ldc}*1 + 64], tmm1",
+                    "tilestored [{c16} + {ldc}*1], tmm2",
+                    "tilestored [{c16} + {ldc}*1 + 64], tmm3",
+                    a = inout(reg) a => _,
+                    b = inout(reg) b => _,
+                    steps = inout(reg) steps => _,
+                    c = in(reg) c,
+                    c16 = in(reg) c.add(16 * ldc),
+                    ldc = in(reg) ldc * size_of::<f32>(),
+                    row = in(reg) 64_usize,
+                    accumulate = in(reg) u64::from(accumulate),
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
 }
 
-/// [`multiply`] from the high and middle planes of both: the three larger of the six products.
-///
-/// # Safety
-/// As for [`multiply`].
-unsafe fn multiply_two(
-    steps: usize,
-    a: *const f32,
-    b: *const f32,
-    c: *mut f32,
-    ldc: usize,
-    accumulate: bool,
-) {
-    // SAFETY: as promised by the caller; every access is inside the blocks and the 32 x 32 part of C.
-    unsafe {
-        asm!(
-            "test {accumulate}, {accumulate}",
-            "jnz 2f",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "jmp 3f",
-            "2:",
-            "tileloadd tmm0, [{c} + {ldc}*1]",
-            "tileloadd tmm1, [{c} + {ldc}*1 + 64]",
-            "tileloadd tmm2, [{c16} + {ldc}*1]",
-            "tileloadd tmm3, [{c16} + {ldc}*1 + 64]",
-            "3:",
-            // high x middle
-            "tileloadd tmm4, [{a} + {row}*1]",
-            "tileloadd tmm6, [{b} + {row}*1 + 2048]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {row}*1 + 3072]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {row}*1 + 1024]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            // high x high
-            "tileloadd tmm6, [{b} + {row}*1]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {row}*1 + 1024]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            // middle x high
-            "tileloadd tmm4, [{a} + {row}*1 + 2048]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{a} + {row}*1 + 3072]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, 6144",
-            "add {b}, 6144",
-            "dec {steps}",
-            "jnz 3b",
-            "tilestored [{c} + {ldc}*1], tmm0",
-            "tilestored [{c} + {ldc}*1 + 64], tmm1",
-            "tilestored [{c16} + {ldc}*1], tmm2",
-            "tilestored [{c16} + {ldc}*1 + 64], tmm3",
-            a = inout(reg) a => _,
-            b = inout(reg) b => _,
-            steps = inout(reg) steps => _,
-            c = in(reg) c,
-            c16 = in(reg) c.add(16 * ldc),
-            ldc = in(reg) ldc * size_of::<f32>(),
-            row = in(reg) 64_usize,
-            accumulate = in(reg) u64::from(accumulate),
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }
+multiply_blocks! {
+    /// The product from all planes. Planes of a block: high at 0, middle at 2048, low at 4096 bytes. Pairs run from the
+    /// smallest to the largest; consecutive pairs share an operand where they can.
+    ///
+    /// # Safety
+    /// As the macro says.
+    multiply:
+        // high x low
+        "tileloadd tmm4, [{a} + {row}*1]"
+        "tileloadd tmm6, [{b} + {row}*1 + 4096]"
+        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tileloadd tmm7, [{b} + {row}*1 + 5120]"
+        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tileloadd tmm5, [{a} + {row}*1 + 1024]"
+        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm3, tmm5, tmm7"
+        // high x middle
+        "tileloadd tmm6, [{b} + {row}*1 + 2048]"
+        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tileloadd tmm7, [{b} + {row}*1 + 3072]"
+        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm3, tmm5, tmm7"
+        // middle x middle
+        "tileloadd tmm4, [{a} + {row}*1 + 2048]"
+        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tileloadd tmm5, [{a} + {row}*1 + 3072]"
+        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm3, tmm5, tmm7"
+        // middle x high
+        "tileloadd tmm6, [{b} + {row}*1]"
+        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tileloadd tmm7, [{b} + {row}*1 + 1024]"
+        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm3, tmm5, tmm7"
+        // low x high
+        "tileloadd tmm4, [{a} + {row}*1 + 4096]"
+        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tileloadd tmm5, [{a} + {row}*1 + 5120]"
+        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm3, tmm5, tmm7"
+        // high x high
+        "tileloadd tmm4, [{a} + {row}*1]"
+        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tileloadd tmm5, [{a} + {row}*1 + 1024]"
+        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm3, tmm5, tmm7"
+}
+
+multiply_blocks! {
+    /// The product from the high and middle planes of both: the three larger of the six products.
+    ///
+    /// # Safety
+    /// As the macro says.
+    multiply_two:
+        // high x middle
+        "tileloadd tmm4, [{a} + {row}*1]"
+        "tileloadd tmm6, [{b} + {row}*1 + 2048]"
+        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tileloadd tmm7, [{b} + {row}*1 + 3072]"
+        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tileloadd tmm5, [{a} + {row}*1 + 1024]"
+        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm3, tmm5, tmm7"
+        // high x high
+        "tileloadd tmm6, [{b} + {row}*1]"
+        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tileloadd tmm7, [{b} + {row}*1 + 1024]"
+        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm3, tmm5, tmm7"
+        // middle x high
+        "tileloadd tmm4, [{a} + {row}*1 + 2048]"
+        "tdpbf16ps tmm0, tmm4, tmm6"
+        "tdpbf16ps tmm1, tmm4, tmm7"
+        "tileloadd tmm5, [{a} + {row}*1 + 3072]"
+        "tdpbf16ps tmm2, tmm5, tmm6"
+        "tdpbf16ps tmm3, tmm5, tmm7"
 }
 
 /// C (16 x 64, rows `ldc` apart) = A B over `steps` packed blocks of depth: the upper halves of A's blocks,
@@ -391,8 +360,8 @@ unsafe fn multiply_rounded(
 }
 
 /// Packs `panels` panels of 32 into blocks, zeros beyond the depth. What lies beyond the width is left as it
-/// was: it enters rows or columns of C that nobody keeps. So is what lies beyond the largest COUNT planes. A left operand has the depth along its tile's rows,
-/// a right operand down its tile's columns.
+/// was: it enters rows or columns of C that nobody keeps. So is what lies beyond the largest COUNT planes. A left operand
+/// has the depth along its tile's rows, a right operand down its tile's columns.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pack<const COUNT: usize>(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) {
     let Depths { data, step, depth_step, width, depth } = source;
