@@ -8,7 +8,8 @@ pub struct DeviceArgs {
     /// Compute on this device: cpu, cuda or cuda:N; `eval` also knows auto, the faster one.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Compute matrix products in this precision: f32, tf32 or bf16; a CPU has a choice only if it trains and has a matrix unit (AMX).
+    /// Compute matrix products in this precision: f32, tf32 or bf16; a CPU has a choice only if it trains and has a
+    /// matrix unit (AMX).
     #[arg(long, default_value = "tf32")]
     precision: String,
 }

@@ -6,8 +6,8 @@ use crate::cuda::Gpu;
 use crate::error::{Error, Result};
 use crate::precision::Precision;
 
-/// A device, with everything needed to run programs on it. Made from a [`Pool`], then with products of f32 accuracy, or,
-/// with the feature `cuda`, from a `Gpu`.
+/// A device, with everything needed to run programs on it. Made from a [`Pool`], then with products of f32 accuracy,
+/// or, with the feature `cuda`, from a `Gpu`.
 #[derive(Debug, Clone)]
 pub enum Device {
     /// The CPU, on the threads of a pool, with matrix products in a precision.

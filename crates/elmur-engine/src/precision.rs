@@ -10,8 +10,8 @@ pub enum Precision {
     /// f32 accuracy: in f32, on tensor cores with every operand split into two tf32 numbers, 22 bits together, or on a
     /// CPU's matrix unit with every operand split into three bf16 numbers.
     F32,
-    /// Operands are rounded to tf32 (10 bits of mantissa) on a GPU and to two bf16 numbers, 16 bits together, on a CPU's
-    /// matrix unit; sums are f32.
+    /// Operands are rounded to tf32 (10 bits of mantissa) on a GPU and to two bf16 numbers, 16 bits together, on a
+    /// CPU's matrix unit; sums are f32.
     #[default]
     Tf32,
     /// Operands are rounded to bf16 (7 bits of mantissa) in products by cuBLASLt and to tf32 in products by

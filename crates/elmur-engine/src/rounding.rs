@@ -22,9 +22,9 @@ pub struct RoundedWeights(Mutex<BTreeMap<String, Arc<RoundedWeight>>>);
 
 impl RoundedWeights {
     /// The graph for a CPU with every linear layer whose weight is an f32 parameter, or one with its axes in another
-    /// order, reading a copy of that weight in bf16: nearest, eight bits of significand. Sums stay f32, and so do biases,
-    /// tables and all other parameters. Layers with at most 16 outputs, layers whose weight the graph updates, and layers
-    /// whose backward pass the graph computes are left as they are.
+    /// order, reading a copy of that weight in bf16: nearest, eight bits of significand. Sums stay f32, and so do
+    /// biases, tables and all other parameters. Layers with at most 16 outputs, layers whose weight the graph updates,
+    /// and layers whose backward pass the graph computes are left as they are.
     pub fn apply(&self, graph: &Graph, params: &Store) -> Result<Graph> {
         let mut graph = graph.clone();
         for index in 0..graph.nodes.len() {

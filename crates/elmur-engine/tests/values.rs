@@ -220,8 +220,8 @@ fn attention_matches_its_formula_in_every_form() {
     }
 }
 
-/// Output of attention with narrow heads and dropout, and the gradients of everything: of queries to a memory with biases
-/// by time, or of tokens to each other with relative positions.
+/// Output of attention with narrow heads and dropout, and the gradients of everything: of queries to a memory with
+/// biases by time, or of tokens to each other with relative positions.
 fn narrow_attention<T: Element>(
     [batch, queries, keys, heads, width]: [usize; 5],
     memory: bool,

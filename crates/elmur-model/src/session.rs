@@ -757,9 +757,9 @@ impl Session {
         Ok(())
     }
 
-    /// With `defer`, leaves the end of a window to [`Session::settle`]. The end of a window writes the memory; the action of
-    /// its last step does not depend on it, and then comes as soon as every other. Policies that run their window again at
-    /// every step have no such end, and sessions that record close windows at once.
+    /// With `defer`, leaves the end of a window to [`Session::settle`]. The end of a window writes the memory; the
+    /// action of its last step does not depend on it, and then comes as soon as every other. Policies that run their
+    /// window again at every step have no such end, and sessions that record close windows at once.
     pub fn defer_writes(&mut self, defer: bool) -> Result<()> {
         if !defer {
             self.settle()?;
@@ -775,8 +775,8 @@ impl Session {
             && matches!(&self.mode, Mode::Phases(phases) if phases.close.is_some())
     }
 
-    /// Closes the windows that [`Session::defer_writes`] left open: to be called while the environment moves. Without that
-    /// call the next step, reset or snapshot closes them first; results are the same to the bit.
+    /// Closes the windows that [`Session::defer_writes`] left open: to be called while the environment moves. Without
+    /// that call the next step, reset or snapshot closes them first; results are the same to the bit.
     pub fn settle(&mut self) -> Result<()> {
         if self.due.group.rows.is_empty() {
             return Ok(());

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Queries alone begin with the mean over all places, in which a thing of a few pixels hardly counts. A prototype in
-//! PyTorch, on single frames of RememberColor3 (32 x 32 pixels, the answer told), explained two thirds of the variance of
-//! actions after 110 batches of 128 frames with features place by place, and none with queries.
+//! PyTorch, on single frames of RememberColor3 (32 x 32 pixels, the answer told), explained two thirds of the variance
+//! of actions after 110 batches of 128 frames with features place by place, and none with queries.
 //!
 //! norm is group norm: the numbers of eight channels and all places have mean 0 and variance 1, then a scale and a
 //! shift per channel.

@@ -173,7 +173,8 @@ pub struct TrainConfig {
     /// Device that trains: cpu, cuda or cuda:N.
     #[serde(default = "cpu")]
     pub device: String,
-    /// Precision of matrix products on a GPU, and on a CPU with a matrix unit (AMX) while it trains; other CPUs compute in f32.
+    /// Precision of matrix products on a GPU, and on a CPU with a matrix unit (AMX) while it trains; other CPUs compute
+    /// in f32.
     #[serde(default)]
     pub precision: PrecisionName,
 }

@@ -3,10 +3,10 @@
 //! Rows have the form of the PyTorch and ONNX Runtime peers they are compared with: {"peer", "device",
 //! "work", "ms"}, where a training unit is one batch (3 segments with 3 optimizer steps) and a step is one
 //! environment step of B rows. Steps at the end of a segment, which also write the memory, are reported
-//! apart (`boundary_ms`), as are steps in which a planning policy makes a plan. A session can also leave the write to the
-//! time in which the environment moves: then `deferred_ms` and `deferred_p99_ms` are what the caller waits for an action
-//! in all steps, `deferred_boundary_ms` in those at the end of a segment, and `write_ms` is what remains to be done before
-//! the next step. Policies whose window slides are measured when it is full.
+//! apart (`boundary_ms`), as are steps in which a planning policy makes a plan. A session can also leave the write to
+//! the time in which the environment moves: then `deferred_ms` and `deferred_p99_ms` are what the caller waits for an
+//! action in all steps, `deferred_boundary_ms` in those at the end of a segment, and `write_ms` is what remains to be
+//! done before the next step. Policies whose window slides are measured when it is full.
 
 use std::time::{Duration, Instant};
 

@@ -500,7 +500,8 @@ impl<T: Float> Blocks<T> {
         (self.panels().1 * self.steps() + threads * private) * BLOCK_LEN + LANES
     }
 
-    /// The products of `a` with all right operands, from so many planes; `finish` is told which panels of a side are done.
+    /// The products of `a` with all right operands, from so many planes; `finish` is told which panels of a side are
+    /// done.
     #[allow(clippy::too_many_arguments)]
     fn run(
         &self,
@@ -1208,8 +1209,8 @@ mod tests {
     /// A product that is computed in parts of its depth.
     const DEEP: (usize, usize, usize) = (40, 33, 4500);
 
-    /// Large products of reduced precision have 16 bits of significand or more, and the same bits on any number of threads;
-    /// small ones are those of f32.
+    /// Large products of reduced precision have 16 bits of significand or more, and the same bits on any number of
+    /// threads; small ones are those of f32.
     #[test]
     fn reduced_precision_keeps_sixteen_bits() {
         for (m, n, k) in [(300, 200, 130), (64, 1024, 128), (40, 33, 4500), (70, 50, 60)] {

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! for draws a and b, as `elmur_rng::normals`, without its calls of library functions one by one. Logarithm, sine and
-//! cosine are those of fdlibm (<https://www.netlib.org/fdlibm>) without branches, each within a unit in the last place of f64;
-//! the angle is reduced exactly, as an integer. Rounded to f32 the numbers are those of the library functions but for
-//! about one in 10^8.
+//! cosine are those of fdlibm (<https://www.netlib.org/fdlibm>) without branches, each within a unit in the last place
+//! of f64; the angle is reduced exactly, as an integer. Rounded to f32 the numbers are those of the library functions
+//! but for about one in 10^8.
 
 use super::simd::simd_fn;
 

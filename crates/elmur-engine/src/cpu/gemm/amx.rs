@@ -67,8 +67,8 @@ unsafe fn configure(rows: usize) {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack)) }
 }
 
-/// A function that computes C (32 x 32, rows `ldc` apart) (+)= A B over `steps` packed blocks of depth; `$line`s do so for
-/// one block, whose C lies in tmm0 to tmm3. C has fewer rows where the tiles are configured so.
+/// A function that computes C (32 x 32, rows `ldc` apart) (+)= A B over `steps` packed blocks of depth; `$line`s do so
+/// for one block, whose C lies in tmm0 to tmm3. C has fewer rows where the tiles are configured so.
 ///
 /// # Safety
 /// The tiles must be configured on this thread, A and B hold `steps` blocks, C as many rows of 32 columns as
@@ -360,8 +360,8 @@ unsafe fn multiply_rounded(
 }
 
 /// Packs `panels` panels of 32 into blocks, zeros beyond the depth. What lies beyond the width is left as it
-/// was: it enters rows or columns of C that nobody keeps. So is what lies beyond the largest COUNT planes. A left operand
-/// has the depth along its tile's rows, a right operand down its tile's columns.
+/// was: it enters rows or columns of C that nobody keeps. So is what lies beyond the largest COUNT planes. A left
+/// operand has the depth along its tile's rows, a right operand down its tile's columns.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pack<const COUNT: usize>(target: &mut [f32], left: bool, panels: usize, source: Depths<'_, f32>) {
     let Depths { data, step, depth_step, width, depth } = source;

@@ -351,8 +351,8 @@ fn gradient_head<T: Tiles>(
     }
 }
 
-/// Adds du = Σ_ij dS_ij k_j and dv = Σ_ij dS_ij r_(p_i - j) to the first two rows, of `wide` numbers, of `sums`, by way of
-/// the column sums of dS and of dS by distance, for which there is memory beside them.
+/// Adds du = Σ_ij dS_ij k_j and dv = Σ_ij dS_ij r_(p_i - j) to the first two rows, of `wide` numbers, of `sums`, by way
+/// of the column sums of dS and of dS by distance, for which there is memory beside them.
 fn add_position_biases<T: Tiles>(
     operands: &Operands<'_, T>,
     head: &Head<'_, T>,
@@ -462,8 +462,8 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// ds = p (dp' - Σ p dp') with dp' = factor dp and kept = factor p, of whole vectors: dp becomes scale ds and `out`,
-    /// which may end inside the last vector or be empty, becomes ds.
+    /// ds = p (dp' - Σ p dp') with dp' = factor dp and kept = factor p, of whole vectors: dp becomes scale ds and
+    /// `out`, which may end inside the last vector or be empty, becomes ds.
     fn softmax_gradient<T>(dp: &mut [T], p: &[T], kept: &[T], scale: T, out: &mut [T]) {
         let (p, kept) = (p.as_chunks::<LANES>().0, kept.as_chunks::<LANES>().0);
         let dp = dp.as_chunks_mut::<LANES>().0;
