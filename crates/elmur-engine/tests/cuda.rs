@@ -210,6 +210,25 @@ fn layers_of_a_u_net_agree_with_the_cpu() {
             g.conv_transpose1d(y, up, Some(bias), Conv1d { stride: 2, padding: 1 }, Activation::Identity)
         });
     }
+    // More pixels and channels of a group than stay in registers.
+    for (batch, channels, groups, height, width) in
+        [(5, 24, 3, 37, 41), (3, 20, 1, 9, 7), (300, 32, 4, 32, 32), (1, 2, 2, 1, 1)]
+    {
+        compare(&format!("norm of {batch} x {channels} x {height} x {width}"), |g| {
+            let x = g.param("x", DType::F32, [batch, channels, height, width])?;
+            let (gamma, beta) =
+                (g.param("gamma", DType::F32, [channels])?, g.param("beta", DType::F32, [channels])?);
+            g.group_norm(x, groups, gamma, beta, 1e-5)
+        });
+    }
+    // Axes summed on both sides of those that are kept.
+    for (shape, target) in [([70, 33, 9, 7], [1, 33, 1, 1]), ([5, 3, 4, 50], [1, 3, 4, 1])] {
+        compare(&format!("sum of {shape:?} to {target:?}"), |g| {
+            let x = g.param("x", DType::F32, shape)?;
+            let square = g.mul(x, x)?;
+            g.sum_to(square, target)
+        });
+    }
     // More images than a GPU unfolds at once.
     compare("convolution of many images", |g| {
         let x = g.param("x", DType::F32, [130, 6, 64, 64])?;

@@ -420,7 +420,10 @@ fn group_norm() {
         let channels = groups * width;
         let x = case.param(g, [batch, steps, channels])?;
         let (gamma, beta) = (case.param(g, [channels])?, case.param(g, [channels])?);
-        Ok(vec![g.group_norm(x, groups, gamma, beta, 1e-3)?])
+        let height = 1 + case.below(4);
+        let image = case.param(g, [batch, channels, height, steps])?;
+        let steps = g.group_norm(x, groups, gamma, beta, 1e-3)?;
+        Ok(vec![steps, g.group_norm(image, groups, gamma, beta, 1e-3)?])
     });
 }
 

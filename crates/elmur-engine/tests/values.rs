@@ -501,6 +501,17 @@ fn group_norm_matches_its_formula() {
         }
     }
     close(&got, &want, 1e-13);
+    // Images: the same numbers with channels first.
+    let as_image = run::<f64>(|g| {
+        let x = g.constant(&x, [batch, steps, channels])?;
+        let x = g.transpose(x, &[0, 2, 1])?;
+        let x = g.reshape(x, [batch, channels, 1, steps])?;
+        let (gamma, beta) = (g.constant(&gamma, [channels])?, g.constant(&beta, [channels])?);
+        let y = g.group_norm(x, groups, gamma, beta, 1e-5)?;
+        let y = g.reshape(y, [batch, channels, steps])?;
+        g.transpose(y, &[0, 2, 1])
+    });
+    close(&as_image, &want, 1e-13);
 }
 
 /// Forward and backward of the ops of a U-Net in f32: the same bits for any number of threads.

@@ -19,7 +19,7 @@
 //! norm is group norm: the numbers of eight channels and all places have mean 0 and variance 1, then a scale and a
 //! shift per channel.
 
-use elmur_engine::{Activation as Act, Conv2d, DType, Norm, NormKind, Value};
+use elmur_engine::{Activation as Act, Conv2d, DType, Value};
 
 use crate::ends::Encoder;
 use crate::error::{Error, Result};
@@ -231,23 +231,12 @@ impl Net<'_> {
         Ok(self.g.conv2d(x, weight, None, conv, Act::Identity)?)
     }
 
-    /// Group norm of [images, channels, height, width]: eight channels lie side by side, so that it is a layer norm
-    /// without scale and shift, which follow per channel.
+    /// Group norm of [images, channels, height, width], then the activation.
     fn image_norm(&mut self, x: Value, name: &str, activation: Act) -> Result<Value> {
-        let shape = self.g.shape(x)?.to_vec();
-        let (channels, each) = (shape[1], GROUP * shape[2] * shape[3]);
-        let groups = self.g.reshape(x, [shape[0], channels / GROUP, each])?;
-        let (one, zero) = (self.g.full(self.dtype, [each], 1.0)?, self.g.full(self.dtype, [each], 0.0)?);
-        let norm = Norm { kind: NormKind::Layer { beta: zero }, gamma: one, eps: 1e-5 };
-        let normal = self.g.norm(groups, norm)?;
-        let normal = self.g.reshape(normal, shape)?;
-        let per_channel = [1, channels, 1, 1];
+        let channels = self.g.shape(x)?[1];
         let gamma = self.param(&format!("{name}.gamma"), [channels], Init::Constant(1.0))?;
-        let gamma = self.g.reshape(gamma, per_channel)?;
         let beta = self.param(&format!("{name}.beta"), [channels], Init::Constant(0.0))?;
-        let beta = self.g.reshape(beta, per_channel)?;
-        let scaled = self.g.mul(normal, gamma)?;
-        let shifted = self.g.add(scaled, beta)?;
-        Ok(self.g.activation(shifted, activation)?)
+        let normal = self.g.group_norm(x, channels / GROUP, gamma, beta, 1e-5)?;
+        Ok(self.g.activation(normal, activation)?)
     }
 }

@@ -104,3 +104,113 @@ KERNEL group_norm_tables(GroupNormTablesArgs args) {
         if (to) to[i < d ? i : i - d] = all;
     }
 }
+
+// Images [samples, channels, pixels], a block of 256 threads per sample and group. y: what is computed, which may be null
+// for gradients; partial: [2, samples, channels] sums of dy n and of dy, may be null; stats may be null.
+struct ImageNormArgs {
+    float *y, *stats, *partial;
+    const float *x, *gamma, *beta, *dy;
+    int samples, channels, groups, pixels;
+    float eps;
+};
+KERNEL __launch_bounds__(256) image_norm(ImageNormArgs args) {
+    begin();
+    constexpr int KEPT = 32;
+    int width = args.channels / args.groups, first = blockIdx.x % args.groups * width, n = width * args.pixels;
+    const float* x = args.x + (i64)blockIdx.x * n;
+    float* y = args.y + (i64)blockIdx.x * n;
+    // The first numbers stay in registers.
+    float kept[KEPT], total = 0, square = 0;
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        int i = threadIdx.x + 256 * k;
+        kept[k] = i < n ? x[i] : 0.0f;
+        total += kept[k];
+    }
+    for (int i = threadIdx.x + 256 * KEPT; i < n; i += 256) total += x[i];
+    float mean = (float)(block_sum((double)total) / n);
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        float d = kept[k] - mean;
+        if ((int)threadIdx.x + 256 * k < n) square += d * d;
+    }
+    for (int i = threadIdx.x + 256 * KEPT; i < n; i += 256) square += (x[i] - mean) * (x[i] - mean);
+    float inverse = 1.0f / sqrtf((float)(block_sum((double)square) / n) + args.eps);
+    if (args.stats && threadIdx.x == 0) {
+        args.stats[2 * (i64)blockIdx.x] = mean;
+        args.stats[2 * (i64)blockIdx.x + 1] = inverse;
+    }
+    auto normal = [&](int i, float value) {
+        int c = first + i / args.pixels;
+        y[i] = fmaf((value - mean) * inverse, args.gamma[c], args.beta[c]);
+    };
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        int i = threadIdx.x + 256 * k;
+        if (i < n) normal(i, kept[k]);
+    }
+    for (int i = threadIdx.x + 256 * KEPT; i < n; i += 256) normal(i, x[i]);
+}
+
+// A warp per channel of the group.
+KERNEL __launch_bounds__(256) image_norm_grad(ImageNormArgs args) {
+    begin();
+    constexpr int KEPT = 32;
+    int warp = threadIdx.x / 32, width = args.channels / args.groups, group = blockIdx.x % args.groups, sample = blockIdx.x / args.groups;
+    int pixels = args.pixels, channel = group * width;
+    i64 at = ((i64)sample * args.channels + channel) * pixels;
+    const float *x = args.x + at, *dy = args.dy + at, *gamma = args.gamma + channel;
+    float *dx = args.y ? args.y + at : nullptr, mean = args.stats[2 * (i64)blockIdx.x], inverse = args.stats[2 * (i64)blockIdx.x + 1];
+    // The first numbers of the warp's first channel stay in registers.
+    float numbers[KEPT], grads[KEPT];
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        int i = lane() + 32 * k;
+        bool inside = warp < width && i < pixels;
+        numbers[k] = inside ? x[warp * pixels + i] : mean;
+        grads[k] = inside ? dy[warp * pixels + i] : 0.0f;
+    }
+    float along = 0, total = 0;
+    for (int c = warp; c < width; c += 8) {
+        const float *from = x + (i64)c * pixels, *grad = dy + (i64)c * pixels;
+        float a = 0, t = 0;
+        if (c == warp) {
+#pragma unroll
+            for (int k = 0; k < KEPT; ++k) {
+                a += grads[k] * (numbers[k] - mean);
+                t += grads[k];
+            }
+        }
+        for (int i = c == warp ? lane() + 32 * KEPT : lane(); i < pixels; i += 32) {
+            a += grad[i] * (from[i] - mean);
+            t += grad[i];
+        }
+        a = warp_sum(a) * inverse;
+        t = warp_sum(t);
+        if (args.partial && lane() == 0) {
+            i64 to = (i64)sample * args.channels + channel + c;
+            args.partial[to] = a;
+            args.partial[(i64)args.samples * args.channels + to] = t;
+        }
+        along += gamma[c] * a;
+        total += gamma[c] * t;
+    }
+    if (!dx) return;
+    // All lanes of a warp have its sums.
+    int n = width * pixels;
+    along = (float)(block_sum(lane() == 0 ? (double)along : 0.0) / n);
+    total = (float)(block_sum(lane() == 0 ? (double)total : 0.0) / n);
+    for (int c = warp; c < width; c += 8) {
+        const float *from = x + (i64)c * pixels, *grad = dy + (i64)c * pixels;
+        float *to = dx + (i64)c * pixels, scale = gamma[c];
+        auto one = [&](float number, float grad) { return inverse * (grad * scale - total - (number - mean) * inverse * along); };
+        if (c == warp) {
+#pragma unroll
+            for (int k = 0; k < KEPT; ++k) {
+                int i = lane() + 32 * k;
+                if (i < pixels) to[i] = one(numbers[k], grads[k]);
+            }
+        }
+        for (int i = c == warp ? lane() + 32 * KEPT : lane(); i < pixels; i += 32) to[i] = one(from[i], grad[i]);
+    }
+}

@@ -1,6 +1,6 @@
-//! GroupNorm: every group of channels is normalised over its channels and all steps.
+//! GroupNorm: every group of channels is normalised over its channels and all steps or pixels.
 //!
-//! For x [B, T, C] in G groups, with mean and variance over the T C / G numbers of a group:
+//! For x [B, T, C] or images [B, C, H, W] in G groups, with mean and variance over all numbers of a group:
 //!
 //! ```text
 //! n = (x - mean) / sqrt(var + eps),   y = n gamma + beta      gamma and beta per channel
@@ -19,11 +19,13 @@ use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{Io, Op, dispatch_float, mismatch, want, want_float};
 use crate::ops::reduce::add_rows;
+#[cfg(feature = "cuda")]
+use crate::ops::reduce::cuda_sum_columns;
 use crate::types::TensorType;
 
 impl Graph {
-    /// Normalises x [B, T, C] in `groups` groups of channels, each over all steps, then scales by gamma `[C]`
-    /// and shifts by beta `[C]`.
+    /// Normalises x [B, T, C] in `groups` groups of channels, each over all steps, or images [B, C, H, W], each
+    /// over all pixels, then scales by gamma `[C]` and shifts by beta `[C]`.
     pub fn group_norm(
         &mut self,
         x: Value,
@@ -45,6 +47,43 @@ kernel_args! {
     }
 }
 
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// Normalised groups of images, and gradients.
+    struct ImageNormArgs in "group_norm.cu" {
+        y: u64, stats: u64, partial: u64, x: u64, gamma: u64, beta: u64, dy: u64,
+        samples: i32, channels: i32, groups: i32, pixels: i32, eps: f32,
+    }
+}
+
+/// Extents of what is normalised.
+#[derive(Debug, Clone, Copy)]
+struct Dims {
+    batch: usize,
+    channels: usize,
+    /// Steps, or pixels of an image.
+    places: usize,
+    /// Whether the numbers of a channel lie side by side, as in images.
+    is_image: bool,
+}
+
+impl Dims {
+    fn new(x: &TensorType) -> Option<Self> {
+        match x.shape[..] {
+            [batch, places, channels] => Some(Self { batch, channels, places, is_image: false }),
+            [batch, channels, height, width] => {
+                Some(Self { batch, channels, places: height * width, is_image: true })
+            }
+            _ => None,
+        }
+    }
+
+    /// Numbers of a sample.
+    fn len(&self) -> usize {
+        self.places * self.channels
+    }
+}
+
 /// Inputs x, gamma, beta; outputs y, statistics [B G, 2] (mean, 1 / deviation).
 #[derive(Debug)]
 struct Forward {
@@ -59,8 +98,8 @@ impl Op for Forward {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
         let x = &inputs[0];
         want_float("group_norm", "x", x)?;
-        let &[batch, _, channels] = &x.shape[..] else {
-            return mismatch("group_norm", "x [B, T, C]", x.to_string());
+        let Some(Dims { batch, channels, .. }) = Dims::new(x) else {
+            return mismatch("group_norm", "x [B, T, C] or [B, C, H, W]", x.to_string());
         };
         if self.groups == 0 || channels % self.groups != 0 {
             let expected = format!("a number of groups that divides {channels} channels");
@@ -82,11 +121,14 @@ impl Op for Forward {
         Ok(())
     }
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
-        max_tasks(threads) * 2 * inputs[0].cols() * inputs[0].dtype.size()
+        max_tasks(threads) * 2 * inputs[1].len() * inputs[0].dtype.size()
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let &[batch, steps, channels] = &io.ty(0).shape[..] else { return Ok(()) };
-        let len = steps * channels;
+        let Some(dims) = Dims::new(io.ty(0)) else { return Ok(()) };
+        let (batch, channels, len) = (dims.batch, dims.channels, dims.len());
+        if len == 0 {
+            return Ok(());
+        }
         dispatch_float!(io.dtype(), T => {
             let (x, gamma, beta) = (io.input::<T>(0), io.input::<T>(1), io.input::<T>(2));
             let stats = io.output_if_used::<T>(1).map(|s| RowsMut::new(s, 2 * self.groups));
@@ -97,16 +139,36 @@ impl Op for Forward {
             io.pool.blocks(batch, per_task, outputs, |first, (y, stats), task| {
                 // SAFETY: one part per task, and there are at most `max_tasks` tasks.
                 let columns = unsafe { scratch.part(task, 1) };
-                let x = &x[first * len..][..y.len()];
-                forward_samples(x, self.groups, gamma, beta, T::of(self.eps), y, stats, columns, len);
+                let (x, eps) = (&x[first * len..][..y.len()], T::of(self.eps));
+                match dims.is_image {
+                    true => forward_images(x, self.groups, gamma, beta, eps, y, stats, dims.places),
+                    false => forward_samples(x, self.groups, gamma, beta, eps, y, stats, columns, len),
+                }
             });
         });
         Ok(())
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let &[batch, steps, channels] = &launch.ty(0).shape[..] else { return Ok(()) };
-        let count = batch * self.groups;
+        let Some(dims) = Dims::new(launch.ty(0)) else { return Ok(()) };
+        let count = dims.batch * self.groups;
+        if dims.is_image {
+            let args = ImageNormArgs {
+                y: launch.output(0),
+                stats: launch.output(1),
+                partial: 0,
+                x: launch.input(0),
+                gamma: launch.input(1),
+                beta: launch.input(2),
+                dy: 0,
+                samples: dims.batch as i32,
+                channels: dims.channels as i32,
+                groups: self.groups as i32,
+                pixels: dims.places as i32,
+                eps: self.eps as f32,
+            };
+            return launch.kernel("image_norm", [count, 1, 1], 256, 0, args);
+        }
         let args = GroupNormArgs {
             y: launch.output(0),
             stats: launch.output(1),
@@ -114,8 +176,8 @@ impl Op for Forward {
             gamma: launch.input(1),
             beta: launch.input(2),
             count,
-            steps: steps as i32,
-            channels: channels as i32,
+            steps: dims.places as i32,
+            channels: dims.channels as i32,
             groups: self.groups as i32,
             eps: self.eps as f32,
         };
@@ -173,6 +235,39 @@ simd_fn! {
     }
 }
 
+simd_fn! {
+    /// Normalises images, whose channels have `pixels` numbers each, side by side.
+    fn forward_images<T>(
+        x: &[T],
+        groups: usize,
+        gamma: &[T],
+        beta: &[T],
+        eps: T,
+        y: &mut [T],
+        stats: Option<&mut [T]>,
+        pixels: usize,
+    ) {
+        let mut stats = stats;
+        let width = gamma.len() / groups;
+        let per = T::ONE / T::of((width * pixels) as f64);
+        let all = x.chunks_exact(width * pixels).zip(y.chunks_exact_mut(width * pixels));
+        for (number, (x, y)) in all.enumerate() {
+            let mean = sum(x) * per;
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = *x - mean);
+            let inverse = T::ONE / (dot(y, y) * per + eps).sqrt();
+            if let Some(stats) = &mut stats {
+                stats[2 * number] = mean;
+                stats[2 * number + 1] = inverse;
+            }
+            let first = number % groups * width;
+            let tables = gamma[first..].iter().zip(&beta[first..]);
+            for (y, (gamma, beta)) in y.chunks_exact_mut(pixels).zip(tables) {
+                y.iter_mut().for_each(|y| *y = (*y * inverse).mul_add(*gamma, *beta));
+            }
+        }
+    }
+}
+
 #[cfg(feature = "cuda")]
 kernel_args! {
     /// Gradient of x.
@@ -212,11 +307,11 @@ impl Op for Gradient {
     }
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
         let batch = inputs[0].shape[0];
-        batch.div_ceil(samples_per_part(batch)) * 6 * inputs[0].cols() * inputs[0].dtype.size()
+        batch.div_ceil(samples_per_part(batch)) * 6 * inputs[2].len() * inputs[0].dtype.size()
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let &[batch, steps, channels] = &io.ty(0).shape[..] else { return Ok(()) };
-        let len = steps * channels;
+        let Some(dims) = Dims::new(io.ty(0)) else { return Ok(()) };
+        let (batch, channels, len) = (dims.batch, dims.channels, dims.len());
         let per_part = samples_per_part(batch);
         let parts = batch.div_ceil(per_part);
         dispatch_float!(io.dtype(), T => {
@@ -230,7 +325,11 @@ impl Op for Gradient {
                 let count = per_part.min(batch - first);
                 let at = first * len..(first + count) * len;
                 let stats = &stats[2 * self.groups * first..];
-                gradient_samples(&x[at.clone()], stats, self.groups, gamma, &dy[at], dx, sums, len);
+                let (x, dy) = (&x[at.clone()], &dy[at]);
+                match dims.is_image {
+                    true => gradient_images(x, stats, self.groups, gamma, dy, dx, sums, dims.places),
+                    false => gradient_samples(x, stats, self.groups, gamma, dy, dx, sums, len),
+                }
             });
             for output in [1, 2] {
                 if let Some(grad) = io.output_if_used::<T>(output) {
@@ -244,11 +343,32 @@ impl Op for Gradient {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let &[batch, steps, channels] = &launch.ty(0).shape[..] else { return Ok(()) };
+        let Some(dims) = Dims::new(launch.ty(0)) else { return Ok(()) };
+        let count = dims.batch * self.groups;
+        if dims.is_image {
+            let wanted = launch.output(1) != 0 || launch.output(2) != 0;
+            let partial = if wanted { launch.scratch(4 * 2 * dims.batch * dims.channels)? } else { 0 };
+            let args = ImageNormArgs {
+                y: launch.output(0),
+                stats: launch.input(1),
+                partial,
+                x: launch.input(0),
+                gamma: launch.input(2),
+                beta: 0,
+                dy: launch.input(3),
+                samples: dims.batch as i32,
+                channels: dims.channels as i32,
+                groups: self.groups as i32,
+                pixels: dims.places as i32,
+                eps: 0.0,
+            };
+            launch.kernel("image_norm_grad", [count, 1, 1], 256, 0, args)?;
+            launch.handoff.push(partial);
+            return Ok(());
+        }
         if launch.output(0) == 0 {
             return Ok(());
         }
-        let count = batch * self.groups;
         let args = GroupNormGradArgs {
             dx: launch.output(0),
             x: launch.input(0),
@@ -256,8 +376,8 @@ impl Op for Gradient {
             gamma: launch.input(2),
             dy: launch.input(3),
             count,
-            steps: steps as i32,
-            channels: channels as i32,
+            steps: dims.places as i32,
+            channels: dims.channels as i32,
             groups: self.groups as i32,
         };
         launch.warps("group_norm_grad", count, args)
@@ -268,7 +388,18 @@ impl Op for Gradient {
     }
     #[cfg(feature = "cuda")]
     fn cuda_deferred(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let &[batch, steps, channels] = &launch.ty(0).shape[..] else { return Ok(()) };
+        let Some(dims) = Dims::new(launch.ty(0)) else { return Ok(()) };
+        let Dims { batch, channels, places: steps, is_image } = dims;
+        if is_image {
+            let partial = launch.handoff.first().copied().unwrap_or(0);
+            for (output, at) in [(1, 0), (2, 4 * (batch * channels) as u64)] {
+                let grad = launch.output(output);
+                if grad != 0 && partial != 0 {
+                    cuda_sum_columns(launch, grad, partial + at, batch, channels, false)?;
+                }
+            }
+            return Ok(());
+        }
         let rows = batch * steps;
         let (tiles, each) = (channels.div_ceil(32), rows.div_ceil(16).max(32));
         let parts = rows.div_ceil(each);
@@ -346,6 +477,59 @@ simd_fn! {
                 for c in 0..channels {
                     let n = (x[c] - mean[c]) * inverse[c];
                     dx[c] = inverse[c] * (dy[c] * gamma[c] - total[c] - n * along[c]);
+                }
+            }
+        }
+    }
+}
+
+simd_fn! {
+    /// Gradients of images, whose channels have `pixels` numbers each, side by side. `sums` becomes dgamma and
+    /// dbeta, followed by two rows of scratch.
+    fn gradient_images<T>(
+        x: &[T],
+        stats: &[T],
+        groups: usize,
+        gamma: &[T],
+        dy: &[T],
+        dx: Option<&mut [T]>,
+        sums: &mut [T],
+        pixels: usize,
+    ) {
+        let mut dx = dx;
+        let channels = gamma.len();
+        let width = channels / groups;
+        let per = T::ONE / T::of((width * pixels) as f64);
+        let (tables, rest) = sums.split_at_mut(2 * channels);
+        let (along, rest) = rest.split_at_mut(channels);
+        let total = &mut rest[..channels];
+        tables.fill(T::ZERO);
+        let each = width * pixels;
+        for (number, (x, dy)) in x.chunks_exact(each).zip(dy.chunks_exact(each)).enumerate() {
+            let (mean, inverse) = (stats[2 * number], stats[2 * number + 1]);
+            let first = number % groups * width;
+            let gamma = &gamma[first..first + width];
+            let (along, total) = (&mut along[..width], &mut total[..width]);
+            // By channel: Σ dy n and Σ dy, where n = (x - mean) inverse; dx holds x - mean until it is known.
+            let mut dx = dx.as_mut().map(|dx| &mut dx[number * each..(number + 1) * each]);
+            if let Some(dx) = &mut dx {
+                dx.iter_mut().zip(x).for_each(|(dx, x)| *dx = *x - mean);
+            }
+            for (c, (x, dy)) in x.chunks_exact(pixels).zip(dy.chunks_exact(pixels)).enumerate() {
+                total[c] = sum(dy);
+                along[c] = inverse
+                    * match &dx {
+                        Some(dx) => dot(dy, &dx[c * pixels..(c + 1) * pixels]),
+                        None => dot(dy, x) - mean * total[c],
+                    };
+                tables[first + c] += along[c];
+                tables[channels + first + c] += total[c];
+            }
+            let Some(dx) = dx else { continue };
+            let (along, total) = (dot(along, gamma) * per, dot(total, gamma) * per);
+            for ((dx, dy), gamma) in dx.chunks_exact_mut(pixels).zip(dy.chunks_exact(pixels)).zip(gamma) {
+                for (dx, dy) in dx.iter_mut().zip(dy) {
+                    *dx = inverse * (*dy * *gamma - total - *dx * inverse * along);
                 }
             }
         }

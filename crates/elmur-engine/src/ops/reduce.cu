@@ -8,6 +8,18 @@ KERNEL sum_slices(float* y, const float* x, i64 n, i64 each) {
     if (threadIdx.x == 0) y[blockIdx.x] = (float)total;
 }
 
+// y[r] = sum of row r of x [rows, columns]; one warp per row.
+KERNEL sum_rows(float* y, const float* x, i64 rows, i64 columns) {
+    begin();
+    i64 row = warp_number();
+    if (row >= rows) return;
+    x += row * columns;
+    float total = 0;
+    for (i64 i = lane(); i < columns; i += 32) total += x[i];
+    total = warp_sum(total);
+    if (lane() == 0) y[row] = total;
+}
+
 // y[part, c] = sum over the part's rows of x[r, c]; blocks of 32 columns by 32 rows.
 KERNEL sum_columns(float* y, const float* x, i64 rows, i64 columns, i64 rows_per_part, int accumulate) {
     begin();

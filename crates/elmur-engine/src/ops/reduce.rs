@@ -257,6 +257,16 @@ impl Op for SumTo {
             return cuda_sum_columns(launch, launch.output(0), launch.input(0), n / kept, kept, false);
         }
         let Some(steps) = broadcast_steps(&out.shape, &ty.shape) else { return Ok(()) };
+        // Axes summed on both sides of those that are kept, as for the biases of a convolution: rows first.
+        let is_summed = |axis: &usize| steps[*axis] == 0 || ty.shape[*axis] == 1;
+        let inner: usize =
+            (0..ty.shape.len()).rev().take_while(is_summed).map(|axis| ty.shape[axis]).product();
+        let outer: usize = (0..ty.shape.len()).take_while(is_summed).map(|axis| ty.shape[axis]).product();
+        if outer * kept * inner == n && outer > 1 && inner >= 32 {
+            let partial = launch.scratch(4 * outer * kept)?;
+            launch.warps("sum_rows", outer * kept, args![partial, launch.input(0), outer * kept, inner])?;
+            return cuda_sum_columns(launch, launch.output(0), partial, outer, kept, false);
+        }
         let none = [0; crate::types::MAX_RANK];
         let mut reduction =
             Reduction { kept: 0, shape: none, step: none, summed: 0, extent: none, stride: none };

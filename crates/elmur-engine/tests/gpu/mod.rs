@@ -74,10 +74,11 @@ fn results(
     named.into_iter().filter_map(|pair| read(pair).transpose()).collect()
 }
 
-/// Builds a graph twice and compares what CPU and GPU make of it, in f32 and tf32.
+/// Builds a graph twice and compares what CPU and GPU make of it, in f32 and tf32, whose 11 bits leave an error of 1e-2
+/// in a sum of a thousand products that cancel.
 pub fn compare(what: &str, seed: u64, build: impl Fn() -> Result<(Graph, Vec<Value>, Value)>) {
     let want = || results(&Device::from(&Pool::new(1)), seed, build()?);
-    for (precision, tolerance) in [(Precision::F32, 2e-4), (Precision::Tf32, 5e-3)] {
+    for (precision, tolerance) in [(Precision::F32, 2e-4), (Precision::Tf32, 1e-2)] {
         let Some(gpu) = gpu(precision) else { return };
         let got = build().and_then(|parts| results(&Device::from(gpu), seed, parts));
         let got = got.unwrap_or_else(|e| panic!("{what}: {e}"));
