@@ -217,8 +217,9 @@ pub(super) struct Shape {
 }
 
 /// What comes before the name of a kernel in the sources.
-const MACROS: [&str; 11] = [
+const MACROS: [&str; 12] = [
     "KERNEL ",
+    "KERNEL __launch_bounds__(256) ",
     "\nPRODUCT(",
     "\nATTENTION(",
     "\nATTENTION_GRAD(",

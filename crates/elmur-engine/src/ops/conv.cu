@@ -16,6 +16,16 @@ struct Tap {
     int at, down, right, weight;
 };
 
+// The taps of a panel, or of a block's columns, apart: most kernels need no moves.
+template <int COUNT> struct Taps {
+    alignas(16) int at[COUNT];
+    alignas(16) int2 moves[COUNT];
+    __device__ __forceinline__ void set(int i, const Tap& tap) {
+        at[i] = tap.at;
+        moves[i] = {tap.down, tap.right};
+    }
+};
+
 // A convolution as a product: C[row, position] = sum over channels and taps of weight x source, all extents for one
 // of the grid's layers.
 struct Gather {
@@ -26,6 +36,7 @@ struct Gather {
     int image, first, apart_down, apart_right;       // of the result: numbers of an image's row, and where positions lie
     int weight_row, weight_channel, weight_down, weight_right, weight;
 
+    __device__ __forceinline__ int depth() const { return channels * taps_down * taps_right; }
     __device__ __forceinline__ Tap tap(int k) const {
         int right = k % taps_right, rest = k / taps_right, down = rest % taps_down, channel = rest / taps_down;
         return {(channel * h + sign * down) * w + sign * right, sign * down, sign * right,
@@ -103,41 +114,53 @@ template <int ROWS, bool exact> struct Sums {
     }
 };
 
-// to [batch, rows, ...] from source [batch, channels, h, w] and weights (+ bias per row, which may be null).
-template <int ROWS, bool exact>
-__device__ __forceinline__ void gather_product(float* to, const float* source, const float* weights, const float* bias, const Gather& g, int batch) {
-    constexpr int STAGE = ROWS * ALONG + DEPTH * ACROSS;
+// to [batch, rows, ...] from source [batch, channels, h, w] and weights [rows, depth], whose rows begin `stride` numbers
+// apart (+ bias per row, which may be null). checked: whether places may lie outside of the source, where it is zero.
+template <int ROWS, bool exact, bool checked>
+__device__ __forceinline__ void gather_product(float* to, const float* source, const float* weights, int stride, const float* bias, const Gather& g, int batch) {
+    constexpr int STAGE = ROWS * ALONG + DEPTH * ACROSS, VECTORS = DEPTH / 4;
     extern __shared__ float shared[];
-    __shared__ Tap taps[2][DEPTH];
+    __shared__ Taps<DEPTH> taps[2];
     __shared__ i64 places[COLUMNS];
-    int thread = threadIdx.x, row = blockIdx.y * ROWS, depth = g.channels * g.taps_down * g.taps_right, panels = (depth + DEPTH - 1) / DEPTH;
+    int thread = threadIdx.x, row = blockIdx.y * ROWS, depth = g.depth(), panels = (depth + DEPTH - 1) / DEPTH;
     i64 each = (i64)g.positions_down * g.positions_right, column = (i64)blockIdx.x * COLUMNS + thread, columns = batch * each;
     if ((i64)blockIdx.x * COLUMNS >= columns) return;
-    // This thread's column: its place in the source, and in the result.
+    // This thread's column: its place in the source, and in the result. What is beyond the last computes the first.
     bool is_there = column < columns;
     i64 image = is_there ? column / each : 0;
     int position = is_there ? (int)(column % each) : 0, u = position / g.positions_right, v = position % g.positions_right;
     int down = u * g.step + g.down, right = v * g.step + g.right;
-    source += image * g.channels * g.h * g.w;
-    int at = down * g.w + right;
+    source += image * g.channels * g.h * g.w + down * g.w + right;
     places[thread] = is_there ? image * g.rows * g.image + g.first + u * g.apart_down + v * g.apart_right : -1;
+    // Beyond the depth, where weights are zero, the first tap is read again.
     auto find_taps = [&](int panel) {
         int k = panel * DEPTH + thread;
-        if (thread < DEPTH && k < depth) taps[panel % 2][thread] = g.tap(k);
+        if (thread < DEPTH && panel < panels) taps[panel % 2].set(thread, g.tap(k < depth ? k : 0));
     };
     auto load = [&](int panel) {
         float *a = shared + panel % 2 * STAGE, *b = a + ROWS * ALONG;
         int first = panel * DEPTH;
-        for (int e = thread; e < ROWS * DEPTH; e += COLUMNS) {
-            int r = e / DEPTH, k = e % DEPTH;
-            bool inside = row + r < g.rows && first + k < depth;
-            copy_one_async(a + r * ALONG + k, weights + (inside ? (row + r) * g.weight_row + taps[panel % 2][k].weight : 0), inside);
+        if (stride % 4 == 0) {
+#pragma unroll
+            for (int e = thread; e < ROWS * VECTORS; e += COLUMNS) {
+                int r = e / VECTORS, k = e % VECTORS * 4;
+                copy_async(a + r * ALONG + k, weights + (row + r) * stride + first + k, row + r < g.rows && first + k < depth);
+            }
+        } else {
+            for (int e = thread; e < ROWS * DEPTH; e += COLUMNS) {
+                int r = e / DEPTH, k = e % DEPTH;
+                copy_one_async(a + r * ALONG + k, weights + (row + r) * stride + first + k, row + r < g.rows && first + k < depth);
+            }
         }
-#pragma unroll 8
+        const Taps<DEPTH>& own = taps[panel % 2];
+#pragma unroll
         for (int k = 0; k < DEPTH; ++k) {
-            Tap tap = taps[panel % 2][k];
-            bool inside = is_there && first + k < depth && (u32)(down + tap.down) < (u32)g.h && (u32)(right + tap.right) < (u32)g.w;
-            copy_one_async(b + k * ACROSS + thread, source + (inside ? at + tap.at : 0), inside);
+            bool inside = true;
+            if (checked) {
+                int2 moves = own.moves[k];
+                inside = (u32)(down + moves.x) < (u32)g.h && (u32)(right + moves.y) < (u32)g.w;
+            }
+            copy_one_async(b + k * ACROSS + thread, source + own.at[k], inside);
         }
         asm volatile("cp.async.commit_group;");
     };
@@ -166,6 +189,15 @@ __device__ __forceinline__ void gather_product(float* to, const float* source, c
     });
 }
 
+// Weights as the gradient of images takes them: to [phases, c, stride], of every phase the weights of one row of C side
+// by side, and zeros up to the stride.
+KERNEL conv2d_turn_weights(float* to, const float* weights, Geometry g, int stride) {
+    begin();
+    Gather turned = input_grad_of(g, blockIdx.y);
+    int e = (int)thread_number(), r = e / stride, k = e % stride;
+    if (r < g.c) to[(i64)blockIdx.y * g.c * stride + e] = k < turned.depth() ? weights[r * turned.weight_row + turned.tap(k).weight] : 0.0f;
+}
+
 // partial[split, outputs, depth]: sums over a share of all patches of dy x patch.
 struct WeightGradArgs {
     float* partial;
@@ -174,35 +206,45 @@ struct WeightGradArgs {
     Geometry g;
 };
 
-template <int ROWS, bool exact> __device__ __forceinline__ void weight_grad(const WeightGradArgs& args) {
+template <int ROWS, bool exact, bool checked> __device__ __forceinline__ void weight_grad(const WeightGradArgs& args) {
     constexpr int STAGE = (ROWS + COLUMNS) * ALONG;
     extern __shared__ float shared[];
-    __shared__ Tap taps[COLUMNS];
+    __shared__ Taps<COLUMNS> taps;
     const Geometry& g = args.g;
     Gather forward = forward_of(g);
-    int thread = threadIdx.x, k = thread % DEPTH, row = blockIdx.y * ROWS, column = blockIdx.x * COLUMNS, depth = g.c * g.p * g.q, each = g.i * g.j;
+    int thread = threadIdx.x, warp = thread / 32, k = thread % DEPTH, row = blockIdx.y * ROWS, column = blockIdx.x * COLUMNS;
+    int depth = forward.depth(), each = g.i * g.j;
     i64 begins = blockIdx.z * args.share, ends = begins + args.share, all = (i64)g.batch * each;
     if (ends > all) ends = all;
     int panels = begins < ends ? (int)((ends - begins + DEPTH - 1) / DEPTH) : 0;
-    if (column + thread < depth) taps[thread] = forward.tap(column + thread);
+    // Beyond the depth the first tap is read again, and the sum dropped.
+    taps.set(thread, forward.tap(column + thread < depth ? column + thread : 0));
     // The patch of this thread in the next panel.
     i64 next = begins + k, image = next / each;
     int position = (int)(next % each);
     auto load = [&](int panel) {
         float *a = shared + panel % 2 * STAGE, *b = a + ROWS * ALONG;
+        // Beyond the last patch dy is zero, and the first patch is read again.
         bool is_there = next < ends;
-        int down = position / g.j * g.stride - g.padding, right = position % g.j * g.stride - g.padding, at = down * g.w + right;
-        const float *dy = args.dy + image * g.outputs * each + position, *source = args.images + image * g.c * g.h * g.w;
-#pragma unroll 8
-        for (int r = thread / DEPTH; r < ROWS; r += WARPS) {
-            bool inside = is_there && row + r < g.outputs;
-            copy_one_async(a + r * ALONG + k, inside ? dy + (row + r) * each : args.dy, inside);
+        i64 own = is_there ? image : 0;
+        int place = is_there ? position : 0;
+        int down = place / g.j * g.stride - g.padding, right = place % g.j * g.stride - g.padding;
+        const float* dy = args.dy + (own * g.outputs + row) * each + place;
+        const float* source = args.images + own * g.c * g.h * g.w + down * g.w + right;
+#pragma unroll
+        for (int i = 0; i < ROWS / WARPS; ++i) {
+            int r = WARPS * i + warp;
+            copy_one_async(a + r * ALONG + k, dy + r * each, is_there && row + r < g.outputs);
         }
-#pragma unroll 8
-        for (int c = thread / DEPTH; c < COLUMNS; c += WARPS) {
-            Tap tap = taps[c];
-            bool inside = is_there && column + c < depth && (u32)(down + tap.down) < (u32)g.h && (u32)(right + tap.right) < (u32)g.w;
-            copy_one_async(b + c * ALONG + k, inside ? source + at + tap.at : args.images, inside);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            int c = 32 * warp + i;
+            bool inside = true;
+            if (checked) {
+                int2 moves = taps.moves[c];
+                inside = (u32)(down + moves.x) < (u32)g.h && (u32)(right + moves.y) < (u32)g.w;
+            }
+            copy_one_async(b + c * ALONG + k, source + taps.at[c], inside);
         }
         asm volatile("cp.async.commit_group;");
         next += DEPTH;
@@ -219,43 +261,49 @@ template <int ROWS, bool exact> __device__ __forceinline__ void weight_grad(cons
             asm volatile("cp.async.wait_group 0;");
         }
         __syncthreads();
-        const float *a = shared + panel % 2 * STAGE, *b = a + (ROWS + thread / 32 * 32) * ALONG;
+        const float *a = shared + panel % 2 * STAGE, *b = a + (ROWS + 32 * warp) * ALONG;
         sums.add(a, [&](int k, int column) { return b[column * ALONG + k]; });
-        if (exact || panel % 16 == 15) sums.settle();
+        if (exact) sums.settle();
         __syncthreads();
     }
-    sums.settle();
+    if (!exact) sums.settle();
     float* to = args.partial + (i64)blockIdx.z * g.outputs * depth;
     sums.each([&](int r, int c, float sum) {
-        int o = row + r, d = column + thread / 32 * 32 + c;
+        int o = row + r, d = column + 32 * warp + c;
         if (o < g.outputs && d < depth) to[(i64)o * depth + d] = sum;
     });
 }
 
 // Grid (tiles of positions, tiles of rows, phases); ROWS x ALONG and DEPTH x ACROSS floats twice in shared memory.
-#define CONVOLUTION(name, ROWS, exact)                                                                                                   \
-    KERNEL __launch_bounds__(128) name(float* y, const float* images, const float* weights, const float* bias, Geometry g) {             \
-        begin();                                                                                                                         \
-        gather_product<ROWS, exact>(y, images, weights, bias, forward_of(g), g.batch);                                                   \
+#define CONVOLUTION(name, ROWS, exact, checked)                                                                              \
+    KERNEL __launch_bounds__(128) name(float* y, const float* images, const float* weights, const float* bias, Geometry g) { \
+        begin();                                                                                                             \
+        Gather own = forward_of(g);                                                                                          \
+        gather_product<ROWS, exact, checked>(y, images, weights, own.depth(), bias, own, g.batch);                           \
     }
-#define CONVOLUTION_INPUT_GRAD(name, ROWS, exact)                                                                                        \
-    KERNEL __launch_bounds__(128) name(float* dx, const float* dy, const float* weights, Geometry g) {                                   \
-        begin();                                                                                                                         \
-        gather_product<ROWS, exact>(dx, dy, weights, (const float*)nullptr, input_grad_of(g, blockIdx.z), g.batch);                      \
+#define CONVOLUTION_INPUT_GRAD(name, ROWS, exact)                                                                            \
+    KERNEL __launch_bounds__(128) name(float* dx, const float* dy, const float* turned, Geometry g, int stride) {            \
+        begin();                                                                                                             \
+        const float* weights = turned + (i64)blockIdx.z * g.c * stride;                                                      \
+        gather_product<ROWS, exact, true>(dx, dy, weights, stride, (const float*)nullptr, input_grad_of(g, blockIdx.z), g.batch); \
     }
 // Grid (tiles of depth, tiles of outputs, splits); (ROWS + 128) x ALONG floats twice in shared memory.
-#define CONVOLUTION_WEIGHT_GRAD(name, ROWS, exact)                                                                                       \
-    KERNEL __launch_bounds__(128) name(WeightGradArgs args) {                                                                            \
-        begin();                                                                                                                         \
-        weight_grad<ROWS, exact>(args);                                                                                                  \
+#define CONVOLUTION_WEIGHT_GRAD(name, ROWS, exact, checked)                                                                  \
+    KERNEL __launch_bounds__(128) name(WeightGradArgs args) {                                                                \
+        begin();                                                                                                             \
+        weight_grad<ROWS, exact, checked>(args);                                                                             \
     }
 
-CONVOLUTION(conv2d_32, 32, false)
-CONVOLUTION(conv2d_64, 64, false)
-CONVOLUTION(conv2d_32_exact, 32, true)
+CONVOLUTION(conv2d_32, 32, false, false)
+CONVOLUTION(conv2d_64, 64, false, false)
+CONVOLUTION(conv2d_32_padded, 32, false, true)
+CONVOLUTION(conv2d_64_padded, 64, false, true)
+CONVOLUTION(conv2d_32_exact, 32, true, true)
 CONVOLUTION_INPUT_GRAD(conv2d_input_grad_32, 32, false)
 CONVOLUTION_INPUT_GRAD(conv2d_input_grad_64, 64, false)
 CONVOLUTION_INPUT_GRAD(conv2d_input_grad_32_exact, 32, true)
-CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32, 32, false)
-CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_64, 64, false)
-CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32_exact, 32, true)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32, 32, false, false)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_64, 64, false, false)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32_padded, 32, false, true)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_64_padded, 64, false, true)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32_exact, 32, true, true)

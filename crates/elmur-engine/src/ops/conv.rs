@@ -88,14 +88,42 @@ const THREADS: u32 = 128;
 #[cfg(feature = "cuda")]
 const FULL: usize = 528;
 
-/// The kernel of three (32 rows of the result to a block, 64 rows, 32 rows to f32 accuracy) for so many rows, and how
-/// many rows it computes.
+/// A kernel by the rows of the result that a block computes, and by accuracy.
 #[cfg(feature = "cuda")]
-fn kernel_for(launch: &Launch<'_>, names: [&'static str; 3], rows: usize) -> (&'static str, usize) {
-    match (launch.is_exact(), rows > 32) {
-        (true, _) => (names[2], 32),
-        (false, true) => (names[1], 64),
-        (false, false) => (names[0], 32),
+struct Kernels {
+    /// With 32 and 64 rows.
+    fast: [&'static str; 2],
+    /// The same where images are padded.
+    padded: [&'static str; 2],
+    /// With 32 rows, to f32 accuracy.
+    exact: &'static str,
+}
+
+#[cfg(feature = "cuda")]
+impl Kernels {
+    const FORWARD: Self = Self {
+        fast: ["conv2d_32", "conv2d_64"],
+        padded: ["conv2d_32_padded", "conv2d_64_padded"],
+        exact: "conv2d_32_exact",
+    };
+    const INPUT_GRAD: Self = Self {
+        fast: ["conv2d_input_grad_32", "conv2d_input_grad_64"],
+        padded: ["conv2d_input_grad_32", "conv2d_input_grad_64"],
+        exact: "conv2d_input_grad_32_exact",
+    };
+    const WEIGHT_GRAD: Self = Self {
+        fast: ["conv2d_weight_grad_32", "conv2d_weight_grad_64"],
+        padded: ["conv2d_weight_grad_32_padded", "conv2d_weight_grad_64_padded"],
+        exact: "conv2d_weight_grad_32_exact",
+    };
+
+    /// The kernel for a result of so many rows, and how many of them a block computes.
+    fn choose(&self, launch: &Launch<'_>, conv: Conv2d, rows: usize) -> (&'static str, usize) {
+        if launch.is_exact() {
+            return (self.exact, 32);
+        }
+        let names = if conv.padding > 0 { &self.padded } else { &self.fast };
+        if rows > 32 { (names[1], 64) } else { (names[0], 32) }
     }
 }
 
@@ -350,7 +378,7 @@ impl Op for Forward {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(0), launch.ty(1), self.conv) else { return Ok(()) };
-        let (name, rows) = kernel_for(launch, ["conv2d_32", "conv2d_64", "conv2d_32_exact"], dims.outputs);
+        let (name, rows) = Kernels::FORWARD.choose(launch, self.conv, dims.outputs);
         let grid = [(dims.batch * dims.count()).div_ceil(COLUMNS), dims.outputs.div_ceil(rows), 1];
         let bias = launch.input_if(self.bias.then_some(2));
         let args = args![launch.output(0), launch.input(0), launch.input(1), bias, dims.geometry(self.conv)];
@@ -423,13 +451,18 @@ impl Op for InputGrad {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(&self.image, launch.ty(1), self.conv) else { return Ok(()) };
-        let names = ["conv2d_input_grad_32", "conv2d_input_grad_64", "conv2d_input_grad_32_exact"];
-        let (name, rows) = kernel_for(launch, names, dims.channels);
+        let (name, rows) = Kernels::INPUT_GRAD.choose(launch, self.conv, dims.channels);
         // Pixels of one phase at a time: those that are as far from the borders of patches.
         let stride = self.conv.stride;
+        let taps = dims.kernel.0.div_ceil(stride) * dims.kernel.1.div_ceil(stride);
+        let line = (dims.outputs * taps).next_multiple_of(4);
+        let (each, geometry) = (dims.channels * line, dims.geometry(self.conv));
+        let turned = launch.scratch(4 * stride * stride * each)?;
+        let args = args![turned, launch.input(1), geometry, line as i32];
+        launch.kernel("conv2d_turn_weights", [each.div_ceil(256), stride * stride, 1], 256, 0, args)?;
         let pixels = dims.batch * dims.image.0.div_ceil(stride) * dims.image.1.div_ceil(stride);
         let grid = [pixels.div_ceil(COLUMNS), dims.channels.div_ceil(rows), stride * stride];
-        let args = args![launch.output(0), launch.input(0), launch.input(1), dims.geometry(self.conv)];
+        let args = args![launch.output(0), launch.input(0), turned, geometry, line as i32];
         launch.kernel(name, grid, THREADS, gather_shared(rows), args)
     }
 }
@@ -503,8 +536,7 @@ impl Op for WeightGrad {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(1), &self.weight, self.conv) else { return Ok(()) };
-        let names = ["conv2d_weight_grad_32", "conv2d_weight_grad_64", "conv2d_weight_grad_32_exact"];
-        let (name, rows) = kernel_for(launch, names, dims.outputs);
+        let (name, rows) = Kernels::WEIGHT_GRAD.choose(launch, self.conv, dims.outputs);
         let (patches, length) = (dims.batch * dims.count(), dims.outputs * dims.depth());
         // Patches are divided among as many blocks as fill the GPU.
         let tiles = [dims.depth().div_ceil(COLUMNS), dims.outputs.div_ceil(rows)];
