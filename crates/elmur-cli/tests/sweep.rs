@@ -140,6 +140,12 @@ fn a_sweep_is_trained_evaluated_and_reported_once() {
     assert!(said.contains("4 of 4 runs done (0 by this command)"), "{said}");
     assert_eq!(results(&folder.path("later/results.json")), found);
     assert!(names(folder.0.join("later/runs")).is_empty());
+
+    // Another sweep's report keeps the results that the file has already.
+    (sweep["known"], sweep["seeds"]) = (Value::Null, json!([7]));
+    let other = write(&folder, "other.json", &sweep);
+    fine(&["sweep", "report", &other, "--state", &state]);
+    assert_eq!(results(&state), found);
 }
 
 /// The training that a worker has started.

@@ -24,7 +24,7 @@ pub struct Args {
     /// sweep.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Write all results to this file too, such as the sweep's `known`: sweeps that know it do not repeat them.
+    /// Add all results to this file too, such as the sweep's `known`: sweeps that know it do not repeat them.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
 }
@@ -42,7 +42,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     state::write_results(&out.join("results.json"), &plan, &results)?;
     if let Some(path) = &args.state {
         crate::plot::make_folder(path)?;
-        state::write_results(path, &plan, &results)?;
+        state::add_results(path, &plan, &results)?;
     }
     let drawn = draw(&out.join("scores"), &plan, &table)?;
     say(text.trim_end());

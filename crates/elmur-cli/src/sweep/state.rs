@@ -150,6 +150,13 @@ pub fn write_results(path: &Path, plan: &Plan, results: &Results) -> Result<()> 
     Ok(write_atomic(path, text.as_bytes())?)
 }
 
+/// Adds results to a file of results; those of other sweeps that it has stay.
+pub fn add_results(path: &Path, plan: &Plan, results: &Results) -> Result<()> {
+    let mut all = if path.exists() { read_results(path)? } else { Results::new() };
+    all.extend(results.iter().map(|(id, result)| (id.clone(), result.clone())));
+    write_results(path, plan, &all)
+}
+
 /// The result of a run that is done.
 pub fn result_of(plan: &Plan, run: &PlannedRun) -> Result<Option<RunResult>> {
     let path = plan.path_of(run, ".json");
