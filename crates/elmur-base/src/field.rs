@@ -46,17 +46,30 @@ pub enum Field {
 }
 
 /// How much the actions of an episode count: 1 each up to the first step whose reward reaches a bound, and another
-/// weight for those after it. Both are kept by their bits so that fields can be compared.
+/// weight for those after it; more where an action differs from the one before. All are kept by their bits so that
+/// fields can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepWeights {
     success: u32,
     after: u32,
+    changes: u32,
 }
 
 impl StepWeights {
     /// The weight `after` behind the first reward of at least `success`.
     pub fn new(success: f32, after: f32) -> Self {
-        Self { success: success.to_bits(), after: after.to_bits() }
+        Self { success: success.to_bits(), after: after.to_bits(), changes: 0 }
+    }
+
+    /// The same, with weights multiplied by 1 + `changes` times the change of the action from the step before: the root
+    /// of the mean square over its components, where a choice changes by 0 or 1. An episode's first step has none.
+    pub fn with_changes(self, changes: f32) -> Self {
+        Self { changes: changes.to_bits(), ..self }
+    }
+
+    /// How much a change of the action counts.
+    pub fn changes(self) -> f32 {
+        f32::from_bits(self.changes)
     }
 
     /// The reward that tells success.

@@ -143,13 +143,19 @@ impl Window<'_> {
             (Field::Weight(weights), FieldMut::F32(out)) => {
                 self.check_room(field, 1, out.len())?;
                 let (mut rewards, mut marks) = (Vec::new(), vec![true; self.length]);
-                self.each(1, out, |row, out| {
+                self.each(1, &mut *out, |row, out| {
                     self.marks(row, &mut marks[..row.length])?;
                     self.weights(row, weights, &mut rewards, out)?;
                     let left_out = out.iter_mut().zip(&marks).filter(|(_, mark)| !**mark);
                     left_out.for_each(|(weight, _)| *weight = 0.0);
                     Ok(())
-                })
+                })?;
+                if weights.changes() != 0.0 {
+                    let changes = self.changes(discrete, continuous)?;
+                    let factors = changes.iter().map(|change| 1.0 + weights.changes() * change);
+                    out.iter_mut().zip(factors).for_each(|(weight, factor)| *weight *= factor);
+                }
+                Ok(())
             }
             (field, out) => {
                 let of_actions = |integer: &str| match (discrete, continuous) {
@@ -443,6 +449,41 @@ impl Window<'_> {
         Ok(())
     }
 
+    /// How much the action of each step differs from the one before, [rows, length]: the root of the mean square over
+    /// its components, of which choices differ by 0 or 1; 0 for an episode's first step.
+    fn changes(&self, discrete: usize, continuous: usize) -> Result<Vec<f32>> {
+        // From one step earlier on; an episode's first step is shown twice.
+        let earlier = |crop: &Crop| {
+            let repeated = crop.repeated.saturating_sub(self.offset);
+            let first = crop.start.saturating_add(self.offset.saturating_sub(crop.repeated));
+            match (repeated, first) {
+                (0, 1..) => Crop::new(crop.episode, first - 1),
+                _ => Crop { episode: crop.episode, start: first, repeated: repeated + 1 },
+            }
+        };
+        let crops: Vec<Crop> = self.crops.iter().map(earlier).collect();
+        let longer = Window { source: self.source, crops: &crops, offset: 0, length: self.length + 1 };
+        let (steps, width) = (crops.len() * longer.length, discrete + continuous);
+        let (mut numbers, mut choices) = (vec![0f32; steps * continuous], vec![0i32; steps * discrete]);
+        if continuous > 0 {
+            longer.fill(Field::Target, FieldMut::F32(&mut numbers))?;
+        }
+        if discrete > 0 {
+            longer.fill(Field::Action, FieldMut::I32(&mut choices))?;
+        }
+        let mut changes = vec![0f32; self.crops.len() * self.length];
+        for (step, change) in changes.iter_mut().enumerate() {
+            let at = step / self.length * longer.length + step % self.length;
+            let pair = |width: usize| (at * width..(at + 1) * width, (at + 1) * width..(at + 2) * width);
+            let (before, now) = pair(continuous);
+            let squares = numbers[before].iter().zip(&numbers[now]).map(|(a, b)| (a - b) * (a - b));
+            let (before, now) = pair(discrete);
+            let differ = choices[before].iter().zip(&choices[now]).filter(|(a, b)| a != b).count();
+            *change = ((squares.sum::<f32>() + differ as f32) / width.max(1) as f32).sqrt();
+        }
+        Ok(changes)
+    }
+
     /// Sums of rewards to the end of the episode: `shown(reward, later)` of each step's reward and the
     /// discounted sum of those after it.
     fn sums_to_end(
@@ -624,6 +665,28 @@ pub(crate) mod tests {
         assert_eq!(weights(0, 3, 1.0), [0.25, 0.0, 0.25, 0.0]);
         assert_eq!(weights(0, 0, 0.5), [1.0, 0.0, 0.25, 0.25]);
         assert_eq!(weights(2, 0, 2.0), [1.0, 1.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn actions_that_change_weigh_more() {
+        let weights = |data: &Dataset, start: usize, offset: usize| {
+            let window = Window { source: data, crops: &[Crop::new(0, start)], offset, length: 2 };
+            let mut out = [9.0; 2];
+            let field = Field::Weight(StepWeights::new(9.0, 1.0).with_changes(2.0));
+            window.fill(field, FieldMut::F32(&mut out)).unwrap();
+            out
+        };
+        // From (3, 0.5, -0.5, 6) to (1, 1.5, 2.5, 2), which is not imitated.
+        let data = mixed();
+        assert_eq!(weights(&data, 0, 0), [1.0, 0.0]);
+        let mut episode = data.episode(0).to_episode();
+        episode.imitate = None;
+        let data = Dataset::from_episodes(data.spaces().clone(), BTreeMap::new(), vec![episode]).unwrap();
+        let changed = 1.0 + 2.0 * ((1.0 + 9.0 + 2.0) / 4.0f32).sqrt();
+        assert_eq!(weights(&data, 0, 0), [1.0, changed]);
+        // Whatever window a step is seen in; nothing beyond the end.
+        assert_eq!(weights(&data, 1, 0), [changed, 0.0]);
+        assert_eq!(weights(&data, 0, 1), [changed, 0.0]);
     }
 
     /// A camera, pixels of a box, a pair of choices and nothing at all; actions of two choices around two

@@ -153,6 +153,11 @@ pub struct TrainConfig {
     /// Reward from which on a step counts as a success, for `train.after_success`.
     #[serde(default = "one")]
     pub success_reward: f64,
+    /// How much more steps count, in the loss on actions, at which the expert's action changes: weights are multiplied by
+    /// 1 + this x the change from the step before (root mean square over the action's components; a choice changes by 0
+    /// or 1). 0 or more. Where an arm is seen to move, only the step at which it sets out tells what it goes for.
+    #[serde(default)]
+    pub changes: f64,
     /// Clip gradients to this global norm.
     pub clip: f64,
     /// Decoupled weight decay of AdamW.
@@ -332,6 +337,8 @@ impl RunConfig {
         check((0.0..1.0).contains(&smoothing), "train.label_smoothing", "in 0..1", smoothing.to_string())?;
         let after = t.after_success;
         check((0.0..=1.0).contains(&after), "train.after_success", "in 0..=1", after.to_string())?;
+        let changes = t.changes;
+        check((0.0..=1e6).contains(&changes), "train.changes", "in 0..=1e6", changes.to_string())?;
         let reward = t.success_reward;
         check((reward as f32).is_finite(), "train.success_reward", "a finite number", reward.to_string())?;
         check(t.checkpoint_every > 0, "train.checkpoint_every", "at least 1", "0".to_owned())?;

@@ -114,8 +114,10 @@ impl TrainConfig {
             table,
             augment: Augment::default(),
             bytes: Vec::new(),
-            weights: (self.after_success != 1.0)
-                .then(|| StepWeights::new(self.success_reward as f32, self.after_success as f32)),
+            weights: (self.after_success != 1.0 || self.changes != 0.0).then(|| {
+                StepWeights::new(self.success_reward as f32, self.after_success as f32)
+                    .with_changes(self.changes as f32)
+            }),
         }
     }
 }

@@ -25,6 +25,7 @@ pub fn tmaze() -> TrainConfig {
         },
         label_smoothing: 0.16,
         after_success: 1.0,
+        changes: 0.0,
         success_reward: 1.0,
         clip: 5.0,
         weight_decay: 1e-4,
