@@ -21,7 +21,7 @@ use std::ops::Range;
 use super::float::Float;
 use super::isa::Isa;
 use super::pool::Pool;
-use super::simd::{LANES, add_assign, fold, prefetch_at, simd_fn};
+use super::simd::{LANES, add_assign, fold, simd_fn};
 use crate::precision::Precision;
 
 /// Depth of one block: a B panel of KC x NR floats stays in the first-level cache.
@@ -658,11 +658,6 @@ impl<T: Float> Blocks<T> {
                 for step in 0..shared_panels * own {
                     let (panel, i) = if along_rows {
                         (step % shared_panels, step / shared_panels)
-                    } else if kept.is_some() {
-                        // Each panel that comes from afar meets all others, there and back: rows of the last one may
-                        // be fewer.
-                        let (panel, i) = (step % shared_panels, step / shared_panels);
-                        (if i % 2 == 0 { panel } else { shared_panels - 1 - panel }, i)
                     } else {
                         (step / own, step % own)
                     };
@@ -676,15 +671,6 @@ impl<T: Float> Blocks<T> {
                     } else {
                         ((panel * BLOCK, other), (first + i, mine))
                     };
-                    if kept.is_some() {
-                        // A part of what the next panel will be, so that all of it is fetched before its turn.
-                        let len = steps * BLOCK_LEN;
-                        let (part, each) = (step % shared_panels, len.div_ceil(shared_panels));
-                        if right_panel + 1 < own_panels {
-                            let next = mine.wrapping_add(len + part * each);
-                            prefetch_at(next, each.min(len - part * each));
-                        }
-                    }
                     let (&Right { n, c, ldc, .. }, panel) = right_of(right_panel);
                     let col = panel * BLOCK;
                     let (rows, cols) = (BLOCK.min(m - row), BLOCK.min(n - col));

@@ -141,27 +141,20 @@ pub(crate) fn add_assign<T: Float>(y: &mut [T], x: &[T]) {
 /// Fetches a row that is needed soon into the second-level cache, where processors know how.
 #[inline(always)]
 pub(crate) fn prefetch<T>(row: &[T]) {
-    prefetch_at(row.as_ptr(), row.len());
-}
-
-/// [`prefetch`] of `len` elements at an address, which nobody reads here.
-#[inline(always)]
-pub(crate) fn prefetch_at<T>(at: *const T, len: usize) {
-    let (at, bytes) = (at.cast::<u8>(), len * size_of::<T>());
     #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes).step_by(64) {
+    for line in (0..size_of_val(row)).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: prefetches of any address are harmless.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast::<i8>().wrapping_add(line)) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(row.as_ptr().cast::<i8>().wrapping_add(line)) };
     }
     #[cfg(target_arch = "aarch64")]
-    for line in (0..bytes).step_by(64) {
-        let at = at.wrapping_add(line);
+    for line in (0..size_of_val(row)).step_by(64) {
+        let at = row.as_ptr().cast::<u8>().wrapping_add(line);
         // SAFETY: prefetches of any address are harmless.
         unsafe { std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, readonly)) };
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = (at, bytes);
+    let _ = row;
 }
 
 #[cfg(test)]

@@ -226,6 +226,30 @@ simd_fn! {
     }
 }
 
+simd_fn! {
+    /// Rows of one head plus `u` and plus `v`, each in rows of whole tiles that are filled up with zeros.
+    fn add_both_to_rows<T>(
+        source: &[T],
+        stride: usize,
+        u: &[T],
+        v: &[T],
+        wide: usize,
+        targets: (&mut [T], &mut [T]),
+    ) {
+        let rows = targets.0.chunks_exact_mut(wide).zip(targets.1.chunks_exact_mut(wide)).enumerate();
+        for (i, (with_u, with_v)) in rows {
+            let source = &source[i * stride..][..u.len()];
+            for (target, shift) in [(with_u, u), (with_v, v)] {
+                let (row, beyond) = target.split_at_mut(shift.len());
+                row.iter_mut().zip(source).zip(shift).for_each(|((y, x), s)| *y = *x + *s);
+                if !beyond.is_empty() {
+                    beyond.fill(T::ZERO);
+                }
+            }
+        }
+    }
+}
+
 /// Lengths of a thread's scratch in the forward pass.
 fn forward_lengths(dims: &Dims, sizes: &Sizes, table_per_row: bool) -> [usize; 8] {
     let width = dims.width;
@@ -233,7 +257,7 @@ fn forward_lengths(dims: &Dims, sizes: &Sizes, table_per_row: bool) -> [usize; 8
     [
         keys,
         values,
-        sizes.height * sizes.width,
+        (sizes.height + 1) * sizes.width,
         (sizes.height + 1) * sizes.width,
         sizes.height * sizes.keys,
         LANES + (sizes.height + 1) * sizes.distances,
@@ -346,12 +370,6 @@ fn forward_head<'y, T: Tiles>(
         copy_rows(v, None, width, sizes.width, values);
         panels.transpose(&k.data[k.start..], k.step as usize, (width, keys), key_panels)
     };
-    // Queries from one of them on, each plus `shift`.
-    let shifted = |first: usize, rows: usize, shift: Option<&[T]>, target: &mut [T]| {
-        let rows_of = Rows { start: q.start + first * q.step as usize, ..q };
-        let shift = shift.map(|shift| &shift[h * width..(h + 1) * width]);
-        copy_rows(rows_of, shift, width, sizes.width, &mut target[..rows * sizes.width]);
-    };
     let table = if row_table.is_empty() {
         table
     } else {
@@ -361,31 +379,42 @@ fn forward_head<'y, T: Tiles>(
     let mut factors = Factors::none();
     for first in (0..queries).step_by(sizes.height) {
         let rows = sizes.height.min(queries - first);
-        let seen = span((first..first + rows).map(|i| operands.seen(b, i)));
-        shifted(first, rows, operands.positions.map(|p| p.u), content);
+        let mut tile = [const { TileRow { own: 0..0, terms: None } }; MAX_ROWS];
+        let tile = &mut tile[..rows];
+        tile.iter_mut().zip(first..).for_each(|(row, i)| row.own = operands.seen(b, i));
+        let seen = span(tile.iter().map(|row| row.own.clone()));
+        let own_q = &q.data[q.start + first * q.step as usize..];
+        match operands.positions {
+            Some(Positions { u, v, next_query, .. }) => {
+                // A query that lends its position term to the one before is here too.
+                let rows = if next_query { (rows + 1).min(queries - first) } else { rows };
+                let at = h * width..(h + 1) * width;
+                let targets = (&mut *content, &mut distance[..rows * sizes.width]);
+                add_both_to_rows(own_q, q.step as usize, &u[at.clone()], &v[at], sizes.width, targets);
+            }
+            None => {
+                let content = &mut content[..rows * sizes.width];
+                add_to_rows(own_q, q.step as usize, None, width, sizes.width, content);
+            }
+        }
         let left = Mat::rows(content, sizes.width);
         panels.multiply_columns(left, rows, keys_turned, 0..width, seen.clone(), scores, sizes.keys, false);
-        if let Some(Positions { v, zero, next_query, .. }) = operands.positions {
+        if let Some(Positions { zero, next_query, .. }) = operands.positions {
             // Rows of r that some query of the tile, or the one before it, takes.
             let near = (zero + operands.position(b, first) + 1).saturating_sub(seen.end);
             let last = zero + operands.position(b, first + rows - 1) + 1;
             let far = last.saturating_sub(seen.start).min(distances);
             let rows = if next_query { (rows + 1).min(queries - first) } else { rows };
             let table = panels.packed(table, (width, distances));
-            shifted(first, rows, Some(v), distance);
             let left = Mat::rows(distance, sizes.width);
             let scores = &mut by_distance[LANES..];
             panels.multiply_columns(left, rows, table, 0..width, near..far, scores, sizes.distances, false);
         }
         let zero = operands.positions.map_or(0, |p| p.zero);
-        let place = |i: usize| {
-            let (own, position) = (operands.seen(b, i), operands.position(b, i));
+        for (i, row) in (first..first + rows).zip(&mut *tile) {
+            let (own, position) = (row.own.clone(), operands.position(b, i));
             let (placed, ahead) = operands.placed(position, own.clone());
-            (own, placed, ahead, LANES + (i - first) * sizes.distances + zero + position + 1)
-        };
-        let mut tile = [const { TileRow { own: 0..0, terms: None } }; MAX_ROWS];
-        for (i, row) in (first..first + rows).zip(&mut tile) {
-            let (own, placed, ahead, at) = place(i);
+            let at = LANES + (i - first) * sizes.distances + zero + position + 1;
             let scores = &mut scores[(i - first) * sizes.keys..][..sizes.keys];
             if !ahead.is_empty() && i + 1 < queries {
                 let at = at + sizes.distances;
@@ -397,9 +426,8 @@ fn forward_head<'y, T: Tiles>(
             if row.terms.is_none() && !placed.is_empty() {
                 add_reversed(&mut scores[placed.clone()], &by_distance[at - placed.end..at - placed.start]);
             }
-            row.own = own;
         }
-        let tile = &tile[..rows];
+        let tile = &*tile;
         weigh(
             scores,
             sizes.keys,
