@@ -271,8 +271,9 @@ fn what_is_kept_between_runs_follows_the_stores() {
     // Another program halves both.
     for (name, shape) in [("w", [4 * d, d]), ("r", [tokens, d])] {
         let old = if name == "w" { other.param(name, F32, shape) } else { other.state(name, F32, shape) };
-        let new = other.scale(old.unwrap(), 0.5).unwrap();
-        other.update(old.unwrap(), new).unwrap();
+        let old = old.unwrap();
+        let new = other.scale(old, 0.5).unwrap();
+        other.update(old, new).unwrap();
     }
 
     let (params, states) = (Store::new(), Store::new());
