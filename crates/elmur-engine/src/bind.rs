@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::allocation::Allocation;
+use crate::buffer::Buffer;
 use crate::device::Device;
 use crate::error::{Error, Result, nearest};
 use crate::fuse::fuse;
 use crate::graph::{Graph, Origin, Value};
-use crate::lock::{MAX_STORES, StoreUse, StoreUses};
+use crate::lock::{MAX_STORES, StoreLock, StoreUse, StoreUses};
 use crate::op::IndexBound;
 use crate::operand::Operand;
 use crate::plan::{Home, Plan, plan};
-use crate::step::{Step, Work};
+use crate::step::{KeptMemory, Step, Work};
 use crate::store::{Store, Tensor};
 use crate::types::{DType, TensorType};
 
@@ -66,8 +67,12 @@ pub(crate) fn bind(graph: &Graph, device: &Device, stores: &[&Store]) -> Result<
     let outputs: Vec<(&str, Value)> = graph.outputs.iter().map(|(name, value)| (&**name, *value)).collect();
     let operands = |ports: &[(&str, Value)]| ports.iter().map(|port| addresses.operand(port.1)).collect();
     let pair = |pair: &(Value, Value)| (addresses.operand(pair.0), addresses.operand(pair.1));
+    let mut steps = addresses.steps();
+    if device.is_cpu() {
+        addresses.keep(&mut steps, &storage.unchanged)?;
+    }
     let work = Work {
-        steps: addresses.steps(),
+        steps,
         copies: plan.copies.iter().map(pair).collect(),
         inputs: operands(&inputs),
         outputs: operands(&outputs),
@@ -101,6 +106,9 @@ struct Storage {
     /// Address of each, by the number of the value.
     base: BTreeMap<u32, *mut u8>,
     uses: StoreUses,
+    /// What no run of the program changes, by the number of the value: the lock of the store that has it, or none for a
+    /// constant.
+    unchanged: BTreeMap<u32, Option<Arc<StoreLock>>>,
 }
 
 impl Storage {
@@ -109,15 +117,21 @@ impl Storage {
         let (mut kept, mut base) = (Vec::new(), BTreeMap::new());
         // By store: whether it is used, and whether for writing.
         let mut writes: Vec<Option<bool>> = vec![None; stores.len()];
+        // By the number of the value: the store that has it, or none for a constant.
+        let mut places = Vec::new();
         for place in plan.places.iter().flatten() {
             let (Home::Stored(root) | Home::Constant(root)) = place.home else { continue };
             if base.contains_key(&root.id) {
                 continue;
             }
             let allocation = match &graph.values[root.id as usize].origin {
-                Origin::Constant(bytes) => Arc::new(Allocation::with(device, bytes, "a constant")?),
+                Origin::Constant(bytes) => {
+                    places.push((root.id, None));
+                    Arc::new(Allocation::with(device, bytes, "a constant")?)
+                }
                 _ => {
                     let (store, tensor) = stored(graph, root, device, stores)?;
+                    places.push((root.id, Some(store)));
                     let updated = graph.updates.iter().any(|(target, _)| *target == root);
                     writes[store] = Some(updated || writes[store] == Some(true));
                     tensor.buffer
@@ -126,11 +140,16 @@ impl Storage {
             base.insert(root.id, allocation.ptr());
             kept.push(allocation);
         }
+        // Where a program writes anything of a store, nothing there counts as unchanged: runs count as writes.
+        let unchanged =
+            places.into_iter().filter(|(_, store)| store.is_none_or(|i| writes[i] == Some(false)));
+        let unchanged =
+            unchanged.map(|(id, store)| (id, store.map(|i| Arc::clone(stores[i].lock())))).collect();
         let used = |(store, writes): (&&Store, Option<bool>)| {
             Some(StoreUse { lock: Arc::clone(store.lock()), writes: writes? })
         };
         let uses = StoreUses::new(stores.iter().zip(writes).filter_map(used).collect());
-        Ok(Self { kept, base, uses })
+        Ok(Self { kept, base, uses, unchanged })
     }
 }
 
@@ -190,10 +209,30 @@ impl Addresses<'_> {
             let (inputs, outputs) = (self.operands(&node.inputs), self.operands(&node.outputs));
             let types: Vec<_> = inputs.iter().map(|o| o.ty.clone()).collect();
             if node.op.alias(&types).is_none() {
-                steps.push(Step { op: Arc::clone(&node.op), inputs, outputs });
+                steps.push(Step { op: Arc::clone(&node.op), inputs, outputs, kept: None });
             }
         }
         steps
+    }
+
+    /// Makes memory for what kernels keep of inputs that no run changes; `steps` are those of [`Addresses::steps`].
+    fn keep(&self, steps: &mut [Step], unchanged: &BTreeMap<u32, Option<Arc<StoreLock>>>) -> Result<()> {
+        let mut steps = steps.iter_mut();
+        for node in self.plan.steps.iter().map(|node| &self.graph.nodes[*node]) {
+            let types = |values: &[Value]| values.iter().map(|v| self.graph.ty_of(*v).clone()).collect();
+            let (inputs, outputs): (Vec<_>, Vec<_>) = (types(&node.inputs), types(&node.outputs));
+            if node.op.alias(&inputs).is_some() {
+                continue;
+            }
+            let (Some(step), Some(kept)) = (steps.next(), node.op.kept(&inputs, &outputs)) else { continue };
+            let place = self.plan.places[node.inputs[kept.input].id as usize].map(|place| place.home);
+            let Some(Home::Stored(root) | Home::Constant(root)) = place else { continue };
+            if let Some(lock) = unchanged.get(&root.id) {
+                let memory = Buffer::new(kept.bytes, "what a program keeps")?;
+                step.kept = Some(KeptMemory { memory, bytes: kept.bytes, lock: lock.clone(), filled: None });
+            }
+        }
+        Ok(())
     }
 
     /// Operands that index something and are inputs of the program, possibly seen through aliases.

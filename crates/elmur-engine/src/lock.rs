@@ -1,11 +1,16 @@
 //! Locks of stores, and the order in which a program takes those of the stores it uses.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Guards the tensors of one store: programs that change any of them hold it for writing while they run,
 /// other readers hold it for reading.
 #[derive(Debug, Default)]
-pub(crate) struct StoreLock(RwLock<()>);
+pub(crate) struct StoreLock {
+    lock: RwLock<()>,
+    /// How often it was taken for writing.
+    writes: AtomicU64,
+}
 
 /// Keeps others from writing a store, or from using it at all.
 pub(crate) enum StoreGuard<'a> {
@@ -16,12 +21,20 @@ pub(crate) enum StoreGuard<'a> {
 impl StoreLock {
     /// Waits until nobody writes the store, and excludes writers.
     pub fn read(&self) -> StoreGuard<'_> {
-        StoreGuard::Read { _guard: self.0.read().unwrap_or_else(PoisonError::into_inner) }
+        StoreGuard::Read { _guard: self.lock.read().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// Waits until nobody uses the store, and excludes everybody else.
     pub fn write(&self) -> StoreGuard<'_> {
-        StoreGuard::Write { _guard: self.0.write().unwrap_or_else(PoisonError::into_inner) }
+        let _guard = self.lock.write().unwrap_or_else(PoisonError::into_inner);
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        StoreGuard::Write { _guard }
+    }
+
+    /// A number that is another one whenever somebody may have written the store. Who holds the lock for reading sees
+    /// all writes before.
+    pub fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Relaxed)
     }
 }
 
@@ -65,9 +78,9 @@ mod tests {
         let used = |lock: &Arc<StoreLock>, writes| StoreUse { lock: Arc::clone(lock), writes };
         let uses = StoreUses::new(vec![used(&a, false), used(&b, false), used(&a, true)]);
         uses.while_locked(|| {
-            assert!(a.0.try_read().is_err());
-            assert!(b.0.try_read().is_ok() && b.0.try_write().is_err());
+            assert!(a.lock.try_read().is_err());
+            assert!(b.lock.try_read().is_ok() && b.lock.try_write().is_err());
         });
-        assert!(a.0.try_write().is_ok() && b.0.try_write().is_ok());
+        assert!(a.lock.try_write().is_ok() && b.lock.try_write().is_ok());
     }
 }

@@ -79,6 +79,12 @@ pub(crate) trait Op: Debug + Send + Sync {
         0
     }
 
+    /// What the CPU kernel can keep of an input that stays the same, so that only the first of several runs computes
+    /// it; see [`Io::kept`].
+    fn kept(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Option<Kept> {
+        None
+    }
+
     /// Inputs whose elements are indices, and their bounds. Those that a caller fills are checked before a
     /// run changes anything.
     fn indices(&self, _inputs: &[TensorType]) -> Vec<IndexBound> {
@@ -116,6 +122,13 @@ pub(crate) trait Op: Debug + Send + Sync {
 /// Makes an op of a weight in bf16.
 pub(crate) type WithRounded = Box<dyn FnOnce(Arc<RoundedWeight>) -> Arc<dyn Op>>;
 
+/// Something that follows from one input alone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kept {
+    pub input: usize,
+    pub bytes: usize,
+}
+
 /// Every element of input `input` must lie in `0..limit` or equal `ignored`.
 #[derive(Debug, Clone)]
 pub(crate) struct IndexBound {
@@ -145,6 +158,8 @@ pub(crate) struct Io<'a> {
     pub outputs: &'a [Operand],
     pub scratch: *mut u8,
     pub scratch_bytes: usize,
+    /// What is kept from run to run: its beginning, its bytes, and whether an earlier run has filled them.
+    pub kept: Option<(*mut u8, usize, bool)>,
     pub pool: &'a Pool,
     /// Of matrix products.
     pub precision: Precision,
@@ -228,6 +243,16 @@ impl<'a> Io<'a> {
         // SAFETY: the planner provides this much, aligned, and a kernel takes it once. Any bits are valid
         // numbers.
         unsafe { std::slice::from_raw_parts_mut(self.scratch.cast(), len) }
+    }
+
+    /// The memory that [`Op::kept`] asked for, `len` elements aligned to cache lines, and whether an earlier run has
+    /// filled it from the same input. None if the input may differ in every run. A kernel asks for it once.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) fn kept<T: Element>(&self, len: usize) -> Option<(&'a mut [T], bool)> {
+        let (start, bytes, filled) = self.kept?;
+        assert!(len * size_of::<T>() <= bytes, "kernel keeps more than it declared");
+        // SAFETY: the step owns this much, aligned, and a kernel takes it once. Any bits are valid numbers.
+        Some((unsafe { std::slice::from_raw_parts_mut(start.cast(), len) }, filled))
     }
 }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::allocation::Allocation;
+use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::lock::StoreLock;
 use crate::op::Op;
 use crate::operand::Operand;
 
@@ -13,6 +15,26 @@ pub(crate) struct Step {
     pub op: Arc<dyn Op>,
     pub inputs: Box<[Operand]>,
     pub outputs: Box<[Operand]>,
+    /// Memory of what the kernel keeps from run to run; on a CPU only.
+    pub kept: Option<KeptMemory>,
+}
+
+/// Memory of what follows from an input that a run does not change.
+pub(crate) struct KeptMemory {
+    pub memory: Buffer,
+    /// Bytes of the memory.
+    pub bytes: usize,
+    /// The lock of the store that has the input; none for a constant.
+    pub lock: Option<Arc<StoreLock>>,
+    /// Writes of that store before the run that filled the memory.
+    pub filled: Option<u64>,
+}
+
+impl KeptMemory {
+    /// Writes of the input's store so far.
+    pub fn writes(&self) -> u64 {
+        self.lock.as_ref().map_or(0, |lock| lock.writes())
+    }
 }
 
 /// Everything that an executor needs to run a program.

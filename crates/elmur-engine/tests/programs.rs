@@ -253,6 +253,64 @@ fn programs_share_parameters_without_copies() {
     assert!((act.get::<f32>("y").unwrap()[0] + 1.0).abs() < 1e-6, "the update is seen");
 }
 
+/// What kernels keep of a weight or of a table of positions follows every change, by hand or by another program.
+#[test]
+fn what_is_kept_between_runs_follows_the_stores() {
+    let (tokens, heads, d) = (90, 2, 64);
+    let (mut g, mut other) = (Graph::new(), Graph::new());
+    let x = g.input("x", F32, [1, tokens, d]).unwrap();
+    let w = g.param("w", F32, [4 * d, d]).unwrap();
+    let qkv = g.slice(w, 0, d..4 * d).unwrap();
+    let qkv = g.linear(x, qkv, None, Activation::Identity).unwrap();
+    let [u, v] = ["u", "v"].map(|name| g.param(name, F32, [heads, d / heads]).unwrap());
+    let r = g.state("r", F32, [tokens, d]).unwrap();
+    let relative = Some(Relative::new(u, v, r));
+    let options = Attention { heads, mask: AttentionMask::Causal, relative, ..Attention::default() };
+    let y = g.attention(Qkv::Packed(qkv), options).unwrap().0;
+    g.output("y", y).unwrap();
+    // Another program halves both.
+    for (name, shape) in [("w", [4 * d, d]), ("r", [tokens, d])] {
+        let old = if name == "w" { other.param(name, F32, shape) } else { other.state(name, F32, shape) };
+        let old = old.unwrap();
+        let new = other.scale(old, 0.5).unwrap();
+        other.update(old, new).unwrap();
+    }
+
+    let (params, states) = (Store::new(), Store::new());
+    params.declare_params(&g).unwrap();
+    states.declare_states(&g).unwrap();
+    let numbers = |len: usize, stream: u32| {
+        let mut x = vec![0.0; len];
+        Stream::new(3, 0, stream).fill_uniform(&mut x, -1.0, 1.0);
+        x.into_iter().map(|x| x as f32).collect::<Vec<_>>()
+    };
+    for (i, name) in ["w", "u", "v"].into_iter().enumerate() {
+        params.set(name, &numbers(params.ty(name).unwrap().len(), i as u32)).unwrap();
+    }
+    states.set("r", &numbers(tokens * d, 7)).unwrap();
+    let compile = |g: &Graph| Program::new(g, &Pool::new(1), &[&params, &states]).unwrap();
+    let input = numbers(tokens * d, 8);
+    let run = |p: &mut Program| {
+        p.set("x", &input).unwrap();
+        p.run().unwrap();
+        p.get::<f32>("y").unwrap().to_vec()
+    };
+    let (mut p, mut halve) = (compile(&g), compile(&other));
+    let mut seen = vec![run(&mut p)];
+    assert_eq!(seen[0], run(&mut p));
+    for change in 0..3 {
+        match change {
+            0 => params.set("w", &numbers(4 * d * d, 9)).unwrap(),
+            1 => states.set("r", &numbers(tokens * d, 10)).unwrap(),
+            _ => halve.run().unwrap(),
+        }
+        let got = run(&mut p);
+        assert_eq!(got, run(&mut compile(&g)), "change {change}");
+        assert!(!seen.contains(&got), "change {change}");
+        seen.push(got);
+    }
+}
+
 #[test]
 fn programs_of_several_threads_take_turns_on_a_store() {
     let mut g = Graph::new();

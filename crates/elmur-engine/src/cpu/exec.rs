@@ -24,22 +24,30 @@ impl Exec {
         &mut self,
         mut around: impl FnMut(usize, &dyn Fn() -> Result<()>) -> Result<()>,
     ) -> Result<()> {
-        let Work { steps, copies, arena, scratch_offset, scratch_bytes, .. } = &self.work;
+        let Work { steps, copies, arena, scratch_offset, scratch_bytes, .. } = &mut self.work;
         // SAFETY: the scratch region follows the planned part of the arena.
         let scratch = unsafe { arena.ptr().add(*scratch_offset) };
-        for (index, step) in steps.iter().enumerate() {
+        for (index, step) in steps.iter_mut().enumerate() {
+            let kept = step
+                .kept
+                .as_ref()
+                .map(|kept| (kept.memory.ptr(), kept.bytes, kept.filled == Some(kept.writes())));
             let (inputs, outputs) = (&*step.inputs, &*step.outputs);
             let io = Io {
                 inputs,
                 outputs,
                 scratch,
                 scratch_bytes: *scratch_bytes,
+                kept,
                 pool: &self.pool,
                 precision: self.precision,
             };
             around(index, &|| step.op.cpu(&io))?;
+            if let Some(kept) = &mut step.kept {
+                kept.filled = Some(kept.writes());
+            }
         }
-        for (target, source) in copies {
+        for (target, source) in &*copies {
             // SAFETY: types agree (checked by `update`), the source is never the target's own storage, and
             // the lock of the target's store is held for writing.
             unsafe { std::ptr::copy_nonoverlapping(source.ptr, target.ptr, target.ty.bytes()) };

@@ -24,6 +24,7 @@ pub(crate) trait Float:
 {
     const ZERO: Self;
     const ONE: Self;
+    const INFINITY: Self;
     const NEG_INFINITY: Self;
     fn of(x: f64) -> Self;
     fn to_f64(self) -> f64;
@@ -62,6 +63,7 @@ macro_rules! float_basics {
     ($t:ident) => {
         const ZERO: Self = 0.0;
         const ONE: Self = 1.0;
+        const INFINITY: Self = $t::INFINITY;
         const NEG_INFINITY: Self = $t::NEG_INFINITY;
         #[inline(always)]
         fn of(x: f64) -> Self {

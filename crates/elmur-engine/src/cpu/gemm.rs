@@ -52,11 +52,6 @@ impl<'a, T: Float> Mat<'a, T> {
         Self { data, rs: 1, cs: cols }
     }
 
-    /// The matrix from row `row` on.
-    pub(crate) fn below(self, row: usize) -> Self {
-        Self { data: &self.data[row * self.rs..], ..self }
-    }
-
     fn has_unit_stride(&self) -> bool {
         self.rs == 1 || self.cs == 1
     }
@@ -144,11 +139,43 @@ pub(crate) struct Product<'a, T> {
     pub precision: Precision,
 }
 
+/// A right operand that stays the same from one product to the next, as a matrix unit reads it.
+pub(crate) struct KeptRight<'a, T> {
+    /// [`kept_len`] elements.
+    pub packed: &'a mut [T],
+    /// Whether an earlier product of the same extents has filled them.
+    pub filled: bool,
+}
+
+/// Most rows of a left operand for which a right one that stays the same is kept as it was packed: packing takes a
+/// few percent of a product with more rows.
+const KEPT_ROWS: usize = 256;
+
+/// Elements of [`KeptRight`] for products of these extents, whose operands have unit strides; none if nothing is to
+/// be gained.
+pub(crate) fn kept_len<T: Tiles>(m: usize, n: usize, k: usize) -> Option<usize> {
+    let blocks = Blocks::of(T::tiles(Isa::best()), m, &[n], k)?;
+    (m <= KEPT_ROWS && deep_parts(m, n, k).is_none()).then(|| blocks.right_len())
+}
+
 /// C (row-major, `ldc` elements per row) = A B, or += where `accumulate`; then `epilogue` on every finished
 /// tile.
 pub(crate) fn gemm<T: Tiles>(
     pool: &Pool,
     scratch: &mut [T],
+    product: Product<'_, T>,
+    c: &mut [T],
+    ldc: usize,
+    epilogue: impl Fn(Tile<T>) + Sync,
+) {
+    gemm_keeping(pool, scratch, None, product, c, ldc, epilogue);
+}
+
+/// [`gemm`], to the same bits, with a right operand that may be kept.
+pub(crate) fn gemm_keeping<T: Tiles>(
+    pool: &Pool,
+    scratch: &mut [T],
+    kept: Option<KeptRight<'_, T>>,
     product: Product<'_, T>,
     c: &mut [T],
     ldc: usize,
@@ -220,7 +247,8 @@ pub(crate) fn gemm<T: Tiles>(
     if let Some(blocks) = Blocks::of(tiles, m, &[n], k).filter(|_| a.has_unit_stride() && b.has_unit_stride())
     {
         let planes = planes(precision, m, n, k);
-        return blocks.run(pool, scratch, a, &[Right { b, n, c, ldc }], accumulate, planes, |panels| {
+        let rights = [Right { b, n, c, ldc }];
+        return blocks.run(pool, scratch, kept, a, &rights, accumulate, planes, |panels| {
             let (at, end) = (panels.start * BLOCK, panels.end * BLOCK);
             epilogue(match blocks.own_rows() {
                 true => tile(at, end.min(m) - at, 0, n),
@@ -356,7 +384,7 @@ pub(crate) fn gemm_pair<T: Tiles>(
                 assert!(m * n <= c.len() && b.has_unit_stride(), "C exceeds its data");
                 Right { b, n, c: Ptr(c.as_mut_ptr()), ldc: n }
             });
-            blocks.run(pool, scratch, a, &rights, false, planes, |_| {});
+            blocks.run(pool, scratch, None, a, &rights, false, planes, |_| {});
         }
         None => products.into_iter().for_each(|(b, n, c)| {
             gemm(pool, scratch, Product { m, n, k, a, b, accumulate: false, precision }, c, n, |_| {});
@@ -490,6 +518,11 @@ impl<T: Float> Blocks<T> {
         (left_panels.max(self.right_panels), left_panels.min(self.right_panels))
     }
 
+    /// Elements of all right operands when packed.
+    fn right_len(&self) -> usize {
+        self.right_panels * self.steps() * BLOCK_LEN
+    }
+
     /// Panels of one task: aim at four tasks per thread.
     fn per_task(&self, threads: usize) -> usize {
         self.panels().0.div_ceil(4 * threads).clamp(1, 8)
@@ -500,13 +533,14 @@ impl<T: Float> Blocks<T> {
         (self.panels().1 * self.steps() + threads * private) * BLOCK_LEN + LANES
     }
 
-    /// The products of `a` with all right operands, from so many planes; `finish` is told which panels of a side are
-    /// done.
+    /// The products of `a` with all right operands, which may be kept, from so many planes; `finish` is told which
+    /// panels of a side are done.
     #[allow(clippy::too_many_arguments)]
     fn run(
         &self,
         pool: &Pool,
         scratch: &mut [T],
+        kept: Option<KeptRight<'_, T>>,
         a: Mat<'_, T>,
         rights: &[Right<'_, T>],
         accumulate: bool,
@@ -548,49 +582,77 @@ impl<T: Float> Blocks<T> {
         let (per_task, threads) = (self.per_task(pool.threads()), pool.threads());
         let private_len = per_task * self.steps().min(BLOCK_STEPS) * BLOCK_LEN;
         let (private, shared) = scratch.split_at_mut(threads * private_len);
-        let shared_len = shared.len();
-        let (private, shared) = (Ptr(private.as_mut_ptr()), Ptr(shared.as_mut_ptr()));
+        let private = Ptr(private.as_mut_ptr());
         let depth_blocks = || {
             (0..k).step_by(BLOCK * BLOCK_STEPS).map(|k0| {
                 let depth = (k - k0).min(BLOCK * BLOCK_STEPS);
                 (k0, depth, depth.div_ceil(BLOCK))
             })
         };
-        // Panel p of the depth block at k0 begins at (k0 / BLOCK * shared_panels + p * steps) blocks.
-        let offset =
-            |k0: usize, panel: usize, steps: usize| (k0 / BLOCK * shared_panels + panel * steps) * BLOCK_LEN;
-        let count = k.div_ceil(BLOCK * BLOCK_STEPS);
-        let groups = if count >= 2 * threads { 1 } else { (2 * threads).min(shared_panels) };
-        let in_group = shared_panels.div_ceil(groups);
-        pool.run(count * groups, |task, _| {
-            let k0 = task / groups * BLOCK * BLOCK_STEPS;
-            let depth = (k - k0).min(BLOCK * BLOCK_STEPS);
-            let steps = depth.div_ceil(BLOCK);
-            let first = task % groups * in_group;
-            let panels = in_group.min(shared_panels.saturating_sub(first));
-            if panels == 0 {
-                return;
+        // Of a side with so many panels, panel p of the depth block at k0 begins here.
+        let offset = |k0: usize, panels: usize, panel: usize, steps: usize| {
+            (k0 / BLOCK * panels + panel * steps) * BLOCK_LEN
+        };
+        // Packs all panels of a side.
+        let pack_side = |target: &mut [T], left: bool, all: usize| {
+            let (len, target) = (target.len(), Ptr(target.as_mut_ptr()));
+            let count = k.div_ceil(BLOCK * BLOCK_STEPS);
+            let groups = if count >= 2 * threads { 1 } else { (2 * threads).min(all) };
+            let in_group = all.div_ceil(groups);
+            pool.run(count * groups, |task, _| {
+                let k0 = task / groups * BLOCK * BLOCK_STEPS;
+                let depth = (k - k0).min(BLOCK * BLOCK_STEPS);
+                let steps = depth.div_ceil(BLOCK);
+                let first = task % groups * in_group;
+                let panels = in_group.min(all.saturating_sub(first));
+                if panels == 0 {
+                    return;
+                }
+                let start = offset(k0, all, first, steps);
+                assert!(start + panels * steps * BLOCK_LEN <= len);
+                // SAFETY: inside the target, as just asserted; tasks own disjoint panels.
+                let target = unsafe {
+                    std::slice::from_raw_parts_mut(target.get().add(start), panels * steps * BLOCK_LEN)
+                };
+                pack(target, left, first..first + panels, k0, depth);
+            });
+        };
+        let kept = kept.map(|kept| {
+            assert_eq!(kept.packed.len(), self.right_len());
+            if !kept.filled {
+                pack_side(kept.packed, false, self.right_panels);
             }
-            let start = offset(k0, first, steps);
-            assert!(start + panels * steps * BLOCK_LEN <= shared_len);
-            // SAFETY: inside the shared part, as just asserted; tasks own disjoint panels.
-            let target = unsafe {
-                std::slice::from_raw_parts_mut(shared.get().add(start), panels * steps * BLOCK_LEN)
-            };
-            pack(target, !own_rows, first..first + panels, k0, depth);
+            Ptr(kept.packed.as_mut_ptr())
         });
+        let shared = match kept {
+            Some(kept) if own_rows => kept,
+            _ => {
+                pack_side(shared, !own_rows, shared_panels);
+                Ptr(shared.as_mut_ptr())
+            }
+        };
+        let kept = kept.filter(|_| !own_rows);
         pool.run(own_panels.div_ceil(per_task), |task, thread| {
             let mut configured = BLOCK;
             (unit.configure)(configured);
             let first = task * per_task;
             let own = per_task.min(own_panels - first);
             for (k0, depth, steps) in depth_blocks() {
-                // SAFETY: each thread owns its part of the private scratch.
-                let packed = unsafe {
-                    let start = private.get().add(thread * private_len);
-                    std::slice::from_raw_parts_mut(start, own * steps * BLOCK_LEN)
+                let packed = match kept {
+                    // SAFETY: all panels of the right side are there.
+                    Some(kept) => unsafe {
+                        kept.get().add(offset(k0, own_panels, first, steps)).cast_const()
+                    },
+                    None => {
+                        // SAFETY: each thread owns its part of the private scratch.
+                        let packed = unsafe {
+                            let start = private.get().add(thread * private_len);
+                            std::slice::from_raw_parts_mut(start, own * steps * BLOCK_LEN)
+                        };
+                        pack(packed, own_rows, first..first + own, k0, depth);
+                        packed.as_ptr()
+                    }
                 };
-                pack(packed, own_rows, first..first + own, k0, depth);
                 // One depth block: along the rows of C, which are then written in long runs.
                 let along_rows = own_rows && k <= BLOCK * BLOCK_STEPS;
                 for step in 0..shared_panels * own {
@@ -599,9 +661,11 @@ impl<T: Float> Blocks<T> {
                     } else {
                         (step / own, step % own)
                     };
-                    let mine = packed[i * steps * BLOCK_LEN..].as_ptr();
                     // SAFETY: packed above.
-                    let other = unsafe { shared.get().add(offset(k0, panel, steps)).cast_const() };
+                    let (mine, other) = unsafe {
+                        let other = shared.get().add(offset(k0, shared_panels, panel, steps)).cast_const();
+                        (packed.add(i * steps * BLOCK_LEN), other)
+                    };
                     let ((row, left), (right_panel, right)) = if own_rows {
                         (((first + i) * BLOCK, mine), (panel, other))
                     } else {
@@ -887,6 +951,8 @@ pub(crate) struct TileSet<T: 'static> {
     micro: &'static [Micro<T>],
     /// Entry i computes i + 1 rows from the rows of A as they lie.
     direct: &'static [Micro<T>],
+    /// The same for the first half of the columns.
+    half: &'static [Micro<T>],
     pack: Pack<T>,
     dot_rows: DotRows<T>,
     combine_rows: CombineRows<T>,
@@ -954,7 +1020,7 @@ const NV: usize = 2;
 
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
-unsafe fn micro<T: Float, V: Vector<T>, const ROWS: usize, const DIRECT: bool>(
+unsafe fn micro<T: Float, V: Vector<T>, const ROWS: usize, const VECTORS: usize, const DIRECT: bool>(
     k: usize,
     a: *const T,
     lda: usize,
@@ -966,10 +1032,10 @@ unsafe fn micro<T: Float, V: Vector<T>, const ROWS: usize, const DIRECT: bool>(
 ) {
     // SAFETY: the caller provides k steps of both operands and ROWS rows of C.
     unsafe {
-        let mut sums = [[V::splat(T::ZERO); NV]; ROWS];
+        let mut sums = [[V::splat(T::ZERO); VECTORS]; ROWS];
         for step in 0..k {
             let b = b.add(step * ldb);
-            let columns: [V; NV] = std::array::from_fn(|v| V::load(b.add(v * V::WIDTH)));
+            let columns: [V; VECTORS] = std::array::from_fn(|v| V::load(b.add(v * V::WIDTH)));
             for (i, row) in sums.iter_mut().enumerate() {
                 let x = V::splat(*a.add(if DIRECT { i * lda + step } else { step * lda + i }));
                 for (sum, column) in row.iter_mut().zip(columns) {
@@ -1018,16 +1084,16 @@ fn pack_portable<T: Float>(
     }
 }
 
-/// A table of register tiles with 1 to MR rows, from columns or (`DIRECT`) from rows as they lie.
+/// A table of register tiles with 1 to MR rows of so many vectors, from columns or (`DIRECT`) from rows as they lie.
 macro_rules! micro_table {
-    ($T:ty, $V:ty, $direct:literal, [$($rows:literal)*] $(, $features:literal)?) => {{
+    ($T:ty, $V:ty, $vectors:expr, $direct:literal, [$($rows:literal)*] $(, $features:literal)?) => {{
         $(#[target_feature(enable = $features)])?
         #[allow(clippy::too_many_arguments)]
         unsafe fn tile<const ROWS: usize>(
             k: usize, a: *const $T, lda: usize, b: *const $T, ldb: usize, c: *mut $T, ldc: usize, acc: bool,
         ) {
             // SAFETY: as promised by the caller.
-            unsafe { micro::<$T, $V, ROWS, $direct>(k, a, lda, b, ldb, c, ldc, acc) }
+            unsafe { micro::<$T, $V, ROWS, { $vectors }, $direct>(k, a, lda, b, ldb, c, ldc, acc) }
         }
         const TABLE: &[Micro<$T>] = &[$(tile::<$rows>),*];
         TABLE
@@ -1104,8 +1170,9 @@ macro_rules! portable_tiles {
         static SET: TileSet<$T> = TileSet {
             mr: 6,
             nr: 16,
-        micro: micro_table!($T, Portable<$T>, false, [1 2 3 4 5 6]),
-        direct: micro_table!($T, Portable<$T>, true, [1 2 3 4 5 6]),
+        micro: micro_table!($T, Portable<$T>, NV, false, [1 2 3 4 5 6]),
+        direct: micro_table!($T, Portable<$T>, NV, true, [1 2 3 4 5 6]),
+        half: micro_table!($T, Portable<$T>, 1, true, [1 2 3 4 5 6]),
             pack: pack_portable::<$T>,
             matrix_unit: None,
             // SAFETY: plain Rust.

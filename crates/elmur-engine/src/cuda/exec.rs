@@ -53,7 +53,12 @@ impl Exec {
         let Work { mut steps, copies, inputs, outputs, arena, .. } = work;
         if !copies.is_empty() {
             let (targets, sources): (Vec<Operand>, Vec<Operand>) = copies.into_iter().unzip();
-            steps.push(Step { op: Arc::new(CopyAll), inputs: sources.into(), outputs: targets.into() });
+            steps.push(Step {
+                op: Arc::new(CopyAll),
+                inputs: sources.into(),
+                outputs: targets.into(),
+                kept: None,
+            });
         }
         for operand in steps.iter().flat_map(|s| s.inputs.iter().chain(&*s.outputs)) {
             if operand.ty.dtype == DType::F64 {

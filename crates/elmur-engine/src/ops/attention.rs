@@ -28,7 +28,7 @@ use crate::cpu::pool::{Rows as _, RowsMut, max_tasks};
 use crate::cuda::launch::Launch;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
-use crate::op::{IndexBound, Io, Op, dispatch_float, mismatch, want, want_float};
+use crate::op::{IndexBound, Io, Kept, Op, dispatch_float, mismatch, want, want_float};
 use crate::ops::dropout::{DropStream, want_rng};
 use crate::types::{DType, TensorType};
 use operands::Operands;
@@ -376,6 +376,14 @@ impl Op for Forward {
         });
         elements * inputs[0].dtype.size()
     }
+    fn kept(&self, inputs: &[TensorType], _: &[TensorType]) -> Option<Kept> {
+        let table = self.extra.relative? + 2;
+        let dims = self.shape.dims(|i| &inputs[i], &self.extra);
+        let per_row = inputs[table].shape.len() == 3;
+        let len = dispatch_float!(inputs[0].dtype, T => blocks::tables_len::<T>(&dims, per_row));
+        let bytes = len * inputs[0].dtype.size();
+        (blocks::pays(&dims) && bytes > 0).then_some(Kept { input: table, bytes })
+    }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         dispatch_float!(io.dtype(), T => {
             let operands = Operands::<T>::new(io, &self.shape, &self.extra, self.drop);
@@ -386,7 +394,9 @@ impl Op for Forward {
                 let per_row = operands.positions.is_some_and(|positions| positions.table_per_row);
                 let threads = io.pool.threads();
                 let len = blocks::forward_scratch::<T>(&dims, self.shape.next_query, per_row, threads);
-                blocks::forward(&operands, io.pool, y, weights, io.scratch::<T>(len));
+                let tables = blocks::tables_len::<T>(&dims, per_row);
+                let tables = if tables > 0 { io.kept::<T>(tables) } else { None };
+                blocks::forward(&operands, io.pool, y, weights, tables, io.scratch::<T>(len));
                 return Ok(());
             }
             let per_batch = dims.heads * dims.queries * dims.keys;

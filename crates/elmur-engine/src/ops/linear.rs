@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::autodiff::Backward;
-use crate::cpu::gemm::{Mat, Product, RoundedWeight, Tile, gemm, scratch_len};
+use crate::cpu::gemm::{KeptRight, Mat, Product, RoundedWeight, Tile, gemm_keeping, kept_len, scratch_len};
 use crate::cpu::pool::RowsMut;
 use crate::cpu::simd::{add_assign, simd_fn};
 #[cfg(feature = "cuda")]
@@ -12,7 +12,7 @@ use crate::cuda::args::kernel_args;
 use crate::cuda::launch::{Launch, Product as GpuProduct};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
-use crate::op::{Io, Op, WithRounded, dispatch_float, mismatch, want, want_float};
+use crate::op::{Io, Kept, Op, WithRounded, dispatch_float, mismatch, want, want_float};
 use crate::ops::activation::{Activation, apply};
 use crate::types::TensorType;
 
@@ -130,9 +130,17 @@ impl Op for Linear {
         let (m, n, k) = (inputs[0].rows(), outputs[0].cols(), inputs[0].cols());
         dispatch_float!(inputs[0].dtype, T => scratch_len::<T>(m, n, k, threads) * size_of::<T>())
     }
+    fn kept(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Option<Kept> {
+        let (m, n, k) = (inputs[0].rows(), outputs[0].cols(), inputs[0].cols());
+        dispatch_float!(inputs[0].dtype, T => {
+            kept_len::<T>(m, n, k).map(|len| Kept { input: 1, bytes: len * size_of::<T>() })
+        })
+    }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let (m, n, k) = (io.ty(0).rows(), io.out_ty(0).cols(), io.ty(0).cols());
         dispatch_float!(io.dtype(), T => {
+            let kept = kept_len::<T>(m, n, k).and_then(|len| io.kept::<T>(len));
+            let kept = kept.map(|(packed, filled)| KeptRight { packed, filled });
             let (x, w) = (io.input::<T>(0), io.input::<T>(1));
             let bias = self.bias.then(|| io.input::<T>(2));
             let addend = self.addend().map(|i| io.input::<T>(i));
@@ -143,7 +151,9 @@ impl Op for Linear {
             // written elsewhere.
             match self.keeps_argument().then(|| io.output_if_used::<T>(1)).flatten() {
                 Some(z) => {
-                    gemm(io.pool, scratch, product, z, n, |tile| finish(tile, bias, Activation::Identity, None));
+                    gemm_keeping(io.pool, scratch, kept, product, z, n, |tile| {
+                        finish(tile, bias, Activation::Identity, None);
+                    });
                     if let Some(y) = io.output_if_used::<T>(0) {
                         let z = &*z;
                         io.pool.rows(m, 8 * n, RowsMut::new(y, n), |first, y| {
@@ -152,7 +162,7 @@ impl Op for Linear {
                         });
                     }
                 }
-                None => gemm(io.pool, scratch, product, io.output::<T>(0), n, |tile| {
+                None => gemm_keeping(io.pool, scratch, kept, product, io.output::<T>(0), n, |tile| {
                     finish(tile, bias, self.activation, addend.map(|addend| (addend, n)));
                 }),
             }

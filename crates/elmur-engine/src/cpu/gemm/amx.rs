@@ -43,28 +43,50 @@ pub(super) static UNIT: MatrixUnit<f32> = MatrixUnit {
     multiply_rounded,
 };
 
+/// Shapes of the tiles, as the processor reads them.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Config {
+    /// Eight tiles, of which the lower halves of A and C have so many rows.
+    const fn of(lower: u8) -> Self {
+        let upper = TILE_ROWS as u8;
+        let all = [upper, upper, lower, lower, upper, lower, upper, upper];
+        let (mut row_bytes, mut rows, mut i) = ([0; 16], [0; 16], 0);
+        while i < all.len() {
+            (row_bytes[i], rows[i]) = (64, all[i]);
+            i += 1;
+        }
+        Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+    }
+}
+
 /// Eight tiles of 16 rows of 64 bytes; those of the lower half of A and C as [`multiply`] uses them have `rows` - 16
 /// rows, 1 to 16.
 ///
 /// # Safety
 /// AMX must be present and permitted.
 unsafe fn configure(rows: usize) {
-    #[repr(C, align(64))]
-    struct Config {
-        palette: u8,
-        start_row: u8,
-        reserved: [u8; 14],
-        row_bytes: [u16; 16],
-        rows: [u8; 16],
-    }
-    let lower = rows.saturating_sub(TILE_ROWS).clamp(1, TILE_ROWS) as u8;
-    let upper = TILE_ROWS as u8;
-    let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-    row_bytes[..8].fill(64);
-    rows[..8].copy_from_slice(&[upper, upper, lower, lower, upper, lower, upper, upper]);
-    let config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+    // Ready in memory: to load what was just put together would wait for that.
+    static CONFIGS: [Config; TILE_ROWS] = {
+        let mut all = [Config::of(1); TILE_ROWS];
+        let mut lower = 1;
+        while lower < TILE_ROWS {
+            all[lower] = Config::of(lower as u8 + 1);
+            lower += 1;
+        }
+        all
+    };
+    let config = &CONFIGS[rows.saturating_sub(TILE_ROWS + 1).min(TILE_ROWS - 1)];
     // SAFETY: the configuration is valid for palette 1.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack)) }
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const *config, options(readonly, nostack)) }
 }
 
 /// A function that computes C (32 x 32, rows `ldc` apart) (+)= A B over `steps` packed blocks of depth; `$line`s do so

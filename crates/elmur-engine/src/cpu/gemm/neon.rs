@@ -4,7 +4,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{Micro, TileSet, Vector, combine_rows, dot_rows, micro, pack_portable};
+use super::{Micro, NV, TileSet, Vector, combine_rows, dot_rows, micro, pack_portable};
 
 /// Two registers that are used as one of twice the width.
 #[derive(Clone, Copy)]
@@ -86,8 +86,9 @@ type F64 = Two<float64x2_t>;
 pub(super) static F32_NEON: TileSet<f32> = TileSet {
     mr: 6,
     nr: 16,
-    micro: micro_table!(f32, F32, false, [1 2 3 4 5 6]),
-    direct: micro_table!(f32, F32, true, [1 2 3 4 5 6]),
+    micro: micro_table!(f32, F32, NV, false, [1 2 3 4 5 6]),
+    direct: micro_table!(f32, F32, NV, true, [1 2 3 4 5 6]),
+    half: micro_table!(f32, F32, 1, true, [1 2 3 4 5 6]),
     pack: |target, width, kb, source, step, depth_step, valid| {
         if depth_step == 1 {
             transpose_pack(target, width, kb, source, step, valid);
@@ -104,8 +105,9 @@ pub(super) static F32_NEON: TileSet<f32> = TileSet {
 pub(super) static F64_NEON: TileSet<f64> = TileSet {
     mr: 6,
     nr: 8,
-    micro: micro_table!(f64, F64, false, [1 2 3 4 5 6]),
-    direct: micro_table!(f64, F64, true, [1 2 3 4 5 6]),
+    micro: micro_table!(f64, F64, NV, false, [1 2 3 4 5 6]),
+    direct: micro_table!(f64, F64, NV, true, [1 2 3 4 5 6]),
+    half: micro_table!(f64, F64, 1, true, [1 2 3 4 5 6]),
     pack: pack_portable::<f64>,
     // SAFETY: NEON belongs to the target.
     dot_rows: |x, w, stride, y, acc| unsafe { dot_rows::<f64, F64, 4>(x, w, stride, y, acc) },

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::{Left, Mat, TileSet, Tiles};
+use super::{Mat, TileSet, Tiles};
 use crate::cpu::isa::Isa;
 
 /// The packing and the register tiles of this machine.
@@ -94,8 +94,27 @@ impl<T: Tiles> Panels<T> {
         ldc: usize,
         accumulate: bool,
     ) {
+        let columns = tiles.start * self.0.nr..tiles.end * self.0.nr;
+        self.multiply_columns(a, rows, b, depths, columns, c, ldc, accumulate);
+    }
+
+    /// [`Panels::multiply`] for these columns at least, and at most for those of the tiles that hold them: of the last
+    /// tile half is left out where it can be.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn multiply_columns(
+        &self,
+        a: Mat<'_, T>,
+        rows: usize,
+        b: RightOperand<'_, T>,
+        depths: Range<usize>,
+        columns: Range<usize>,
+        c: &mut [T],
+        ldc: usize,
+        accumulate: bool,
+    ) {
         let (mr, nr, k) = (self.0.mr, self.0.nr, depths.len());
-        if rows == 0 || tiles.is_empty() || (k == 0 && accumulate) {
+        let tiles = columns.start / nr..columns.end.div_ceil(nr);
+        if rows == 0 || columns.is_empty() || (k == 0 && accumulate) {
             return;
         }
         if k > 0 {
@@ -110,12 +129,18 @@ impl<T: Tiles> Panels<T> {
             let here = height.min(rows - row);
             // Nothing is read where there is no depth.
             let left = a.data.as_ptr().wrapping_add(row * a.rs);
-            let left = if a.cs == 1 { Left::Rows(left, a.rs) } else { Left::Columns(left, a.cs) };
+            let (left, lda, whole, half) = match a.cs {
+                1 => (left, a.rs, self.0.direct[here - 1], Some(self.0.half[here - 1])),
+                _ => (left, a.cs, self.0.micro[here - 1], None),
+            };
             for tile in tiles.clone() {
                 let right = b.data.as_ptr().wrapping_add(tile * b.panel + depths.start * b.step);
-                // SAFETY: this part of C exists, as asserted above.
-                let c = unsafe { c.as_mut_ptr().add(row * ldc + tile * nr) };
-                self.0.run(k, left, (right, b.step), c, ldc, (here, nr), accumulate);
+                let micro = half.filter(|_| columns.end <= tile * nr + nr / 2).unwrap_or(whole);
+                // SAFETY: the operands hold k steps and this part of C exists, as asserted above.
+                unsafe {
+                    let c = c.as_mut_ptr().add(row * ldc + tile * nr);
+                    micro(k, left, lda, right, b.step, c, ldc, accumulate);
+                }
             }
         }
     }
@@ -169,6 +194,26 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// Columns that end anywhere in a tile have the bits that whole tiles give them.
+    #[test]
+    fn parts_of_tiles_have_the_bits_of_whole_ones() {
+        let panels = Panels::<f32>::new();
+        let (m, n, k) = (panels.height() + 2, 3 * panels.width(), 21);
+        let numbers = |len, stream| random(len, stream).into_iter().map(|x| x as f32).collect::<Vec<_>>();
+        let (a, b) = (numbers(m * k, 0), numbers(k * n, 1));
+        let (left, right) = (Mat { data: &a, rs: k, cs: 1 }, panels.rows(&b, n));
+        let mut whole = vec![0f32; m * n];
+        panels.multiply(left, m, right, 0..k, 0..3, &mut whole, n, false);
+        for end in 1..=n {
+            let start = end / 2;
+            let mut part = vec![f32::NAN; m * n];
+            panels.multiply_columns(left, m, right, 0..k, start..end, &mut part, n, false);
+            for (got, want) in part.chunks_exact(n).zip(whole.chunks_exact(n)) {
+                assert_eq!(got[start..end], want[start..end], "columns {start}..{end}");
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, Micro, Rows, TileSet, Vector, amx, combine_rows, dot_rows, micro, pack_portable};
+use super::{LANES, Micro, NV, Rows, TileSet, Vector, amx, combine_rows, dot_rows, micro, pack_portable};
 use crate::cpu::simd::avx512::{lanes, transpose};
 
 macro_rules! vector {
@@ -48,8 +48,9 @@ pub(super) static F32_AVX512: TileSet<f32> = F32_VECTORS;
 const F32_VECTORS: TileSet<f32> = TileSet {
     mr: 14,
     nr: 32,
-    micro: micro_table!(f32, __m512, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
-    direct: micro_table!(f32, __m512, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    micro: micro_table!(f32, __m512, NV, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    direct: micro_table!(f32, __m512, NV, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    half: micro_table!(f32, __m512, 1, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
     pack: |target, width, kb, source, step, depth_step, valid| {
         if depth_step == 1 {
             // SAFETY: this table is chosen only where AVX-512 is present.
@@ -67,8 +68,9 @@ const F32_VECTORS: TileSet<f32> = TileSet {
 pub(super) static F64_AVX512: TileSet<f64> = TileSet {
     mr: 14,
     nr: 16,
-    micro: micro_table!(f64, __m512d, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
-    direct: micro_table!(f64, __m512d, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    micro: micro_table!(f64, __m512d, NV, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    direct: micro_table!(f64, __m512d, NV, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    half: micro_table!(f64, __m512d, 1, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
     pack: pack_portable::<f64>,
     dot_rows: dot_rows_with!(f64, __m512d, 2, "avx512f"),
     matrix_unit: None,
@@ -77,8 +79,9 @@ pub(super) static F64_AVX512: TileSet<f64> = TileSet {
 pub(super) static F32_AVX2: TileSet<f32> = TileSet {
     mr: 6,
     nr: 16,
-    micro: micro_table!(f32, __m256, false, [1 2 3 4 5 6], "avx2,fma"),
-    direct: micro_table!(f32, __m256, true, [1 2 3 4 5 6], "avx2,fma"),
+    micro: micro_table!(f32, __m256, NV, false, [1 2 3 4 5 6], "avx2,fma"),
+    direct: micro_table!(f32, __m256, NV, true, [1 2 3 4 5 6], "avx2,fma"),
+    half: micro_table!(f32, __m256, 1, true, [1 2 3 4 5 6], "avx2,fma"),
     pack: pack_portable::<f32>,
     dot_rows: dot_rows_with!(f32, __m256, 2, "avx2,fma"),
     matrix_unit: None,
@@ -87,8 +90,9 @@ pub(super) static F32_AVX2: TileSet<f32> = TileSet {
 pub(super) static F64_AVX2: TileSet<f64> = TileSet {
     mr: 6,
     nr: 8,
-    micro: micro_table!(f64, __m256d, false, [1 2 3 4 5 6], "avx2,fma"),
-    direct: micro_table!(f64, __m256d, true, [1 2 3 4 5 6], "avx2,fma"),
+    micro: micro_table!(f64, __m256d, NV, false, [1 2 3 4 5 6], "avx2,fma"),
+    direct: micro_table!(f64, __m256d, NV, true, [1 2 3 4 5 6], "avx2,fma"),
+    half: micro_table!(f64, __m256d, 1, true, [1 2 3 4 5 6], "avx2,fma"),
     pack: pack_portable::<f64>,
     dot_rows: dot_rows_with!(f64, __m256d, 4, "avx2,fma"),
     matrix_unit: None,

@@ -20,6 +20,7 @@ mod backward;
 
 pub(super) use backward::{Gradients, gradient, gradient_scratch};
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Dims;
@@ -120,7 +121,17 @@ struct HeadRows<T> {
 // SAFETY: threads write different heads, which lie in different columns.
 unsafe impl<T: Send> Sync for HeadRows<T> {}
 
-impl<T: Copy> HeadRows<T> {
+impl<T: Float> HeadRows<T> {
+    /// `width` numbers of each of `rows` consecutive tokens, from this column of all heads on.
+    ///
+    /// # Safety
+    /// No other thread may use these heads of these tokens meanwhile.
+    unsafe fn tile(&self, token: usize, column: usize, rows: usize, width: usize) -> HeadTile<'_, T> {
+        let at = token * self.stride + self.column + column;
+        assert!(rows == 0 || at + (rows - 1) * self.stride + width <= self.len);
+        HeadTile { data: self.data.wrapping_add(at), rows, stride: self.stride, width, _of: PhantomData }
+    }
+
     /// Writes numbers of a token, from this column of all heads on.
     ///
     /// # Safety
@@ -130,6 +141,35 @@ impl<T: Copy> HeadRows<T> {
         assert!(at + values.len() <= self.len);
         // SAFETY: inside the tensor, as just asserted; the caller owns this part.
         copy_vectors(values, unsafe { std::slice::from_raw_parts_mut(self.data.add(at), values.len()) });
+    }
+}
+
+/// A part of [`HeadRows`] that one thread owns.
+struct HeadTile<'a, T> {
+    data: *mut T,
+    rows: usize,
+    stride: usize,
+    width: usize,
+    _of: PhantomData<&'a mut [T]>,
+}
+
+impl<T> HeadTile<'_, T> {
+    #[inline(always)]
+    fn row_mut(&mut self, i: usize) -> &mut [T] {
+        assert!(i < self.rows);
+        // SAFETY: inside the tensor, as was asserted when the tile was made; its owner has no other borrow.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.stride), self.width) }
+    }
+}
+
+simd_fn! {
+    /// Copies rows of `wide` numbers, but for those beyond the tile's width.
+    fn copy_to_tile<T>(rows: &[T], wide: usize, tile: HeadTile<'_, T>) {
+        let mut tile = tile;
+        for (i, row) in rows.chunks_exact(wide).enumerate() {
+            let target = tile.row_mut(i);
+            copy_vectors(&row[..target.len()], target);
+        }
     }
 }
 
@@ -186,15 +226,39 @@ simd_fn! {
     }
 }
 
+simd_fn! {
+    /// Rows of one head plus `u` and plus `v`, each in rows of whole tiles that are filled up with zeros.
+    fn add_both_to_rows<T>(
+        source: &[T],
+        stride: usize,
+        u: &[T],
+        v: &[T],
+        wide: usize,
+        targets: (&mut [T], &mut [T]),
+    ) {
+        let rows = targets.0.chunks_exact_mut(wide).zip(targets.1.chunks_exact_mut(wide)).enumerate();
+        for (i, (with_u, with_v)) in rows {
+            let source = &source[i * stride..][..u.len()];
+            for (target, shift) in [(with_u, u), (with_v, v)] {
+                let (row, beyond) = target.split_at_mut(shift.len());
+                row.iter_mut().zip(source).zip(shift).for_each(|((y, x), s)| *y = *x + *s);
+                if !beyond.is_empty() {
+                    beyond.fill(T::ZERO);
+                }
+            }
+        }
+    }
+}
+
 /// Lengths of a thread's scratch in the forward pass.
 fn forward_lengths(dims: &Dims, sizes: &Sizes, table_per_row: bool) -> [usize; 8] {
-    let Dims { queries, width, .. } = *dims;
+    let width = dims.width;
     let [keys, values] = sizes.keys_and_values(dims);
     [
         keys,
         values,
-        queries * sizes.width,
-        queries * sizes.width,
+        (sizes.height + 1) * sizes.width,
+        (sizes.height + 1) * sizes.width,
         sizes.height * sizes.keys,
         LANES + (sizes.height + 1) * sizes.distances,
         sizes.height * sizes.width,
@@ -203,8 +267,9 @@ fn forward_lengths(dims: &Dims, sizes: &Sizes, table_per_row: bool) -> [usize; 8
 }
 
 /// Elements of r packed for all heads, where one table serves all batch rows.
-fn tables_len(dims: &Dims, sizes: &Sizes, table_per_row: bool) -> usize {
-    if table_per_row { 0 } else { dims.heads * (dims.width * sizes.distances).next_multiple_of(16) }
+pub(super) fn tables_len<T: Tiles>(dims: &Dims, table_per_row: bool) -> usize {
+    let distances = dims.distances.next_multiple_of(Panels::<T>::new().width().max(LANES));
+    if table_per_row { 0 } else { dims.heads * (dims.width * distances).next_multiple_of(16) }
 }
 
 /// Scratch elements of the forward pass.
@@ -215,7 +280,7 @@ pub(super) fn forward_scratch<T: Tiles>(
     threads: usize,
 ) -> usize {
     let sizes = Sizes::new::<T>(dims, next_query, dims.batch, threads);
-    tables_len(dims, &sizes, table_per_row) + threads * total(&forward_lengths(dims, &sizes, table_per_row))
+    tables_len::<T>(dims, table_per_row) + threads * total(&forward_lengths(dims, &sizes, table_per_row))
 }
 
 /// Rᵀ [dh, R] of head `h` for batch row `b`, packed.
@@ -225,12 +290,14 @@ fn pack_table<T: Tiles>(operands: &Operands<'_, T>, b: usize, h: usize, target: 
     Panels::new().transpose(r, dims.d(), (dims.width, dims.distances), target);
 }
 
-/// y [B, Tq, d] and weights [B, H, Tq, Tk].
+/// y [B, Tq, d] and weights [B, H, Tq, Tk]. Where r stays the same, `tables` is memory for it, packed, and whether an
+/// earlier call has filled that.
 pub(super) fn forward<T: Tiles>(
     operands: &Operands<'_, T>,
     pool: &Pool,
     y: &mut [T],
     weights: Option<&mut [T]>,
+    tables: Option<(&mut [T], bool)>,
     scratch: &mut [T],
 ) {
     let dims = operands.dims;
@@ -238,9 +305,10 @@ pub(super) fn forward<T: Tiles>(
     let sizes = Sizes::new::<T>(&dims, next_query, dims.batch, pool.threads());
     let per_row = operands.positions.is_some_and(|p| p.table_per_row);
     let lengths = forward_lengths(&dims, &sizes, per_row);
-    let (tables, scratch) = scratch.split_at_mut(tables_len(&dims, &sizes, per_row));
+    let (own_tables, scratch) = scratch.split_at_mut(tables_len::<T>(&dims, per_row));
+    let (tables, filled) = tables.unwrap_or((own_tables, false));
     let each = tables.len() / dims.heads;
-    if each > 0 {
+    if each > 0 && !filled {
         pool.rows(dims.heads, 4 * each, RowsMut::new(tables, each), |first, tables| {
             let heads = tables.chunks_exact_mut(each).enumerate();
             heads.for_each(|(h, table)| pack_table(operands, 0, first + h, table));
@@ -273,26 +341,27 @@ pub(super) fn forward<T: Tiles>(
                 }
             }
             // SAFETY: as above.
-            let write =
-                |i: usize, values: &[T]| unsafe { y.write(b * dims.queries + i, h * dims.width, values) };
-            forward_head(operands, (b, h), &sizes, &tables[h * each..(h + 1) * each], weights, parts, write);
+            let tile = |i: usize, rows: usize| unsafe {
+                y.tile(b * dims.queries + i, h * dims.width, rows, dims.width)
+            };
+            forward_head(operands, (b, h), &sizes, &tables[h * each..(h + 1) * each], weights, parts, tile);
         }
     });
 }
 
-/// One head of one batch row. The first two parts of the scratch hold Kᵀ and Vᵀ of a narrow head.
-fn forward_head<T: Tiles>(
+/// One head of one batch row. The first two parts of the scratch hold Kᵀ and Vᵀ of a narrow head; `y` gives the output's
+/// place for so many queries from one on.
+fn forward_head<'y, T: Tiles>(
     operands: &Operands<'_, T>,
     (b, h): (usize, usize),
     sizes: &Sizes,
     table: &[T],
     mut weights: Option<&mut [T]>,
     scratch: [&mut [T]; 8],
-    write: impl Fn(usize, &[T]),
+    y: impl Fn(usize, usize) -> HeadTile<'y, T>,
 ) {
     let Dims { queries, keys, width, distances, .. } = operands.dims;
     let (panels, products) = (Panels::<T>::new(), SmallProducts::<T>::new());
-    let nr = panels.width();
     let [key_panels, values, content, distance, scores, by_distance, out, row_table] = scratch;
     let [q, k, v] = [0, 1, 2].map(|part| operands.rows(part, b, h));
     let keys_turned = if sizes.narrow {
@@ -301,11 +370,6 @@ fn forward_head<T: Tiles>(
         copy_rows(v, None, width, sizes.width, values);
         panels.transpose(&k.data[k.start..], k.step as usize, (width, keys), key_panels)
     };
-    let at = h * width..(h + 1) * width;
-    copy_rows(q, operands.positions.map(|p| &p.u[at.clone()]), width, sizes.width, content);
-    if let Some(Positions { v, .. }) = operands.positions {
-        copy_rows(q, Some(&v[at]), width, sizes.width, distance);
-    }
     let table = if row_table.is_empty() {
         table
     } else {
@@ -315,30 +379,42 @@ fn forward_head<T: Tiles>(
     let mut factors = Factors::none();
     for first in (0..queries).step_by(sizes.height) {
         let rows = sizes.height.min(queries - first);
-        let seen = span((first..first + rows).map(|i| operands.seen(b, i)));
-        let tiles = seen.start / nr..seen.end.div_ceil(nr);
-        let left = Mat::rows(content, sizes.width).below(first);
-        panels.multiply(left, rows, keys_turned, 0..width, tiles, scores, sizes.keys, false);
+        let mut tile = [const { TileRow { own: 0..0, terms: None } }; MAX_ROWS];
+        let tile = &mut tile[..rows];
+        tile.iter_mut().zip(first..).for_each(|(row, i)| row.own = operands.seen(b, i));
+        let seen = span(tile.iter().map(|row| row.own.clone()));
+        let own_q = &q.data[q.start + first * q.step as usize..];
+        match operands.positions {
+            Some(Positions { u, v, next_query, .. }) => {
+                // A query that lends its position term to the one before is here too.
+                let rows = if next_query { (rows + 1).min(queries - first) } else { rows };
+                let at = h * width..(h + 1) * width;
+                let targets = (&mut *content, &mut distance[..rows * sizes.width]);
+                add_both_to_rows(own_q, q.step as usize, &u[at.clone()], &v[at], sizes.width, targets);
+            }
+            None => {
+                let content = &mut content[..rows * sizes.width];
+                add_to_rows(own_q, q.step as usize, None, width, sizes.width, content);
+            }
+        }
+        let left = Mat::rows(content, sizes.width);
+        panels.multiply_columns(left, rows, keys_turned, 0..width, seen.clone(), scores, sizes.keys, false);
         if let Some(Positions { zero, next_query, .. }) = operands.positions {
             // Rows of r that some query of the tile, or the one before it, takes.
             let near = (zero + operands.position(b, first) + 1).saturating_sub(seen.end);
             let last = zero + operands.position(b, first + rows - 1) + 1;
             let far = last.saturating_sub(seen.start).min(distances);
             let rows = if next_query { (rows + 1).min(queries - first) } else { rows };
-            let (tiles, table) = (near / nr..far.div_ceil(nr), panels.packed(table, (width, distances)));
-            let left = Mat::rows(distance, sizes.width).below(first);
+            let table = panels.packed(table, (width, distances));
+            let left = Mat::rows(distance, sizes.width);
             let scores = &mut by_distance[LANES..];
-            panels.multiply(left, rows, table, 0..width, tiles, scores, sizes.distances, false);
+            panels.multiply_columns(left, rows, table, 0..width, near..far, scores, sizes.distances, false);
         }
         let zero = operands.positions.map_or(0, |p| p.zero);
-        let place = |i: usize| {
-            let (own, position) = (operands.seen(b, i), operands.position(b, i));
+        for (i, row) in (first..first + rows).zip(&mut *tile) {
+            let (own, position) = (row.own.clone(), operands.position(b, i));
             let (placed, ahead) = operands.placed(position, own.clone());
-            (own, placed, ahead, LANES + (i - first) * sizes.distances + zero + position + 1)
-        };
-        let mut tile = [const { TileRow { own: 0..0, terms: None } }; MAX_ROWS];
-        for (i, row) in (first..first + rows).zip(&mut tile) {
-            let (own, placed, ahead, at) = place(i);
+            let at = LANES + (i - first) * sizes.distances + zero + position + 1;
             let scores = &mut scores[(i - first) * sizes.keys..][..sizes.keys];
             if !ahead.is_empty() && i + 1 < queries {
                 let at = at + sizes.distances;
@@ -350,9 +426,8 @@ fn forward_head<T: Tiles>(
             if row.terms.is_none() && !placed.is_empty() {
                 add_reversed(&mut scores[placed.clone()], &by_distance[at - placed.end..at - placed.start]);
             }
-            row.own = own;
         }
-        let tile = &tile[..rows];
+        let tile = &*tile;
         weigh(
             scores,
             sizes.keys,
@@ -365,9 +440,16 @@ fn forward_head<T: Tiles>(
         );
         for (i, TileRow { own, .. }) in (first..).zip(tile) {
             let row = &mut scores[(i - first) * sizes.keys..][..sizes.keys];
-            // The product with the values reads the whole span.
-            row[seen.start..own.start.clamp(seen.start, seen.end)].fill(T::ZERO);
-            row[own.end.clamp(seen.start, seen.end)..seen.end].fill(T::ZERO);
+            // The product with the values reads the whole span. Weights are zero in the vectors beside `own`.
+            let vectors = whole_vectors(own);
+            for beside in [
+                seen.start..vectors.start.clamp(seen.start, seen.end),
+                vectors.end.clamp(seen.start, seen.end)..seen.end,
+            ] {
+                if !beside.is_empty() {
+                    row[beside].fill(T::ZERO);
+                }
+            }
             if let Some(weights) = &mut weights {
                 let weights = &mut weights[i * keys..(i + 1) * keys];
                 weights[..own.start].fill(T::ZERO);
@@ -389,9 +471,7 @@ fn forward_head<T: Tiles>(
             let values = panels.rows(values, sizes.width);
             panels.multiply(left, rows, values, seen, sizes.columns::<T>(), out, sizes.width, false);
         }
-        for (i, out) in out.chunks_exact(sizes.width).take(rows).enumerate() {
-            write(first + i, &out[..width]);
-        }
+        copy_to_tile(&out[..rows * sizes.width], sizes.width, y(first, rows));
     }
 }
 
@@ -487,14 +567,34 @@ simd_fn! {
     }
 }
 
-/// Negative infinity before lane `from` and from lane `to` on.
+/// Negative infinity before lane `from` and from lane `to` on. NaN elsewhere becomes infinity, which makes weights NaN
+/// too.
 #[inline(always)]
 fn hide<T: Float>(s: &mut [T; LANES], from: usize, to: usize) {
-    let (from, to) = (from as u32, to as u32);
-    for l in 0..LANES as u32 {
-        let x = s[l as usize];
-        s[l as usize] = if (l < from) | (l >= to) { T::NEG_INFINITY } else { x };
+    for start in [LANES - from, 2 * LANES - to] {
+        if let Some(most) = Limits::<T>::ALL[start..].first_chunk::<LANES>() {
+            for l in 0..LANES {
+                // In this order numbers that are not comparable become the limit, by one instruction.
+                s[l] = if s[l] < most[l] { s[l] } else { most[l] };
+            }
+        }
     }
+}
+
+/// Upper limits of scores, from which [`hide`] takes a vector.
+struct Limits<T>(PhantomData<T>);
+
+impl<T: Float> Limits<T> {
+    /// A vector that hides, one that does not, and one that hides.
+    const ALL: [T; 3 * LANES] = {
+        let mut all = [T::NEG_INFINITY; 3 * LANES];
+        let mut l = LANES;
+        while l < 2 * LANES {
+            all[l] = T::INFINITY;
+            l += 1;
+        }
+        all
+    };
 }
 
 /// The vectors of a row that hold a range.
