@@ -425,7 +425,8 @@ impl RunFolder {
         Ok((Progress::default(), notes))
     }
 
-    /// Points links to the checkpoints that a run resumes with and drops metrics of batches after it.
+    /// Points links to the checkpoints that a run resumes with, removes those that are no longer needed, and drops
+    /// metrics of batches after it.
     fn go_on_from(&self, name: &str, progress: &Progress, batches: u64) -> Result<()> {
         // A process that died before it could move `last` has left a whole checkpoint all the same.
         self.link("last", name)?;
@@ -435,6 +436,8 @@ impl RunFolder {
                 self.link("best", &best)?;
             }
         }
+        // A process may have died between a checkpoint and this, even behind the last one.
+        self.prune(progress)?;
         self.forget_metrics_after(batches, progress.evaluation_due)
     }
 

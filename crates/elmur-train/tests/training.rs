@@ -485,6 +485,15 @@ fn a_run_that_died_at_a_bad_moment_goes_on() {
     assert!(bytes(&whole.join("checkpoints/last")) == bytes(&parts.join("checkpoints/last")));
     let rows = |path: &Path| std::fs::read_to_string(path.join("metrics.jsonl")).unwrap().lines().count();
     assert_eq!(rows(&whole), rows(&parts));
+    // Behind the last checkpoint, before those that are no longer needed were removed.
+    let needless = parts.join("checkpoints/00000001");
+    std::fs::create_dir(&needless).unwrap();
+    for file in std::fs::read_dir(parts.join("checkpoints/last")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), needless.join(file.file_name())).unwrap();
+    }
+    assert_eq!(run(&parts, &config, true, None).unwrap(), Ended::Finished);
+    assert!(!needless.exists() && parts.join("checkpoints/last").exists());
     // What would make another run of it is refused.
     for change in ["train.seed=5", "data.seed=5", "train.batch=4"] {
         let changed = changed(&config, &[change]);
