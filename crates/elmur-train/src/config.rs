@@ -153,9 +153,9 @@ pub struct TrainConfig {
     /// Reward from which on a step counts as a success, for `train.after_success`.
     #[serde(default = "one")]
     pub success_reward: f64,
-    /// How much more steps count, in the loss on actions, at which the expert's action changes: weights are multiplied by
-    /// 1 + this x the change from the step before (root mean square over the action's components; a choice changes by 0
-    /// or 1). 0 or more. Where an arm is seen to move, only the step at which it sets out tells what it goes for.
+    /// How much more steps count, in the loss on actions, at which the expert's action changes: weights are multiplied
+    /// by 1 + this x the change from the step before (root mean square over the action's components; a choice changes
+    /// by 0 or 1). 0 or more. Where an arm is seen to move, only the step at which it sets out tells what it goes for.
     #[serde(default)]
     pub changes: f64,
     /// Clip gradients to this global norm.

@@ -114,8 +114,9 @@ template <int ROWS, bool exact> struct Sums {
     }
 };
 
-// to [batch, rows, ...] from source [batch, channels, h, w] and weights [rows, depth], whose rows begin `stride` numbers
-// apart (+ bias per row, which may be null). checked: whether places may lie outside of the source, where it is zero.
+// to [batch, rows, ...] from source [batch, channels, h, w] and weights [rows, depth], whose rows begin `stride`
+// numbers apart (+ bias per row, which may be null). checked: whether places may lie outside of the source, where it
+// is zero.
 template <int ROWS, bool exact, bool checked>
 __device__ __forceinline__ void gather_product(float* to, const float* source, const float* weights, int stride, const float* bias, const Gather& g, int batch) {
     constexpr int STAGE = ROWS * ALONG + DEPTH * ACROSS, VECTORS = DEPTH / 4;

@@ -105,8 +105,8 @@ KERNEL group_norm_tables(GroupNormTablesArgs args) {
     }
 }
 
-// Images [samples, channels, pixels], a block of 256 threads per sample and group. y: what is computed, which may be null
-// for gradients; partial: [2, samples, channels] sums of dy n and of dy, may be null; stats may be null.
+// Images [samples, channels, pixels], a block of 256 threads per sample and group. y: what is computed, which may be
+// null for gradients; partial: [2, samples, channels] sums of dy n and of dy, may be null; stats may be null.
 struct ImageNormArgs {
     float *y, *stats, *partial;
     const float *x, *gamma, *beta, *dy;

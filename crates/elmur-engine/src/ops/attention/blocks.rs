@@ -349,8 +349,8 @@ pub(super) fn forward<T: Tiles>(
     });
 }
 
-/// One head of one batch row. The first two parts of the scratch hold Kᵀ and Vᵀ of a narrow head; `y` gives the output's
-/// place for so many queries from one on.
+/// One head of one batch row. The first two parts of the scratch hold Kᵀ and Vᵀ of a narrow head; `y` gives the place of
+/// the output for so many queries from one on.
 fn forward_head<'y, T: Tiles>(
     operands: &Operands<'_, T>,
     (b, h): (usize, usize),
