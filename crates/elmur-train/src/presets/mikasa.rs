@@ -5,8 +5,9 @@
 use elmur_envs::{EnvSpec, Registry};
 use elmur_model::presets as models;
 
-use crate::config::{EvalConfig, RunConfig, TrainConfig};
+use crate::config::{DataConfig, EvalConfig, RunConfig, TrainConfig};
 use crate::presets::{demonstrations, settings, validation};
+use crate::schedule::Schedule;
 
 /// What the names of presets begin with.
 const PREFIX: &str = "mikasa-";
@@ -85,19 +86,23 @@ fn simulated() -> EvalConfig {
 }
 
 /// Our choices for a task with episodes of `steps` steps: cameras averaged to half their height and width, a
-/// residual encoder, gradients through all segments of an episode, pictures moved by a few pixels, and little
-/// weight on what an expert does after success, which is to hold still.
+/// residual encoder, gradients through all segments of an episode, pictures moved by a few pixels and made lighter
+/// or darker, little weight on what an expert does after success, which is to hold still, and much on steps at which
+/// it sets out: an arm that moves shows where it goes, so that only these steps teach what to choose.
 fn ours(task: &str, steps: usize) -> RunConfig {
     let model = models::mikasa(steps);
+    let small = settings::small(&model, steps);
     let train = TrainConfig {
         batch: (2048 / steps).max(8),
         batches: Some(6000),
         lr: 5e-4,
+        schedule: Schedule { warmup: 200, ..small.schedule },
+        weight_decay: 0.02,
         after_success: 0.1,
-        ..settings::small(&model, steps)
+        changes: 30.0,
+        ..small
     };
-    let mut data = demonstrations(EPISODES);
-    data.shift = 2;
+    let data = DataConfig { shift: 2, brightness: 0.1, ..demonstrations(EPISODES) };
     let env = environment(task, |spec| spec.with("size", 64).with("render", 128));
     RunConfig { env, data, model: model.into(), train, eval: simulated() }
 }
