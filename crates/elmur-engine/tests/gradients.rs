@@ -355,6 +355,15 @@ fn tables() {
         let index = case.indices(g, shape, rows)?;
         Ok(vec![g.embedding(table, index)?])
     });
+    check("embedding_sum", 24, |g, case| {
+        // Many vectors, so that a table's row has several parts of its gradient; tables of many rows and of few.
+        let (most, d) = if case.flip() { (65, 3) } else { (3, case.extent(17)) };
+        let rows = case.extent(40) * if case.flip() { 5 } else { 1 };
+        let table = case.param(g, [rows, d])?;
+        let shape = [case.extent(most), case.extent(7), case.extent(5)];
+        let index = case.indices(g, shape, rows)?;
+        Ok(vec![g.embedding_sum(table, index)?])
+    });
     check("relative_bias", 24, |g, case| {
         let (batch, queries) = (case.extent(4), case.extent(9));
         // Few, or enough for rows of the table to be taken whole.

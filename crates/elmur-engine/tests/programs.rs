@@ -569,7 +569,7 @@ fn malformed_graphs_never_panic() {
             let settings = CrossEntropy { label_smoothing: 0.1, ignored: -10 };
             let blend =
                 Blend { lambda: 0.5, empty_slots_too: flag, active: if n == 1 { Some(a) } else { None } };
-            let result: Result<Vec<Value>> = match below(57) {
+            let result: Result<Vec<Value>> = match below(58) {
                 0 => g.linear(a, b, flag.then_some(c), Activation::Gelu).map(|v| vec![v]),
                 1 => g.matmul_with(a, b, flag, n == 0).map(|v| vec![v]),
                 2 => g.norm(a, norm).map(|v| vec![v]),
@@ -631,6 +631,7 @@ fn malformed_graphs_never_panic() {
                 48 => g.group_norm(a, n, b, c, 1e-5).map(|v| vec![v]),
                 49 => g.max_pool2d(a, (n, below(3))).map(|v| vec![v]),
                 50 => g.discretize(a, b).map(|v| vec![v]),
+                56 => g.embedding_sum(a, b).map(|v| vec![v]),
                 51 => g.random_below(n, vec![2; below(3)], rng).map(|v| vec![v]),
                 55 => g.shift_images(a, b, below(3)).map(|v| vec![v]),
                 54 => g.weighted_cross_entropy(a, b, c, settings).map(|v| vec![v]),

@@ -101,9 +101,7 @@ impl Net<'_> {
                     .collect();
                 let offsets = self.g.constant(&offsets, [sizes.len()])?;
                 let index = self.g.add(x, offsets)?;
-                let each = self.g.embedding(table, index)?;
-                let sum = self.g.sum_to(each, [shape[0], shape[1], 1, width])?;
-                let sum = self.g.reshape(sum, [shape[0], shape[1], width])?;
+                let sum = self.g.embedding_sum(table, index)?;
                 if !one_hot {
                     return Ok(sum);
                 }

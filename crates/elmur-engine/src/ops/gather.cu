@@ -9,21 +9,63 @@ template <class T> struct RowArgs {
     int wide;
 };
 
-KERNEL embedding(RowArgs<float> args) {
+// Vectors of `width` numbers, each the sum of `size` rows of a table that an index names, or the table's gradient
+// from theirs. count: vectors.
+struct SumArgs {
+    float* to;
+    const float* from;
+    const void* index;
+    i64 rows, width, count, size;
+    int wide;
+};
+
+KERNEL embedding(SumArgs args) {
     begin();
     i64 i = thread_number(), d = args.width;
-    if (i >= args.n) return;
-    i64 row = index_at(args.index, args.wide, i / d);
-    args.to[i] = row >= 0 && row < args.rows ? args.from[row * d + i % d] : NOT_A_NUMBER;
+    if (i >= args.count * d) return;
+    i64 first = i / d * args.size;
+    float sum = 0;
+    for (i64 k = 0; k < args.size; ++k) {
+        i64 row = index_at(args.index, args.wide, first + k);
+        sum += row >= 0 && row < args.rows ? args.from[row * d + i % d] : NOT_A_NUMBER;
+    }
+    args.to[i] = sum;
 }
 
-// Adds into zeros, in any order.
-KERNEL embedding_grad(RowArgs<float> args) {
+// A block takes one of the `size` rows of SUM_CHUNK vectors and SUM_WIDTH columns: a thread each. Rows that lie close
+// together, as the values of one component do, are added up in shared memory first. Adds into zeros, in any order.
+const int SUM_CHUNK = 256, SUM_WIDTH = 128, SUM_ROWS = 64;
+KERNEL embedding_grad(SumArgs args) {
+    __shared__ float sums[SUM_ROWS * SUM_WIDTH];
+    __shared__ int rows[SUM_CHUNK], least, most;
     begin();
-    i64 i = thread_number(), d = args.width;
-    if (i >= args.n) return;
-    i64 row = index_at(args.index, args.wide, i / d);
-    if (row >= 0 && row < args.rows) atomicAdd(&args.to[row * d + i % d], args.from[i]);
+    i64 first = (i64)blockIdx.y * SUM_CHUNK, d = args.width;
+    int count = (int)min((i64)SUM_CHUNK, args.count - first), t = threadIdx.x;
+    if (t == 0) least = 0x7fffffff, most = -1;
+    __syncthreads();
+    for (int i = t; i < count; i += SUM_WIDTH) {
+        i64 row = index_at(args.index, args.wide, (first + i) * args.size + blockIdx.x);
+        rows[i] = row >= 0 && row < args.rows ? (int)row : -1;
+        if (rows[i] >= 0) atomicMin(&least, rows[i]), atomicMax(&most, rows[i]);
+    }
+    __syncthreads();
+    i64 column = (i64)blockIdx.z * SUM_WIDTH + t;
+    if (most < 0 || column >= d) return;
+    const float* from = args.from + first * d + column;
+    float* to = args.to + column;
+    int span = most - least + 1;
+    if (span > SUM_ROWS) {
+        for (int i = 0; i < count; ++i)
+            if (rows[i] >= 0) atomicAdd(&to[rows[i] * d], from[i * d]);
+        return;
+    }
+    for (int r = 0; r < span; ++r) sums[r * SUM_WIDTH + t] = 0;
+    for (int i = 0; i < count; ++i)
+        if (rows[i] >= 0) sums[(rows[i] - least) * SUM_WIDTH + t] += from[i * d];
+    for (int r = 0; r < span; ++r) {
+        float sum = sums[r * SUM_WIDTH + t];
+        if (sum != 0) atomicAdd(&to[(least + r) * d], sum);
+    }
 }
 
 template <class T> __device__ __forceinline__ void gather_rows(const RowArgs<T>& args) {

@@ -7,7 +7,7 @@ use crate::cpu::pool::RowsMut;
 use crate::cuda::args::kernel_args;
 #[cfg(feature = "cuda")]
 use crate::cuda::launch::Launch;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::op::{IndexBound, Io, Op, dispatch_bits, dispatch_float, mismatch, want_float, want_index};
 use crate::ops::reduce::add_rows;
@@ -16,7 +16,12 @@ use crate::types::{DType, TensorType};
 impl Graph {
     /// Rows of a table: y[..., d] = table[index[...]] for table [rows, d] and index of i32 or i64.
     pub fn embedding(&mut self, table: Value, index: Value) -> Result<Value> {
-        self.push1(Embedding, &[table, index])
+        self.push1(Embedding { summed: false }, &[table, index])
+    }
+
+    /// Sums of rows of a table: y[..., d] = Σ_k table[index[..., k]] for table [rows, d] and index of i32 or i64.
+    pub fn embedding_sum(&mut self, table: Value, index: Value) -> Result<Value> {
+        self.push1(Embedding { summed: true }, &[table, index])
     }
 
     /// Rows of a table of any element type: y[..., rest] = table[index[...]] for table [rows, rest] and index
@@ -110,26 +115,52 @@ fn words(bytes: usize, addresses: [u64; 2], kernels: [&'static str; 3]) -> (&'st
     (kernels[variant], bytes / [1, 4, 8][variant])
 }
 
-fn out_of_range(op: &'static str, what: &'static str, got: i64, limit: usize) -> Error {
-    Error::IndexOutOfRange { op, what, got, limit }
+#[cfg(feature = "cuda")]
+kernel_args! {
+    /// A table of `rows` rows, or its gradient, and vectors that are sums of `size` of its rows each.
+    struct SumArgs in "gather.cu" {
+        to: u64, from: u64, index: u64, rows: usize, width: usize, count: usize, size: usize, wide: i32,
+    }
 }
 
+#[cfg(feature = "cuda")]
+fn sum_args(launch: &Launch<'_>, rows: usize, size: usize) -> SumArgs {
+    let (index, width) = (launch.ty(1), launch.ty(0).cols());
+    let (count, wide) = (index.len() / size, i32::from(index.dtype == DType::I64));
+    let (to, from, index) = (launch.output(0), launch.input(0), launch.input(1));
+    SumArgs { to, from, index, rows, width, count, size, wide }
+}
+
+/// Rows of a table, or sums of as many of them as the index's last axis has.
 #[derive(Debug)]
-struct Embedding;
+struct Embedding {
+    summed: bool,
+}
+
+impl Embedding {
+    /// How many rows are added up for a vector.
+    fn size(&self, index: &TensorType) -> usize {
+        if self.summed { index.cols() } else { 1 }
+    }
+}
 
 impl Op for Embedding {
     fn name(&self) -> &'static str {
-        "embedding"
+        if self.summed { "embedding_sum" } else { "embedding" }
     }
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>> {
-        want_float("embedding", "table", &inputs[0])?;
-        want_index("embedding", "index", &inputs[1])?;
+        let (name, index) = (self.name(), &inputs[1]);
+        want_float(name, "table", &inputs[0])?;
+        want_index(name, "index", index)?;
         let [_, d] = inputs[0].shape[..] else {
-            return mismatch("embedding", "table [rows, d]", inputs[0].to_string());
+            return mismatch(name, "table [rows, d]", inputs[0].to_string());
         };
-        let mut shape = inputs[1].shape.clone();
-        shape.push(d);
-        Ok(vec![inputs[0].with(shape)])
+        let shape = match (self.summed, index.shape.split_last()) {
+            (false, _) => &index.shape[..],
+            (true, Some((1.., shape))) => shape,
+            (true, _) => return mismatch(name, "index [..., k] with k at least 1", index.to_string()),
+        };
+        Ok(vec![inputs[0].with([shape, &[d]].concat())])
     }
     fn indices(&self, inputs: &[TensorType]) -> Vec<IndexBound> {
         vec![rows_of(&inputs[0])]
@@ -137,30 +168,32 @@ impl Op for Embedding {
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         if let Some(dy) = b.grad(0) {
             let rows = b.graph.shape(b.inputs[0])?[0];
-            let dtable = b.graph.push1(EmbeddingGrad { rows }, &[dy, b.inputs[1]])?;
+            let size = self.size(b.graph.ty(b.inputs[1])?);
+            let dtable = b.graph.push1(EmbeddingGrad { rows, size }, &[dy, b.inputs[1]])?;
             b.set(0, dtable);
         }
         Ok(())
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let (rows, d) = (io.ty(0).shape[0], io.ty(0).shape[1]);
-        let index = Indices::new(io, 1);
+        let (index, size, d) = (Indices::new(io, 1), self.size(io.ty(1)), io.ty(0).shape[1]);
+        index.check(self.name(), &rows_of(io.ty(0)))?;
         dispatch_float!(io.dtype(), T => {
-            let table = io.input::<T>(0);
-            for (i, y) in io.output::<T>(0).chunks_exact_mut(d).enumerate() {
-                let row = index.get(i);
-                let source = usize::try_from(row).ok().filter(|r| *r < rows);
-                let source = source.ok_or_else(|| out_of_range("embedding", "row", row, rows))?;
-                y.copy_from_slice(&table[source * d..][..d]);
-            }
+            let (table, y) = (io.input::<T>(0), io.output::<T>(0));
+            let row = |i: usize| &table[index.get(i) as usize * d..][..d];
+            io.pool.rows(index.len() / size, size * d, RowsMut::new(y, d), |first, y| {
+                for (i, y) in y.chunks_exact_mut(d).enumerate() {
+                    let first = (first + i) * size;
+                    y.copy_from_slice(row(first));
+                    (first + 1..first + size).for_each(|i| add_rows(y, row(i)));
+                }
+            });
         });
         Ok(())
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        let (rows, width) = (launch.ty(0).shape[0], launch.ty(0).shape[1]);
-        let args = row_args(launch, launch.output(0), launch.input(0), rows, width);
-        launch.elements("embedding", args.n, args)
+        let args = sum_args(launch, launch.ty(0).shape[0], self.size(launch.ty(1)));
+        launch.elements("embedding", args.count * args.width, args)
     }
 }
 
@@ -281,10 +314,12 @@ const GATHER_ROWS: [&str; 3] = ["gather_rows_1", "gather_rows_4", "gather_rows_8
 #[cfg(feature = "cuda")]
 const SCATTER_ROWS: [&str; 3] = ["scatter_rows_1", "scatter_rows_4", "scatter_rows_8"];
 
-/// dtable[r] = Σ dy[i] over the i that looked row r up, in order of i.
+/// dtable[r] = Σ dy[i] over the vectors i to which row r was added, as often as it was, in order of i.
 #[derive(Debug)]
 struct EmbeddingGrad {
     rows: usize,
+    /// How many rows were added up for a vector.
+    size: usize,
 }
 
 impl Op for EmbeddingGrad {
@@ -295,7 +330,7 @@ impl Op for EmbeddingGrad {
         Ok(vec![inputs[0].with([self.rows, inputs[0].cols()])])
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
-        let d = io.ty(0).cols();
+        let (d, size) = (io.ty(0).cols(), self.size);
         let index = Indices::new(io, 1);
         dispatch_float!(io.dtype(), T => {
             let (dy, dtable) = (io.input::<T>(0), io.output::<T>(0));
@@ -308,7 +343,7 @@ impl Op for EmbeddingGrad {
                     let row = index.get(i);
                     if owned.contains(&row) {
                         let at = (row - owned.start) as usize * d;
-                        add_rows(&mut dtable[at..at + d], &dy[i * d..][..d]);
+                        add_rows(&mut dtable[at..at + d], &dy[i / size * d..][..d]);
                     }
                 }
             });
@@ -317,8 +352,12 @@ impl Op for EmbeddingGrad {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
+        // As in gather.cu: vectors and columns of a block.
+        const CHUNK: usize = 256;
+        const WIDTH: usize = 128;
         launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
-        let args = row_args(launch, launch.output(0), launch.input(0), self.rows, launch.ty(0).cols());
-        launch.elements("embedding_grad", args.n, args)
+        let args = sum_args(launch, self.rows, self.size);
+        let grid = [self.size, args.count.div_ceil(CHUNK), args.width.div_ceil(WIDTH)];
+        launch.kernel("embedding_grad", grid, WIDTH as u32, 0, args)
     }
 }
