@@ -4,8 +4,8 @@
     gymnasium.make_vec("elmur/RepeatFirstEasy-v0", num_envs=64, autoreset_mode="SameStep")
 
 Keywords besides Gymnasium's are settings of the environment (``length`` of T-Maze, ``version`` of POPGym's tasks), changes
-of what is seen and done (``previous_action=True``, ``first_step=True``, ``encoding="one_hot"`` or ``"floats"``,
-``flat_action=True``) and ``purpose`` ("evaluate", or "collect" for the corridors of all lengths that demonstrations are
+of what is seen and done (``previous_action=True``, ``chosen_cell=True``, ``first_step=True``, ``encoding="one_hot"`` or
+``"floats"``, ``flat_action=True``) and ``purpose`` ("evaluate", or "collect" for the corridors of all lengths that demonstrations are
 collected in). Vectors also take ``autoreset_mode``, and ``threads`` to step many rows on several cores.
 
 A row's episodes depend on its own seed alone: episode k after ``reset(seed=s)`` is a function of (s, k), in a vector of any
@@ -27,7 +27,7 @@ from elmur._elmur import Rows, environments
 from elmur.spaces import to_gymnasium
 
 _SHORT = {"tmaze": "TMaze", "cartpole": "CartPole"}
-_WRAPPERS = ("previous_action", "first_step", "encoding", "flat_action")
+_WRAPPERS = ("previous_action", "chosen_cell", "first_step", "encoding", "flat_action")
 
 
 def gymnasium_id(name: str) -> str:

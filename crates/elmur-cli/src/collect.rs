@@ -37,8 +37,8 @@ pub struct Args {
     /// POPGym: follow the rules of this version of the Python package, 1.0.6 or 1.0.7 (as --set version=V).
     #[arg(long, value_name = "VERSION")]
     rules: Option<String>,
-    /// Apply these wrappers, separated by commas: previous_action, first_step, one_hot or as_floats,
-    /// flat_action.
+    /// Apply these wrappers, separated by commas: previous_action, chosen_cell, first_step, one_hot or
+    /// as_floats, flat_action.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     wrappers: Vec<String>,
     /// Use this seed, below 2^30; other seeds give other episodes.

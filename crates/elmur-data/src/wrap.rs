@@ -239,7 +239,12 @@ mod tests {
     #[test]
     fn wrapped_data_is_what_a_wrapped_environment_shows() {
         let registry = Registry::builtin();
-        for id in ["popgym-RepeatPreviousEasy", "popgym-BattleshipEasy", "popgym-PositionOnlyPendulumHard"] {
+        for id in [
+            "popgym-RepeatPreviousEasy",
+            "popgym-BattleshipEasy",
+            "popgym-ConcentrationEasy",
+            "popgym-PositionOnlyPendulumHard",
+        ] {
             let environment = registry.find(&EnvSpec::new(id)).unwrap();
             let (environment, mut kept) = (&environment, Vec::new());
             let demonstrations = Demonstrations {
@@ -263,6 +268,7 @@ mod tests {
                 let on = |bit: u32| bits >> bit & 1 == 1;
                 let wrappers = Wrappers {
                     previous_action: on(0),
+                    chosen_cell: on(1) && id.contains("Concentration"),
                     first_step: on(1),
                     encoding,
                     flat_action: on(2) && plain.spaces().action.widths().floats == 0,

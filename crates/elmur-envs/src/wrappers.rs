@@ -1,8 +1,8 @@
 //! The usual changes of observations and actions, as options of any environment.
 //!
-//! In this order: the observation, then the previous action, then the first-step flag; all of it as floats
-//! where asked for, except bytes, which no wrapper changes. Where actions are made flat, the previous action
-//! is still shown as the environment's own.
+//! In this order: the observation, then the previous action, then the cell that it chose, then the first-step flag;
+//! all of it as floats where asked for, except bytes, which no wrapper changes. Where actions are made flat, the
+//! previous action is still shown as the environment's own.
 
 use elmur_base::{Describe, Leaf, Row, Space, Spaces, Values, ValuesMut, Widths, bound_at};
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,9 @@ use crate::error::{Error, Result};
 pub struct Wrappers {
     /// Append the previous action to every observation; zeros at the start of an episode.
     pub previous_action: bool,
+    /// Append what the observation shows where the previous action pointed, for actions that choose one of its
+    /// integers (a card on a table); a value of its own at the start of an episode.
+    pub chosen_cell: bool,
     /// Append a flag to every observation that is 1 at the first step of an episode and 0 after it.
     pub first_step: bool,
     /// How the numbers of an observation are shown: as_is, one_hot or floats.
@@ -44,6 +47,7 @@ pub enum Encoding {
 #[serde(deny_unknown_fields, default)]
 struct Written {
     previous_action: bool,
+    chosen_cell: bool,
     first_step: bool,
     encoding: Encoding,
     one_hot: bool,
@@ -58,14 +62,15 @@ impl From<Written> for Wrappers {
             (_, true) => Encoding::Floats,
             _ => written.encoding,
         };
-        let Written { previous_action, first_step, flat_action, .. } = written;
-        Self { previous_action, first_step, encoding, flat_action }
+        let Written { previous_action, chosen_cell, first_step, flat_action, .. } = written;
+        Self { previous_action, chosen_cell, first_step, encoding, flat_action }
     }
 }
 
 impl Wrappers {
     /// The names that [`Wrappers::named`] knows.
-    pub const NAMES: [&str; 5] = ["previous_action", "first_step", "one_hot", "as_floats", "flat_action"];
+    pub const NAMES: [&str; 6] =
+        ["previous_action", "chosen_cell", "first_step", "one_hot", "as_floats", "flat_action"];
 
     /// Whether all wrappers are off.
     pub fn is_none(&self) -> bool {
@@ -76,6 +81,7 @@ impl Wrappers {
     pub fn names(self) -> Vec<&'static str> {
         let on = [
             self.previous_action,
+            self.chosen_cell,
             self.first_step,
             self.encoding == Encoding::OneHot,
             self.encoding == Encoding::Floats,
@@ -91,6 +97,7 @@ impl Wrappers {
             let other = wrappers.encoding != Encoding::AsIs;
             match name.as_ref() {
                 "previous_action" => wrappers.previous_action = true,
+                "chosen_cell" => wrappers.chosen_cell = true,
                 "first_step" => wrappers.first_step = true,
                 "one_hot" | "as_floats" if other => {
                     return Err(Error::config("wrappers", "one_hot or as_floats", "both"));
@@ -130,13 +137,16 @@ pub struct Wrapping {
     bounds: Vec<(f32, f32)>,
     /// Choices of the own action's integers.
     choices: Vec<usize>,
+    /// Values that a chosen cell can have, where it is shown.
+    cell: Option<usize>,
     entries: Vec<Entry>,
     /// The whole observation before its numbers become floats.
     plain: Row,
 }
 
 impl Wrapping {
-    /// Applies wrappers to the spaces `own`. Flat actions are an error where actions are not all integers.
+    /// Applies wrappers to the spaces `own`. Flat actions are an error where actions are not all integers, and chosen
+    /// cells where there are not as many integers in an observation as actions.
     pub fn new(own: &Spaces, wrappers: Wrappers) -> Result<Self> {
         let mut bounds = Vec::new();
         let mut choices = Vec::new();
@@ -150,12 +160,13 @@ impl Wrapping {
             }
         }
         let action = if wrappers.flat_action { flat(&own.action)? } else { own.action.clone() };
-        let plain = extended(own, wrappers);
+        let cell = if wrappers.chosen_cell { Some(cell_values(own)?) } else { None };
+        let plain = extended(own, wrappers, cell);
         let entries = entries(&plain, wrappers.encoding == Encoding::OneHot);
         let encoded = wrappers.encoding != Encoding::AsIs;
         let observation = if encoded { encoded_space(&plain, &entries) } else { plain.clone() };
         let spaces = Spaces { observation, action };
-        Ok(Self { wrappers, encoded, spaces, bounds, choices, entries, plain: Row::of(&plain) })
+        Ok(Self { wrappers, encoded, spaces, bounds, choices, cell, entries, plain: Row::of(&plain) })
     }
 
     /// The spaces with all changes.
@@ -183,6 +194,12 @@ impl Wrapping {
                 Some(action) => more_bytes.copy_from_slice(action.bytes),
                 None => more_bytes.fill(0),
             }
+        }
+        if let Some(values) = self.cell
+            && let Some(cell) = rest.next()
+        {
+            let chosen = previous.and_then(|action| own.ints.get(row_major(&self.choices, action.ints)));
+            *cell = chosen.copied().unwrap_or(values as i32);
         }
         if let Some(flag) = rest.next() {
             *flag = i32::from(previous.is_none());
@@ -309,9 +326,31 @@ fn flat(action: &Space) -> Result<Space> {
     }
 }
 
-/// The observation space with the parts that wrappers append.
-fn extended(own: &Spaces, wrappers: Wrappers) -> Space {
-    if !wrappers.previous_action && !wrappers.first_step {
+/// The number of values that a cell which an action chooses can have: the observation's integers are the cells.
+fn cell_values(own: &Spaces) -> Result<usize> {
+    let sizes: Vec<usize> = own
+        .observation
+        .leaves()
+        .iter()
+        .flat_map(|leaf| match leaf {
+            Leaf::Ints(sizes) => sizes.to_vec(),
+            _ => vec![],
+        })
+        .collect();
+    let actions = Choices::of(&own.action).map_or(0, |choices| choices.count());
+    match sizes.iter().max() {
+        Some(most) if sizes.len() == actions => Ok(*most),
+        _ => {
+            let expected = "an environment whose actions choose one of an observation's integers";
+            let got = format!("{actions} discrete actions and {} integers", sizes.len());
+            Err(Error::config("wrappers.chosen_cell", expected, got))
+        }
+    }
+}
+
+/// The observation space with the parts that wrappers append; `cell`: values of a chosen cell, if it is one of them.
+fn extended(own: &Spaces, wrappers: Wrappers, cell: Option<usize>) -> Space {
+    if !wrappers.previous_action && cell.is_none() && !wrappers.first_step {
         return own.observation.clone();
     }
     let mut parts = match &own.observation {
@@ -321,6 +360,8 @@ fn extended(own: &Spaces, wrappers: Wrappers) -> Space {
     if wrappers.previous_action {
         parts.push(own.action.clone());
     }
+    // One more for none.
+    parts.extend(cell.map(|values| Space::Discrete { n: values + 1 }));
     if wrappers.first_step {
         parts.push(Space::Discrete { n: 2 });
     }
@@ -430,8 +471,13 @@ mod tests {
         }
     }
 
-    const ALL: Wrappers =
-        Wrappers { previous_action: true, first_step: true, encoding: Encoding::OneHot, flat_action: true };
+    const ALL: Wrappers = Wrappers {
+        previous_action: true,
+        chosen_cell: false,
+        first_step: true,
+        encoding: Encoding::OneHot,
+        flat_action: true,
+    };
 
     fn wrapped(wrappers: Wrappers) -> (Wrapped<Board>, Row) {
         let mut env = Wrapped::new(Board::new(), wrappers).unwrap();
@@ -481,6 +527,27 @@ mod tests {
         let (mut env, mut seen) = wrapped(on);
         step(&mut env, &[5], &mut seen).unwrap();
         assert_eq!(seen.floats, [1.0, -0.5, 1.0, 2.0, 0.0]);
+    }
+
+    #[test]
+    fn the_cell_that_was_chosen_is_shown() {
+        let spec = crate::EnvSpec::new("popgym-ConcentrationHard");
+        let registry = crate::Registry::builtin();
+        let names = ["previous_action", "chosen_cell", "first_step"];
+        let wrapped = spec.with_wrappers(Wrappers::named(&names).unwrap());
+        let mut env = registry.find(&wrapped).unwrap().make(crate::Purpose::Evaluate).unwrap();
+        let mut seen = Row::of(&env.spaces().observation);
+        env.reset(3, seen.as_mut()).unwrap();
+        assert_eq!(seen.ints[52..], [0, 14, 1], "no action yet");
+        for card in [7, 51, 0] {
+            env.step(Values::ints(&[card]), seen.as_mut()).unwrap();
+            let face = seen.ints[card as usize];
+            assert!((0..13).contains(&face));
+            assert_eq!(seen.ints[52..], [card, face, 0]);
+        }
+        let on = Wrappers { chosen_cell: true, ..Wrappers::default() };
+        let error = Wrapped::new(Board::new(), on).err().unwrap().to_string();
+        assert!(error.contains("6 discrete actions and 1 integers"), "{error}");
     }
 
     #[test]
