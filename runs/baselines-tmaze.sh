@@ -2,7 +2,7 @@
 # T-Maze for ELMUR and every sequence baseline, trained alike: the same 4,800 demonstrations of at most 30 steps, the same number of batches, each
 # policy with its own batch size and learning rate (`elmur inspect tmaze policy=X`). Success by episode length, mean ± SEM over seeds, and a figure.
 #
-# POLICIES, SEEDS, BATCHES, LR (of the baselines without -compat), LENGTHS, EPISODES, DEVICE (cpu or cuda) to train and EVAL_DEVICE to test on, JOBS (runs at once) and OUT change it; ELMUR names a binary that was built elsewhere.
+# POLICIES, SEEDS, BATCHES, VALIDATION (length of validation episodes instead of the usual one), LR (of the baselines without -compat), LENGTHS, EPISODES, DEVICE (cpu or cuda) to train and EVAL_DEVICE to test on, JOBS (runs at once) and OUT change it; ELMUR names a binary that was built elsewhere.
 # An interrupted run is resumed, a finished one is not trained again. Checkpoints are chosen on 20
 # validation episodes, three times in a run: of 9,600 steps for policies that carry something, of the training length for the others.
 set -euo pipefail
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 POLICIES=${POLICIES:-"elmur rate rmt trxl dt dmamba bc-lstm bc-mlp cql cql-lstm rate-compat rmt-compat trxl-compat dt-compat dmamba-compat bc-lstm-compat cql-compat"}
 SEEDS=${SEEDS:-"0 1 2"}
 export BATCHES=${BATCHES:-3000} LENGTHS=${LENGTHS:-"9,30,90,150,300,600,900,2400,9600"} EPISODES=${EPISODES:-100}
-export LR=${LR:-1e-3} DEVICE=${DEVICE:-cpu} EVAL_DEVICE=${EVAL_DEVICE:-${DEVICE:-cpu}} OUT=${OUT:-out/baselines-tmaze} THREADS=${THREADS:-0}
+export LR=${LR:-1e-3} DEVICE=${DEVICE:-cpu} EVAL_DEVICE=${EVAL_DEVICE:-${DEVICE:-cpu}} OUT=${OUT:-out/baselines-tmaze} THREADS=${THREADS:-0} VALIDATION=${VALIDATION:-}
 if [ -z "${ELMUR:-}" ]; then
   cargo build --release --quiet
   ELMUR=target/release/elmur
@@ -26,7 +26,7 @@ one() {
     # The published learning rates are for five times as many batches.
     case $policy in elmur | *-compat) rate=() ;; *) rate=(train.lr="$LR") ;; esac
     "$ELMUR" -q train tmaze policy="$policy" train.epochs=null train.batches="$BATCHES" eval.every=$((BATCHES / 3)) eval.target=null \
-      train.checkpoint_every="$BATCHES" train.threads="$THREADS" "${rate[@]}" --seed "$seed" --device "$DEVICE" --out "$run" || return
+      train.checkpoint_every="$BATCHES" train.threads="$THREADS" "${rate[@]}" ${VALIDATION:+eval.length="$VALIDATION"} --seed "$seed" --device "$DEVICE" --out "$run" || return
   fi
   "$ELMUR" -q eval "$run" --lengths "$LENGTHS" --episodes "$EPISODES" --threads "$THREADS" --device "$EVAL_DEVICE" --json > "$run/rows.tmp" &&
     mv "$run/rows.tmp" "$run/rows.jsonl"

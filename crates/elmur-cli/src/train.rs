@@ -102,6 +102,8 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         let ended = watch(&devices, &folder, &prepared, true, &context.stop, args.json)?;
         return conclude(&folder, &prepared, ended, args.json);
     }
+    // Read again when the run begins.
+    prepared.config.first_weights()?;
     let mut name = name_of(args.preset.as_deref().unwrap_or_default());
     if let Some(policy) = overrides::named_policy(&changes) {
         name = format!("{name}-{}", PolicyName::find(policy)?.name());

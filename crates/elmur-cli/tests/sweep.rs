@@ -287,6 +287,43 @@ fn two_workers_never_train_the_same_run() {
 }
 
 #[test]
+fn a_run_begins_with_the_weights_of_another_when_that_is_done() {
+    let folder = Folder::new("sweep-before");
+    let mut sweep = tiny_sweep(&folder);
+    // The later of two tasks comes first in the table.
+    sweep["tasks"] = json!(["tmaze-quick", "tmaze"]);
+    sweep["policies"] = json!(["bc-mlp"]);
+    sweep["seeds"] = json!([0]);
+    sweep["per_policy"] = json!({});
+    sweep["per_task"] = json!({"tmaze-quick": {"train.batches": 1, "train.lr": 1e-9}});
+    sweep["begin_with"] = json!({"tmaze-quick": "tmaze"});
+    let file = write(&folder, "sweep.json", &sweep);
+    let said = fine(&["sweep", "run", &file, "--jobs", "2", "--threads", "1"]);
+    assert!(said.contains("2 of 2 runs done (2 by this command)"), "{said}");
+    let first = run_folder(&folder, "out", "tmaze-bc-mlp");
+    let second = run_folder(&folder, "out", "tmaze-quick-bc-mlp");
+    let weights = |run: &str| {
+        let checkpoint = elmur_model::Checkpoint::load(&Path::new(run).join("checkpoints/best")).unwrap();
+        let name = checkpoint.params.names().into_iter().find(|name| name.ends_with("weight")).unwrap();
+        checkpoint.params.get::<f32>(&name).unwrap()
+    };
+    let (before, after) = (weights(&first), weights(&second));
+    assert!(before.iter().zip(&after).all(|(a, b)| (a - b).abs() < 1e-6));
+
+    // Known results of the first are no weights: it is trained again, and the second is another run.
+    let state = folder.path("state.json");
+    fine(&["sweep", "report", &file, "--state", &state]);
+    std::fs::remove_dir_all(folder.path("out")).unwrap();
+    sweep["known"] = json!(state);
+    let file = write(&folder, "sweep.json", &sweep);
+    assert!(fine(&["sweep", "run", &file]).contains("2 of 2 runs done (0 by this command)"));
+    sweep["per_task"] = json!({"tmaze-quick": {"train.batches": 2, "train.lr": 1e-9}});
+    let file = write(&folder, "sweep.json", &sweep);
+    let said = fine(&["sweep", "run", &file, "--only", "tmaze-quick"]);
+    assert!(said.contains("2 of 2 runs done (2 by this command)"), "{said}");
+}
+
+#[test]
 fn a_half_finished_sweep_reports_what_there_is_and_what_is_missing() {
     let folder = Folder::new("sweep-half");
     let mut sweep = tiny_sweep(&folder);
@@ -436,6 +473,27 @@ fn mistakes_in_the_file_are_refused_before_anything_starts() {
     refuse(&set("per_policy", json!({"bc-mlp": {"model.slots": 1}})), &["with policy bc-mlp", "model.slots"]);
     refuse(&set("per_task", json!({"popgym-*": {}})), &["`per_task`", "got popgym-*"]);
     refuse(&set("per_task", json!({"tmaze*": 3})), &["`per_task.tmaze*`: expected settings"]);
+    refuse(
+        &set("begin_with", json!({"tmaze": "tmaze-quick"})),
+        &["`begin_with`: expected tasks of the sweep"],
+    );
+    refuse(
+        &set("begin_with", json!({"tmaze-quick": "tmaze"})),
+        &["`begin_with.tmaze-quick`: expected another task of the sweep, got \"tmaze\""],
+    );
+    refuse(
+        &set("begin_with", json!({"tmaze-quick": "tmaze-quick"})),
+        &["`begin_with.tmaze-quick`", "one that begins with tmaze-quick itself"],
+    );
+    refuse(
+        &|sweep| {
+            sweep["tasks"] = json!(["tmaze-quick", "tmaze"]);
+            sweep["per_task"] = json!({"tmaze": {"model.d_model": 32}});
+            sweep["policies"] = json!(["preset"]);
+            sweep["begin_with"] = json!({"tmaze-quick": "tmaze"});
+        },
+        &["`begin_with`: tmaze-quick", "weights of a policy with the run's parameters"],
+    );
     refuse(&set("cases", json!([{"name": "a"}, {"name": "a"}])), &["`cases`: expected everything once"]);
     refuse(
         &set("cases", json!([{"name": "a"}, {"name": "b"}])),

@@ -251,6 +251,12 @@ fn mistakes_are_named_and_nothing_is_written() {
     mistake(&["eval", &run, "--episodes", "18446744073709551615"], "episodes");
     mistake(&["train", "--resume", &run, "model.layers=1", "train.batches=9"], "not the run's");
     mistake(&strs(&train(&run, &[])), "--resume");
+    // Weights to begin with that are not there, and of another policy.
+    let begin = |with: &str| format!("train.begin_with={with}");
+    mistake(&strs(&train(&out, &[&begin("/nonexistent")])), "expected a run with a checkpoint");
+    mistake(&strs(&train(&out, &[&begin(&run), "model.layers=1"])), "with the run's parameters");
+    mistake(&["train", "--resume", &run, &begin(&run), "train.batches=9"], "train.begin_with");
+    assert!(!Path::new(&out).exists());
     let model = format!("{run}/checkpoints/best/model.safetensors");
     let bytes = std::fs::read(&model).unwrap();
     std::fs::write(&model, &bytes[..bytes.len() / 2]).unwrap();

@@ -130,6 +130,10 @@ pub(crate) fn held_out() -> f64 {
 pub struct TrainConfig {
     /// Seed of initial weights, order of the data and dropout.
     pub seed: u64,
+    /// Begin with the weights of this run (its best checkpoint) or checkpoint, whose policy must have parameters of the
+    /// same names and shapes; null: fresh weights. Optimizer and schedule begin anew.
+    #[serde(default)]
+    pub begin_with: Option<PathBuf>,
     /// Batch size: number of crops that are trained on together.
     pub batch: usize,
     /// Number of windows (for ELMUR: segments) of a training crop.
@@ -167,6 +171,10 @@ pub struct TrainConfig {
     /// Standardize vector observations: encoders begin with the mean and standard deviation of the data.
     #[serde(default)]
     pub standardize: bool,
+    /// Standardize observations of several integers whose learned vectors are added up: over the data, these sums begin
+    /// with mean 0 and standard deviation 1.
+    #[serde(default)]
+    pub standardize_integers: bool,
     /// Save a checkpoint every this many batches.
     pub checkpoint_every: u64,
     /// Stop as diverged when the loss exceeds this.

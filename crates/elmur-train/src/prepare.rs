@@ -1,5 +1,6 @@
 //! From settings to what a run needs: devices opened, demonstrations played or read, episodes held out.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,16 +8,16 @@ use elmur_base::files::read_small;
 use elmur_base::{FieldMut, Stop};
 use elmur_data::collect::{Demonstrations, noted_settings};
 use elmur_data::{Dataset, Limits, ObservationKey, Part, Source, Stream, split, wrap};
-use elmur_engine::Device;
+use elmur_engine::{Device, Store};
 use elmur_envs::{EnvSpec, Environment, Registry, Wrappers};
-use elmur_model::init;
 use elmur_model::window::{Begin, training_graph};
+use elmur_model::{Checkpoint, init};
 use serde_json::Value;
 
 use crate::config::{Judge, RunConfig, below_model};
 use crate::error::{Error, Result};
 use crate::faster::faster_device;
-use crate::folder::MAX_SMALL;
+use crate::folder::{MAX_SMALL, RunFolder};
 
 /// Name of whichever device acts faster.
 pub(crate) const AUTO: &str = "auto";
@@ -101,6 +102,33 @@ impl RunConfig {
             serde_json::from_str(&text).map_err(|e| Error::file(path, format!("not JSON: {e}")))?;
         modernise(&mut tree);
         serde_json::from_value(tree).map_err(|e| Error::file(path, format!("not a run's config: {e}")))
+    }
+
+    /// The weights that the run begins with if these are not fresh ones (`train.begin_with`): parameters of another
+    /// policy, which must have those of this one by names and shapes.
+    pub fn first_weights(&self) -> Result<Option<Store>> {
+        let Some(path) = &self.train.begin_with else { return Ok(None) };
+        let folder = if RunFolder::is_run(path) { RunFolder::open(path)?.best() } else { path.clone() };
+        if !folder.exists() {
+            let got = format!("{}, where none is", path.display());
+            return Err(Error::config("train.begin_with", "a run with a checkpoint, or a checkpoint", got));
+        }
+        let theirs = Checkpoint::load(&folder)?.params;
+        self.check_weights(&theirs, &folder.display().to_string())?;
+        Ok(Some(theirs))
+    }
+
+    /// Refuses weights, which errors call `whose`, that are not those of this run's policy by names and shapes.
+    pub fn check_weights(&self, theirs: &Store, whose: &str) -> Result<()> {
+        let ours = init::parameters(self.model.architecture(), self.train.seed)?;
+        let names: BTreeSet<String> = ours.names().into_iter().chain(theirs.names()).collect();
+        let shape = |store: &Store, name: &str| store.ty(name).ok().map(|ty| ty.shape);
+        let Some(name) = names.iter().find(|name| shape(&ours, name) != shape(theirs, name)) else {
+            return Ok(());
+        };
+        let shown = |store| shape(store, name).map_or("none".to_owned(), |shape| format!("{shape:?}"));
+        let expected = format!("weights of a policy with the run's parameters: `{name}` {}", shown(&ours));
+        Err(Error::config("train.begin_with", expected, format!("`{name}` {} in {whose}", shown(theirs))))
     }
 
     /// Plays or reads the demonstrations that the config names and finds out what policies are judged on.

@@ -106,6 +106,11 @@ pub fn train_on(
         progress = resumed;
         folder.save_config(config)?;
     }
+    if trainer.checkpoint_number() == 0
+        && let Some(weights) = config.first_weights()?
+    {
+        trainer.begin_with(&weights)?;
+    }
     let metrics = Metrics::open(folder)?;
     let planned = trainer.planned_batches();
     observe(Event::Started { done: trainer.batches(), planned });
@@ -345,6 +350,7 @@ fn check_resumable(old: &RunConfig, prepared: &Prepared) -> Result<()> {
     }
     let fixed = [
         ("train.seed", t.seed == u.seed),
+        ("train.begin_with", t.begin_with == u.begin_with),
         ("train.batch", t.batch == u.batch),
         ("train.segments", t.segments == u.segments),
         ("data", elsewhere(old) == elsewhere(new)),

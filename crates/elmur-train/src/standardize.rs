@@ -1,43 +1,129 @@
-//! Standardizes vector observations: the mean and standard deviation of the data are folded into the initial
-//! weights of the encoder.
+//! Standardizes observations: means and standard deviations of the data are folded into the initial weights of the
+//! encoder.
 
 use elmur_base::FieldMut;
 use elmur_data::{ElementType, Part, Source, chunks};
 use elmur_engine::Store;
-use elmur_model::ends::{Encoder, Ends};
+use elmur_model::ends::{CategoricalEncoding, Encoder, Ends};
 
+use crate::config::TrainConfig;
 use crate::error::Result;
 
 /// Spread below which a number counts as constant.
 const LEAST: f64 = 1e-6;
+/// Observations of integers that are looked at.
+const MOST_ROWS: f64 = 20_000.0;
 
-/// Changes the fresh encoders W x + b of vector observations to W ((x - mean) / spread) + b, with the data's
-/// mean and spread of every number. They remain linear maps, so that nothing else need know.
-pub(crate) fn standardize(ends: Ends<'_>, source: &dyn Source, params: &Store) -> Result<()> {
+/// Changes fresh encoders, so that they give standardized tokens at first. They remain what they are, so that nothing
+/// else need know:
+///
+/// - With `settings.standardize`, linear maps W x + b of vectors become W ((x - mean) / spread) + b, with the data's mean
+///   and spread of every number.
+/// - With `settings.standardize_integers`, tables of which a row is added up for each of an observation's integers, two or more, are shifted and scaled, so
+///   that over the data these sums have mean 0 in every column and, over all columns, the spread 1. Of a board of which
+///   most fields are empty, a token would hardly tell anything but that.
+pub(crate) fn standardize(
+    settings: &TrainConfig,
+    ends: Ends<'_>,
+    source: &dyn Source,
+    params: &Store,
+) -> Result<()> {
     for (leaf, encoder) in ends.observation.iter().enumerate() {
-        let Encoder::Vector { dim, bytes: false } = encoder else { continue };
         // A policy may have several networks with encoders of their own, or none.
         let name = ends.encoder_name(leaf);
         let (all, part) = (params.names(), format!(".{name}"));
-        let linear = all.iter().filter_map(|parameter| parameter.strip_suffix(".weight"));
-        let encoders: Vec<&str> = linear.filter(|own| *own == name || own.ends_with(&part)).collect();
-        if encoders.is_empty() {
-            continue;
-        }
-        let spread = moments(source, leaf, *dim)?;
-        for own in encoders {
-            let (weight, bias) = (format!("{own}.weight"), format!("{own}.bias"));
-            let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
-            for (row, b) in w.chunks_exact_mut(*dim).zip(&mut b) {
-                for (w, (mean, deviation)) in row.iter_mut().zip(&spread) {
-                    let scaled = f64::from(*w) / deviation;
-                    *b -= (scaled * mean) as f32;
-                    *w = scaled as f32;
+        let ending = |ending: &str| -> Vec<&str> {
+            let encoders = all.iter().filter_map(|parameter| parameter.strip_suffix(ending));
+            encoders.filter(|own| *own == name || own.ends_with(&part)).collect()
+        };
+        match encoder {
+            Encoder::Vector { dim, bytes: false } if settings.standardize => {
+                let encoders = ending(".weight");
+                if !encoders.is_empty() {
+                    standardize_numbers(&encoders, &moments(source, leaf, *dim)?, params)?;
                 }
             }
-            params.set(&weight, &w)?;
-            params.set(&bias, &b)?;
+            Encoder::Categorical { sizes, encoding: CategoricalEncoding::Embedding }
+                if settings.standardize_integers =>
+            {
+                for own in ending(".table") {
+                    standardize_sums(&format!("{own}.table"), sizes, (source, leaf), params)?;
+                }
+            }
+            _ => {}
         }
+    }
+    Ok(())
+}
+
+/// Folds mean and spread of every number into linear maps.
+fn standardize_numbers(encoders: &[&str], spread: &[(f64, f64)], params: &Store) -> Result<()> {
+    for own in encoders {
+        let (weight, bias) = (format!("{own}.weight"), format!("{own}.bias"));
+        let (mut w, mut b) = (params.get::<f32>(&weight)?, params.get::<f32>(&bias)?);
+        for (row, b) in w.chunks_exact_mut(spread.len()).zip(&mut b) {
+            for (w, (mean, deviation)) in row.iter_mut().zip(spread) {
+                let scaled = f64::from(*w) / deviation;
+                *b -= (scaled * mean) as f32;
+                *w = scaled as f32;
+            }
+        }
+        params.set(&weight, &w)?;
+        params.set(&bias, &b)?;
+    }
+    Ok(())
+}
+
+/// Shifts and scales a table of which a row is added up for each of `sizes` integers.
+fn standardize_sums(
+    name: &str,
+    sizes: &[usize],
+    (source, leaf): (&dyn Source, usize),
+    params: &Store,
+) -> Result<()> {
+    let integers = source.layout().observations.get(leaf).is_some_and(|c| c.element == ElementType::I32);
+    let mut table = params.get::<f32>(name)?;
+    let (rows, parts) = (sizes.iter().sum::<usize>(), sizes.len());
+    // A single vector is standardized as it is drawn.
+    if !integers || parts < 2 || rows == 0 || table.len() < rows {
+        return Ok(());
+    }
+    let (width, part) = (table.len() / rows, Part::Observation(leaf));
+    let mut moments = vec![(0.0f64, 0.0f64); width];
+    let (mut values, mut sum, mut count) = (Vec::new(), vec![0.0f32; width], 0.0f64);
+    for episode in 0..source.episodes() {
+        for range in chunks(source.outline(episode).rows(part), parts) {
+            values.resize(range.len() * parts, 0);
+            source.read(part, episode, range, FieldMut::I32(&mut values))?;
+            for observation in values.chunks_exact(parts) {
+                sum.fill(0.0);
+                let mut first = 0;
+                for (value, size) in observation.iter().zip(sizes) {
+                    let row = first + usize::try_from(*value).map_or(0, |value| value.min(size - 1));
+                    first += size;
+                    sum.iter_mut().zip(&table[row * width..]).for_each(|(sum, x)| *sum += x);
+                }
+                count += 1.0;
+                for ((mean, squares), sum) in moments.iter_mut().zip(&sum) {
+                    *mean += f64::from(*sum);
+                    *squares += f64::from(*sum).powi(2);
+                }
+            }
+        }
+        if count >= MOST_ROWS {
+            break;
+        }
+    }
+    let count = count.max(1.0);
+    let variance = |(sum, squares): &(f64, f64)| (squares / count - (sum / count).powi(2)).max(0.0);
+    let spread = (moments.iter().map(variance).sum::<f64>() / width as f64).sqrt();
+    if spread > LEAST {
+        for row in table.chunks_exact_mut(width) {
+            for (x, (sum, _)) in row.iter_mut().zip(&moments) {
+                *x = ((f64::from(*x) - sum / count / parts as f64) / spread) as f32;
+            }
+        }
+        params.set(name, &table)?;
     }
     Ok(())
 }
@@ -108,7 +194,8 @@ mod tests {
             init::parameters(model.architecture(), 1).unwrap(),
             init::parameters(model.architecture(), 1).unwrap(),
         );
-        standardize(model.architecture().ends(), &dataset, &fitted).unwrap();
+        let settings = TrainConfig { standardize: true, ..crate::RunConfig::preset("tmaze").unwrap().train };
+        standardize(&settings, model.architecture().ends(), &dataset, &fitted).unwrap();
         let map = |store: &Store, x: [f32; 4]| -> Vec<f32> {
             let (w, b) =
                 (store.get::<f32>("encoder.weight").unwrap(), store.get::<f32>("encoder.bias").unwrap());
@@ -117,5 +204,47 @@ mod tests {
         };
         let (a, b) = (map(&plain, [1.0, -1.0, 0.0, 0.7]), map(&fitted, [0.51, 0.49, 0.5, 0.7]));
         assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-2), "{a:?} {b:?}");
+    }
+
+    #[test]
+    fn sums_of_a_boards_vectors_are_standardized() {
+        let run = crate::RunConfig::preset("popgym-ConcentrationHard").unwrap();
+        let run =
+            crate::overrides::apply(&run, &["data.episodes=5".to_owned()], &Registry::builtin()).unwrap();
+        let prepared = run.prepare(&Registry::builtin(), false).unwrap();
+        let architecture = prepared.config.model.architecture();
+        let (plain, fitted) =
+            (init::parameters(architecture, 1).unwrap(), init::parameters(architecture, 1).unwrap());
+        standardize(&prepared.config.train, architecture.ends(), &*prepared.data, &fitted).unwrap();
+        let name = format!("{}.table", architecture.ends().encoder_name(0));
+        // Over all observations: the mean of the first column, and the mean over columns of their variance.
+        let moments = |store: &Store| -> (f64, f64) {
+            let table = store.get::<f32>(&name).unwrap();
+            let (data, width) = (&prepared.data, table.len() / (52 * 14));
+            let mut sums = Vec::new();
+            for episode in 0..data.episodes() {
+                let rows = data.outline(episode).rows(Part::Observation(0));
+                let mut cards = vec![0; rows * 52];
+                data.read(Part::Observation(0), episode, 0..rows, FieldMut::I32(&mut cards)).unwrap();
+                for board in cards.chunks_exact(52) {
+                    let column = |c: usize| {
+                        let row = |(i, card): (usize, &i32)| {
+                            f64::from(table[(14 * i + *card as usize) * width + c])
+                        };
+                        board.iter().enumerate().map(row).sum::<f64>()
+                    };
+                    sums.push((0..width).map(column).collect::<Vec<_>>());
+                }
+            }
+            let mean = |c: usize| sums.iter().map(|sum| sum[c]).sum::<f64>() / sums.len() as f64;
+            let variance = |c: usize| {
+                let mean = mean(c);
+                sums.iter().map(|sum| (sum[c] - mean).powi(2)).sum::<f64>() / sums.len() as f64
+            };
+            (mean(0), (0..width).map(variance).sum::<f64>() / width as f64)
+        };
+        let ((before, wide), (mean, variance)) = (moments(&plain), moments(&fitted));
+        assert!(before.abs() > 0.1 && (wide - 1.0).abs() > 0.1, "{before} {wide}");
+        assert!(mean.abs() < 1e-3 && (variance - 1.0).abs() < 1e-3, "{mean} {variance}");
     }
 }

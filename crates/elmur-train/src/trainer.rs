@@ -178,8 +178,8 @@ impl Trainer {
         };
         let params = init::parameters(&*architecture, t.seed)?;
         statistics::fill(&graphs[0], &**source, &params)?;
-        if t.standardize {
-            standardize(architecture.ends(), &**source, &params)?;
+        if t.standardize || t.standardize_integers {
+            standardize(t, architecture.ends(), &**source, &params)?;
             init::copy_averages(&graphs[0], &params)?;
         }
         let params = params.to(&device)?;
@@ -236,6 +236,18 @@ impl Trainer {
             waiting: VecDeque::new(),
             sums,
         })
+    }
+
+    /// Takes other weights instead of fresh ones ([`RunConfig::first_weights`]). Meant for the time before the first
+    /// batch: optimizer and counters stay as they are.
+    pub fn begin_with(&mut self, weights: &Store) -> Result<()> {
+        for name in weights.names() {
+            self.params.set(&name, &weights.get::<f32>(&name)?)?;
+        }
+        if let Some(own) = self.own.as_ref().filter(|own| own.is_due(self.batches)) {
+            own.keep(self.batches, &self.params)?;
+        }
+        Ok(())
     }
 
     /// The run's config.

@@ -9,6 +9,7 @@
 //!   "settings": {"train.batches": 3000},
 //!   "per_policy": {"bc-lstm": {"train.lr": 1e-3}},
 //!   "per_task": {"popgym-*Pendulum*": {"data.noise": 0.2}},
+//!   "begin_with": {"popgym-AutoencodeMedium": "popgym-AutoencodeEasy"},
 //!   "cases": [{"name": "as it is"}, {"name": "wide", "settings": {"model.d_model": 128}}],
 //!   "evaluate": {"episodes": 100},
 //!   "out": "out/popgym-easy"
@@ -18,6 +19,7 @@
 //! A run is one task, policy, case and seed. Settings of the file are overridden by those of the policy, these by
 //! those of the task, these by those of the case. `docs/sweeps.md` explains every key.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use elmur_base::files::read_small;
@@ -45,6 +47,9 @@ const ELSEWHERE: [(&str, &str); 4] = [
     ("train.device", "`device`, or --device of `elmur sweep run`"),
     ("train.threads", "--threads of `elmur sweep run`"),
 ];
+
+/// The setting that names the weights that a run begins with.
+const BEGIN_WITH: &str = "train.begin_with";
 
 /// How every run is evaluated on test episodes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -83,8 +88,10 @@ pub struct PlannedRun {
     pub column: usize,
     /// Seed of the run.
     pub seed: u64,
-    /// Settings that differ from the preset's.
+    /// Settings that differ from the preset's; in [`BEGIN_WITH`] the folder's name of the run below.
     pub settings: Map<String, Value>,
+    /// Index in [`Plan::runs`] of the run whose weights this one begins with.
+    pub before: Option<usize>,
     /// Name of the run's folder: for people, and unique by the id at its end.
     pub folder: String,
 }
@@ -144,7 +151,19 @@ impl Plan {
 
     /// What `elmur train` is told beside the preset: policy and settings.
     pub fn changes(&self, run: &PlannedRun) -> Vec<String> {
-        changes(&self.columns[run.column].policy, &run.settings)
+        let mut settings = run.settings.clone();
+        if let Some(before) = run.before {
+            let path = self.path_of(&self.runs[before], "");
+            settings.insert(BEGIN_WITH.to_owned(), path.to_string_lossy().into());
+        }
+        changes(&self.columns[run.column].policy, &settings)
+    }
+
+    /// Adds the runs to a list of runs whose weights those begin with, however far back.
+    pub fn with_those_before(&self, list: &[usize]) -> Vec<usize> {
+        let before = |i: &usize| self.runs[*i].before;
+        let all = list.iter().flat_map(|i| std::iter::successors(Some(*i), before));
+        all.collect::<BTreeSet<usize>>().into_iter().collect()
     }
 
     /// The runs whose label contains a pattern, in which `*` stands for anything.
@@ -209,31 +228,32 @@ impl Check<'_> {
                 cases.iter().map(|(case, _)| Column { policy: policy.clone(), case: case.clone() })
             })
             .collect();
-        let mut combinations = Vec::new();
-        for (t, task) in tasks.iter().enumerate() {
+        let before = self.before(&written.begin_with, &tasks)?;
+        let (mut settings, mut configs) = (Vec::new(), Vec::new());
+        for task in &tasks {
             for (c, column) in columns.iter().enumerate() {
                 let (name, case) = &cases[c % cases.len()];
-                let mut settings = Merged::default();
-                settings.add("settings", &written.settings);
-                settings.add_matching("per_policy", &written.per_policy, &column.policy);
-                settings.add_matching("per_task", &written.per_task, task);
-                settings.add(&format!("cases.{}", name.as_deref().unwrap_or_default()), case);
-                self.check_run(task, column, &settings, &evaluate)?;
-                combinations.push((t, c, settings.values));
+                let mut merged = Merged::default();
+                merged.add("settings", &written.settings);
+                merged.add_matching("per_policy", &written.per_policy, &column.policy);
+                merged.add_matching("per_task", &written.per_task, task);
+                merged.add(&format!("cases.{}", name.as_deref().unwrap_or_default()), case);
+                configs.push(self.check_run(task, column, &merged, &evaluate)?);
+                settings.push(merged.values);
             }
         }
-        let mut runs = Vec::with_capacity(count);
-        for seed in &written.seeds {
-            for (task, column, settings) in &combinations {
-                let (task_name, policy) = (&tasks[*task], &columns[*column].policy);
-                let id = id_of(task_name, policy, *seed, settings, &evaluate);
-                let case = columns[*column].case.as_ref().map(|case| format!("-{}", plain(case)));
-                let folder =
-                    format!("{}-{policy}{}-seed-{seed}-{id}", plain(task_name), case.unwrap_or_default());
-                let settings = settings.clone();
-                runs.push(PlannedRun { id, task: *task, column: *column, seed: *seed, settings, folder });
-            }
+        for (i, config) in configs.iter().enumerate() {
+            let Some(before) = before[i / columns.len()] else { continue };
+            let other = &configs[before * columns.len() + i % columns.len()];
+            let weights = elmur_model::init::parameters(other.model.architecture(), 0)?;
+            config.check_weights(&weights, &tasks[before]).map_err(|error| {
+                let task = &tasks[i / columns.len()];
+                Error::file(self.path, format!("`begin_with`: {task}: {error}"))
+            })?;
         }
+        let seeds = &written.seeds;
+        let runs = Runs { tasks: &tasks, columns: &columns, seeds, settings, before, evaluate: &evaluate };
+        let runs: Vec<PlannedRun> = (0..count).map(|i| runs.planned(i)).collect();
         let mut ids: Vec<(&str, usize)> = runs.iter().enumerate().map(|(i, run)| (&*run.id, i)).collect();
         ids.sort_unstable();
         let twice = ids.windows(2).find(|pair| pair[0].0 == pair[1].0).map(|pair| (pair[0].1, pair[1].1));
@@ -351,7 +371,7 @@ impl Check<'_> {
     }
 
     /// Applies the settings of a run and checks that it can be trained and tested.
-    fn check_run(&self, task: &str, column: &Column, settings: &Merged, how: &Evaluate) -> Result<()> {
+    fn check_run(&self, task: &str, column: &Column, settings: &Merged, how: &Evaluate) -> Result<RunConfig> {
         if let Some((key, place)) = ELSEWHERE.iter().find(|(key, _)| settings.values.contains_key(*key)) {
             let at = settings.origin(key);
             return Err(self.mistake(&format!("{at}.{key}"), format!("{place} instead"), "a setting"));
@@ -374,7 +394,32 @@ impl Check<'_> {
         let Some(env) = config.validation_environment(self.registry).map_err(named)? else {
             return Err(self.mistake("tasks", "presets with an environment to be tested in", task));
         };
-        self.check_values(&env, how)
+        self.check_values(&env, how)?;
+        Ok(config)
+    }
+
+    /// For every task the one whose weights it begins with.
+    fn before(&self, written: &Map<String, Value>, tasks: &[String]) -> Result<Vec<Option<usize>>> {
+        let mut before = vec![None; tasks.len()];
+        for (task, other) in written {
+            let place = |name: &str| tasks.iter().position(|task| task == name);
+            let Some(i) = place(task) else {
+                return Err(self.mistake("begin_with", "tasks of the sweep", task));
+            };
+            let Some(other) = other.as_str().and_then(place) else {
+                return Err(self.mistake(&format!("begin_with.{task}"), "another task of the sweep", other));
+            };
+            before[i] = Some(other);
+        }
+        let next = |i: &usize| before[*i];
+        let round = (0..tasks.len()).find(|i| std::iter::successors(next(i), next).any(|j| j == *i));
+        match round {
+            Some(i) => {
+                let got = format!("one that begins with {} itself", tasks[i]);
+                Err(self.mistake(&format!("begin_with.{}", tasks[i]), "another task of the sweep", got))
+            }
+            None => Ok(before),
+        }
     }
 
     fn check_values(&self, env: &Environment, how: &Evaluate) -> Result<()> {
@@ -459,6 +504,36 @@ impl Check<'_> {
             columns.push((name.clone(), tasks.iter().map(of).collect()));
         }
         Ok(columns)
+    }
+}
+
+/// What the runs of a sweep are made of. They are numbered by seed, then task, then column.
+struct Runs<'a> {
+    tasks: &'a [String],
+    columns: &'a [Column],
+    seeds: &'a [u64],
+    /// By task and column.
+    settings: Vec<Map<String, Value>>,
+    /// By task: the one whose weights it begins with.
+    before: Vec<Option<usize>>,
+    evaluate: &'a Evaluate,
+}
+
+impl Runs<'_> {
+    fn planned(&self, i: usize) -> PlannedRun {
+        let each = self.settings.len();
+        let (seed, task, column) =
+            (self.seeds[i / each], i % each / self.columns.len(), i % self.columns.len());
+        let mut settings = self.settings[i % each].clone();
+        let before = self.before[task].map(|other| i / each * each + other * self.columns.len() + column);
+        if let Some(before) = before {
+            settings.insert(BEGIN_WITH.to_owned(), self.planned(before).folder.into());
+        }
+        let (name, Column { policy, case }) = (&self.tasks[task], &self.columns[column]);
+        let id = id_of(name, policy, seed, &settings, self.evaluate);
+        let case = case.as_ref().map(|case| format!("-{}", plain(case))).unwrap_or_default();
+        let folder = format!("{}-{policy}{case}-seed-{seed}-{id}", plain(name));
+        PlannedRun { id, task, column, seed, settings, before, folder }
     }
 }
 

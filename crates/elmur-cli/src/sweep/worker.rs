@@ -91,6 +91,14 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         threads => threads,
     };
     let known = state::known(&plan)?;
+    // Weights of a run that is known from elsewhere are not here.
+    let lacks_result = |i: &usize| {
+        let run = &plan.runs[*i];
+        !known.contains_key(&run.id) && !plan.path_of(run, ".json").exists()
+    };
+    let left: Vec<usize> = selected.iter().copied().filter(lacks_result).collect();
+    let needed: HashSet<usize> = plan.with_those_before(&left).into_iter().collect();
+    let selected = plan.with_those_before(&selected);
     if args.retry_failed {
         selected.iter().try_for_each(|i| state::forget_failure(&plan, &plan.runs[*i]))?;
     }
@@ -101,6 +109,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     let sweep = Sweep {
         plan: &plan,
         selected,
+        needed,
         known,
         worker: Worker::here(),
         program,
@@ -122,6 +131,8 @@ struct Sweep<'a> {
     plan: &'a Plan,
     /// Indices of the runs to work on.
     selected: Vec<usize>,
+    /// Indices of the runs whose weights must be here in the end: runs without result, and runs that these begin with.
+    needed: HashSet<usize>,
     known: Results,
     worker: Worker,
     program: PathBuf,
@@ -165,6 +176,8 @@ enum Next {
     Work(usize, Claim),
     /// Others have all that is left.
     Held,
+    /// What is left begins with the weights of runs that this process has.
+    Later,
     Nothing,
 }
 
@@ -236,6 +249,7 @@ impl Sweep<'_> {
                     looked_twice = true;
                     std::thread::sleep(AGAIN);
                 }
+                Ok(Next::Later) => std::thread::sleep(AGAIN),
                 Ok(Next::Held | Next::Nothing) => break,
                 Err(error) => {
                     self.shared().error.get_or_insert(error);
@@ -244,9 +258,9 @@ impl Sweep<'_> {
         }
     }
 
-    /// Claims the first run that is neither done, failed nor another's.
+    /// Claims the first run that is neither done, failed nor another's, and whose first weights are there.
     fn next(&self) -> Result<Next> {
-        let mut held = false;
+        let (mut held, mut later) = (false, false);
         for &i in &self.selected {
             let run = &self.plan.runs[i];
             {
@@ -254,15 +268,34 @@ impl Sweep<'_> {
                 if shared.settled.contains(&i) || shared.running.contains(&i) {
                     continue;
                 }
-                if self.is_settled(run) {
+                if self.is_settled(i) {
                     shared.settled.insert(i);
                     continue;
+                }
+                if let Some(before) = run.before {
+                    let other = &self.plan.runs[before];
+                    if self.plan.path_of(other, ".failed.json").exists() {
+                        let reason = format!("it begins with {}, which failed", self.plan.label(other));
+                        state::write_failure(self.plan, run, &reason)?;
+                        report(&format!("failed: {}: {reason}", self.plan.label(run)));
+                        shared.settled.insert(i);
+                        continue;
+                    }
+                    if !self.plan.path_of(other, ".json").exists() {
+                        // Where that run was saved and left for another time, this one is left too.
+                        if shared.running.contains(&before) {
+                            later = true;
+                        } else if !shared.settled.contains(&before) {
+                            held = true;
+                        }
+                        continue;
+                    }
                 }
                 shared.running.insert(i);
             }
             match Claim::take(&self.plan.path_of(run, ".claim"), &self.worker) {
                 // It may have been finished between the two looks.
-                Ok(Some(claim)) if !self.is_settled(run) => return Ok(Next::Work(i, claim)),
+                Ok(Some(claim)) if !self.is_settled(i) => return Ok(Next::Work(i, claim)),
                 Ok(taken) => {
                     held |= taken.is_none();
                     self.shared().running.remove(&i);
@@ -273,11 +306,19 @@ impl Sweep<'_> {
                 }
             }
         }
-        Ok(if held { Next::Held } else { Next::Nothing })
+        Ok(match (later, held) {
+            (true, _) => Next::Later,
+            (_, true) => Next::Held,
+            _ => Next::Nothing,
+        })
     }
 
-    fn is_settled(&self, run: &PlannedRun) -> bool {
-        self.known.contains_key(&run.id)
+    /// Whether a run needs no more work: it has failed, or its result is there, with its weights if others begin with
+    /// them.
+    fn is_settled(&self, i: usize) -> bool {
+        let run = &self.plan.runs[i];
+        let is_known = self.known.contains_key(&run.id) && !self.needed.contains(&i);
+        is_known
             || self.plan.path_of(run, ".json").exists()
             || self.plan.path_of(run, ".failed.json").exists()
     }

@@ -111,8 +111,12 @@ impl RunConfig {
 fn small() -> RunConfig {
     let unknown = (vec![Encoder::Vector { dim: 1, bytes: false }], Action::Categorical { count: 2 });
     let model = models::popgym_small(unknown.0, unknown.1, SMALL_STEPS);
-    let train =
-        TrainConfig { standardize: true, batches: Some(3000), ..settings::small(&model, SMALL_STEPS) };
+    let train = TrainConfig {
+        standardize: true,
+        standardize_integers: true,
+        batches: Some(3000),
+        ..settings::small(&model, SMALL_STEPS)
+    };
     let eval = EvalConfig { every: Some(100), ..validation() };
     RunConfig { env: None, data: demonstrations(3000), model: model.into(), train, eval }
 }

@@ -106,6 +106,8 @@ fn small(task: Task) -> Result<RunConfig> {
     (run.train.epochs, run.train.batches) = (None, Some(3000));
     // Positions of a pole that is held upright differ in the third decimal.
     run.train.standardize = true;
+    // Of a board that is mostly covered, a token would tell little but that.
+    run.train.standardize_integers = true;
     run.eval.every = Some(100);
     // Where the best return is certain there is something to reach.
     run.eval.target = (task.good_return() == 1.0).then_some(0.995);

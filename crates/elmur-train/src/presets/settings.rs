@@ -10,6 +10,7 @@ use crate::schedule::{Decay, Schedule, Unit};
 pub fn tmaze() -> TrainConfig {
     TrainConfig {
         seed: 0,
+        begin_with: None,
         batch: 128,
         segments: 3,
         epochs: Some(1000),
@@ -31,6 +32,7 @@ pub fn tmaze() -> TrainConfig {
         weight_decay: 1e-4,
         betas: (0.95, 0.999),
         standardize: false,
+        standardize_integers: false,
         checkpoint_every: 100,
         max_loss: 1e4,
         threads: None,

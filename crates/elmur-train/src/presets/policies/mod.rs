@@ -496,7 +496,12 @@ impl Wanted<'_> {
             cosine: true,
             epochs: Some(50),
         };
-        let train = TrainConfig { betas: (0.9, 0.95), standardize: false, ..self.train(row, 1) };
+        let train = TrainConfig {
+            betas: (0.9, 0.95),
+            standardize: false,
+            standardize_integers: false,
+            ..self.train(row, 1)
+        };
         (PolicyConfig::Tt(model), train)
     }
 

@@ -62,6 +62,7 @@ impl Wanted<'_> {
             weight_decay: row.weight_decay,
             betas: (0.9, 0.999),
             standardize: self.base.train.standardize && !published,
+            standardize_integers: self.base.train.standardize_integers && !published,
             ..self.base.train.clone()
         })
     }
