@@ -143,8 +143,6 @@ pub(crate) enum Source {
     Floats(Follows<f64>),
     /// Whether a token of the window has been seen, bool [rows, queries, tokens].
     Seen,
-    /// Whether a row's window ends with this run, bool per row.
-    Closing,
 }
 
 /// An input of a program and what fills it.
@@ -184,8 +182,8 @@ pub(crate) struct Declared {
 pub(crate) enum Pass {
     /// `count` windows in a row, the current one being number `at`. `fresh`: carried states begin anew.
     Windows { count: usize, at: usize, fresh: bool },
-    /// The window of each row once more, up to the step at hand.
-    Rerun,
+    /// The window of each row once more, up to the step at hand. `closing`: it ends, and what it leaves behind is kept.
+    Rerun { closing: bool },
     /// One phase of a step.
     Step(Phase),
 }
@@ -602,14 +600,11 @@ impl<'a> Net<'a> {
     /// Writes what is kept back to where it lies. Called once, after the architecture is done.
     pub(crate) fn finish(mut self) -> Result<(Graph, Declared)> {
         let fresh = matches!(self.pass, Pass::Windows { fresh: true, .. });
+        let looks = matches!(self.pass, Pass::Rerun { closing: false });
         for (_, state) in std::mem::take(&mut self.states) {
-            let State { stored, read, mut kept, done } = state;
-            if done || (kept == read && !fresh) {
+            let State { stored, read, kept, done } = state;
+            if done || looks || (kept == read && !fresh) {
                 continue;
-            }
-            if matches!(self.pass, Pass::Rerun) {
-                let closing = self.input("closing", DType::Bool, &[self.rows], Source::Closing)?;
-                kept = self.g.select(closing, kept, read)?;
             }
             let new = match self.bank {
                 Some((_, rows)) => self.g.scatter_rows(stored, rows, kept)?,
@@ -818,7 +813,7 @@ impl<'a> Net<'a> {
 
     /// Whether the pass is a window that is run again when acting.
     pub fn reruns(&self) -> bool {
-        matches!(self.pass, Pass::Rerun)
+        matches!(self.pass, Pass::Rerun { .. })
     }
 
     /// Position in the window of the phase's first token, i32 `[rows]`.
@@ -828,7 +823,7 @@ impl<'a> Net<'a> {
 
     /// Where a window is run before it is full: which tokens have been seen, bool [rows, queries, tokens].
     pub fn seen(&mut self, queries: usize) -> Result<Option<Value>> {
-        if !matches!(self.pass, Pass::Rerun) {
+        if !self.reruns() {
             return Ok(None);
         }
         let shape = [self.rows, queries, self.window_tokens];

@@ -170,7 +170,8 @@ enum Mode {
     Phases(Box<Phases>),
     /// The window is run again; with phases, only once it slides.
     Rerun {
-        programs: Box<Programs>,
+        look: Box<Programs>,
+        close: Box<Programs>,
         history: History,
         first: Option<Box<Phases>>,
     },
@@ -293,10 +294,11 @@ impl Session {
             (Vec::new(), Mode::Plan { plans, history })
         } else {
             let mut all = Vec::new();
-            let mut programs = None;
+            let mut again = None;
             if window.slides || !architecture.steps_exactly() {
-                declare(&context, Work::Rerun, &mut all)?;
-                programs = Some(Box::new(Programs::new(Work::Rerun)));
+                let [look, close] = [false, true].map(|closing| Work::Rerun { closing });
+                declare(&context, close, &mut all)?;
+                again = Some([look, close].map(|work| Box::new(Programs::new(work))));
             }
             if let (true, Some(state)) = (window.slides, all.first()) {
                 let expected = "no carried state beside a sliding window";
@@ -314,10 +316,10 @@ impl Session {
                 let observe = observe.unwrap_or(Programs::new(Work::Phase(Phase::Observe)));
                 phases = Some(Box::new(Phases { begin, observe, act, close }));
             }
-            match (programs, phases) {
-                (Some(programs), first) => {
+            match (again, phases) {
+                (Some([look, close]), first) => {
                     let history = History::new(ends, rows, window.steps)?;
-                    (all, Mode::Rerun { programs, history, first })
+                    (all, Mode::Rerun { look, close, history, first })
                 }
                 (None, Some(phases)) => (all, Mode::Phases(phases)),
                 (None, None) => return Err(Error::input("session", "windows or steps", "neither")),
@@ -631,8 +633,8 @@ impl Session {
         if let Some(phases) = self.mode.phases_mut() {
             phases.observe.compile(&self.context, &stepping.rows)?;
         }
-        if let Mode::Rerun { programs, .. } = &mut self.mode {
-            programs.compile(&self.context, &again.rows)?;
+        if let Mode::Rerun { look, .. } = &mut self.mode {
+            look.compile(&self.context, &again.rows)?;
         }
         let outputs = self.action.outputs();
         self.outputs.clear();
@@ -690,10 +692,10 @@ impl Session {
                 }
             }
         }
-        if let Mode::Rerun { programs, history, .. } = &mut self.mode {
+        if let Mode::Rerun { look, history, .. } = &mut self.mode {
             let moment = moment(again);
             for part in parts(&again.rows, self.context.capacity) {
-                let program = programs.of(&self.context, part)?;
+                let program = look.of(&self.context, part)?;
                 moment.fill_window(program, part, history)?;
                 program.program.run()?;
                 let all = program.program.get::<f32>("outputs")?;
@@ -811,7 +813,7 @@ impl Session {
             }
         }
         match &mut self.mode {
-            Mode::Rerun { programs, .. } => programs.compile(&self.context, closing),
+            Mode::Rerun { close, .. } if !self.carried.is_empty() => close.compile(&self.context, closing),
             _ => Ok(()),
         }
     }
@@ -869,13 +871,13 @@ impl Session {
         match &mut self.mode {
             Mode::Phases(_) => {}
             Mode::Plan { plans, .. } => rows.iter().for_each(|row| plans.advance(*row)),
-            Mode::Rerun { programs, history, .. } => {
+            Mode::Rerun { close, history, .. } => {
                 if self.carried.is_empty() {
                     return Ok(());
                 }
                 let moment = moment(Phase::Close, closing, true);
                 for part in parts(&closing.rows, self.context.capacity) {
-                    let program = programs.of(&self.context, part)?;
+                    let program = close.of(&self.context, part)?;
                     moment.fill_window(program, part, history)?;
                     program.program.run()?;
                     if let Some(closed) = &mut closed {

@@ -528,7 +528,7 @@ mod tests {
 
     /// Runs a graph without parameters of its own and reads its outputs.
     fn run(config: &CqlContinuous, build: impl FnOnce(&mut Net<'_>) -> Result<Vec<Value>>) -> Vec<Vec<f64>> {
-        let mut net = Net::new(config.ends(), F64, Pass::Rerun, 1, 2);
+        let mut net = Net::new(config.ends(), F64, Pass::Rerun { closing: false }, 1, 2);
         let outputs = build(&mut net).unwrap();
         for (i, output) in outputs.iter().enumerate() {
             net.g.output(&i.to_string(), *output).unwrap();

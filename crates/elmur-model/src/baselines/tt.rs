@@ -447,7 +447,7 @@ mod tests {
         let config = small();
         let params = init::parameters(&config, 0).unwrap();
         params.set("bins.action", &[0.0f32, 1.0, 2.0, 3.0, 4.0, -4.0, -3.0, -2.0, -1.0, 0.0]).unwrap();
-        let mut net = Net::new(config.ends(), DType::F32, Pass::Rerun, 1, 4);
+        let mut net = Net::new(config.ends(), DType::F32, Pass::Rerun { closing: false }, 1, 4);
         let hidden = net.g.input("hidden", DType::F32, [1, 1, 49]).unwrap();
         let outputs = config.head(&mut net, hidden).unwrap();
         net.g.output("outputs", outputs).unwrap();

@@ -136,7 +136,7 @@ impl Moment<'_> {
                 Source::Integers(_) | Source::Floats(_) => {
                     fill_following(program, feed, (0..n).map(|i| self.progress(self.row(part, i))))?;
                 }
-                Source::Encodings { .. } | Source::Seen | Source::Closing => {
+                Source::Encodings { .. } | Source::Seen => {
                     return Err(wrong(name));
                 }
             }
@@ -213,7 +213,6 @@ impl Moment<'_> {
                         }
                     }
                 }
-                Source::Closing => program.input_mut::<bool>(name)?.fill(self.closing),
                 Source::Integers(_) | Source::Floats(_) => {
                     let progress = |row: usize| Progress {
                         window: self.times[row] / self.window.steps as u64,

@@ -23,8 +23,10 @@ const SMALL: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     Phase(Phase),
-    /// The window of each row once more.
-    Rerun,
+    /// The window of each row once more; at its end with what it leaves behind.
+    Rerun {
+        closing: bool,
+    },
 }
 
 /// What programs are compiled from and for.
@@ -49,7 +51,7 @@ impl Context {
         let architecture = &*self.architecture;
         let pass = match work {
             Work::Phase(phase) => Pass::Step(phase),
-            Work::Rerun => Pass::Rerun,
+            Work::Rerun { closing } => Pass::Rerun { closing },
         };
         let mut net = Net::new(architecture.ends(), DType::F32, pass, rows, architecture.window().steps);
         net.recording = self.recording;
@@ -59,9 +61,9 @@ impl Context {
         }
         let hidden = match work {
             Work::Phase(phase) => architecture.step(&mut net, phase)?,
-            Work::Rerun => Some(architecture.forward(&mut net)?),
+            Work::Rerun { .. } => Some(architecture.forward(&mut net)?),
         };
-        if let Some(hidden) = hidden {
+        if let Some(hidden) = hidden.filter(|_| !matches!(work, Work::Rerun { closing: true })) {
             let outputs = architecture.head(&mut net, hidden)?;
             net.g.output("outputs", outputs)?;
         }

@@ -43,7 +43,7 @@ pub(crate) fn sampling_graphs(
     rows: usize,
 ) -> Result<SamplingGraphs> {
     let (chunk, actions) = (config.pred_horizon, config.action.dim());
-    let new = || Net::new(config.ends(), dtype, Pass::Rerun, rows, config.obs_horizon);
+    let new = || Net::new(config.ends(), dtype, Pass::Rerun { closing: false }, rows, config.obs_horizon);
 
     let mut net = new();
     let features = config.acting(&mut net, |net| config.features(net))?;

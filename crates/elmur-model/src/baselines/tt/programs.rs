@@ -178,7 +178,7 @@ impl Tt {
     }
 
     fn net(&self, rows: usize) -> Net<'_> {
-        Net::new(self.ends(), DType::F32, Pass::Rerun, rows, self.window)
+        Net::new(self.ends(), DType::F32, Pass::Rerun { closing: false }, rows, self.window)
     }
 
     /// Keys and values of a layer for the sequences of a bank, [rows, tokens, 2d].
