@@ -94,7 +94,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     // A resumed run has the encoders and the head that it began with.
     let keep_ends = folder.is_some() || overrides::names_ends(&changes);
     // Everything that can be wrong is found before anything is written.
-    let prepared = prepare(&config, registry, keep_ends, &context.stop)?;
+    let mut prepared = prepare(&config, registry, keep_ends, &context.stop)?;
     prepared.notes.iter().for_each(|line| note(line));
     let devices = Devices::open(&prepared.config)?;
     signals::acknowledge(&context.stop);
@@ -102,8 +102,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         let ended = watch(&devices, &folder, &prepared, true, &context.stop, args.json)?;
         return conclude(&folder, &prepared, ended, args.json);
     }
-    // Read again when the run begins.
-    prepared.config.first_weights()?;
+    prepared.read_first_weights()?;
     let mut name = name_of(args.preset.as_deref().unwrap_or_default());
     if let Some(policy) = overrides::named_policy(&changes) {
         name = format!("{name}-{}", PolicyName::find(policy)?.name());

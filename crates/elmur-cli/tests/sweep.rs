@@ -11,6 +11,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use common::*;
+use elmur_train::RunConfig;
 use serde_json::{Value, json};
 
 /// A sweep of a tiny policy with memory and a perceptron in a T-Maze of nine steps, two seeds each.
@@ -321,6 +322,45 @@ fn a_run_begins_with_the_weights_of_another_when_that_is_done() {
     let file = write(&folder, "sweep.json", &sweep);
     let said = fine(&["sweep", "run", &file, "--only", "tmaze-quick"]);
     assert!(said.contains("2 of 2 runs done (2 by this command)"), "{said}");
+
+    // Nor is its result beside a folder that somebody removed.
+    std::fs::remove_dir_all(run_folder(&folder, "out", "tmaze-bc-mlp")).unwrap();
+    assert!(fine(&["sweep", "run", &file]).contains("2 of 2 runs done (0 by this command)"));
+    sweep["per_task"] = json!({"tmaze-quick": {"train.batches": 3, "train.lr": 1e-9}});
+    let file = write(&folder, "sweep.json", &sweep);
+    let said = fine(&["sweep", "run", &file]);
+    assert!(said.contains("2 of 2 runs done (2 by this command)"), "{said}");
+}
+
+#[test]
+fn runs_that_begin_with_one_that_failed_are_left() {
+    let folder = Folder::new("sweep-chain");
+    let mut sweep = tiny_sweep(&folder);
+    let config = RunConfig::preset("tmaze").unwrap();
+    let third = write(&folder, "third.json", &serde_json::to_value(config).unwrap());
+    sweep["tasks"] = json!([&third, "tmaze-quick", "tmaze"]);
+    sweep["policies"] = json!(["bc-mlp"]);
+    sweep["seeds"] = json!([0]);
+    sweep["per_policy"] = json!({});
+    // Diverges at once.
+    sweep["per_task"] = json!({"tmaze": {"train.max_loss": 1e-9}});
+    sweep["begin_with"] = json!({&third: "tmaze-quick", "tmaze-quick": "tmaze"});
+    let file = write(&folder, "sweep.json", &sweep);
+    let run = |more: &[&str]| text(&elmur(&[&["sweep", "run", &file], more].concat()));
+    for more in [&["--wait"][..], &["--jobs", "2"]] {
+        let said = run(more);
+        assert!(said.contains("0 of 3 runs done (0 by this command), 1 failed, 2 left"), "{said}");
+        assert!(said.contains("left: tmaze-quick bc-mlp, seed 0: it begins with tmaze bc-mlp"), "{said}");
+    }
+    // They have not failed themselves.
+    let failures = names(folder.0.join("out/runs")).into_iter().filter(|name| name.ends_with(".failed.json"));
+    assert_eq!(failures.count(), 1);
+    let mended = write(&folder, "mended.json", &{
+        sweep["per_task"] = json!({});
+        sweep
+    });
+    let said = fine(&["sweep", "run", &mended, "--jobs", "2", "--threads", "1"]);
+    assert!(said.contains("3 of 3 runs done (3 by this command)"), "{said}");
 }
 
 #[test]
@@ -484,6 +524,17 @@ fn mistakes_in_the_file_are_refused_before_anything_starts() {
     refuse(
         &set("begin_with", json!({"tmaze-quick": "tmaze-quick"})),
         &["`begin_with.tmaze-quick`", "one that begins with tmaze-quick itself"],
+    );
+    refuse(
+        &|sweep| {
+            sweep["tasks"] = json!(["tmaze-quick", "tmaze"]);
+            sweep["begin_with"] = json!({"tmaze-quick": "tmaze", "tmaze": "tmaze"});
+        },
+        &["`begin_with.tmaze`", "one that begins with tmaze itself"],
+    );
+    refuse(
+        &set("settings", json!({"train.begin_with": "out/run"})),
+        &["`settings.train.begin_with`: expected `begin_with` instead"],
     );
     refuse(
         &|sweep| {

@@ -257,6 +257,9 @@ fn mistakes_are_named_and_nothing_is_written() {
     mistake(&strs(&train(&out, &[&begin(&run), "model.layers=1"])), "with the run's parameters");
     mistake(&["train", "--resume", &run, &begin(&run), "train.batches=9"], "train.begin_with");
     assert!(!Path::new(&out).exists());
+    // The run itself, which is replaced: its weights are read before it goes.
+    mistake(&strs(&train(&run, &[&begin("/nonexistent"), "--force"])), "expected a run with a checkpoint");
+    fine(&strs(&train(&run, &[&begin(&run), "--force"])));
     let model = format!("{run}/checkpoints/best/model.safetensors");
     let bytes = std::fs::read(&model).unwrap();
     std::fs::write(&model, &bytes[..bytes.len() / 2]).unwrap();

@@ -585,6 +585,21 @@ fn numbers_are_put_into_the_bins_of_their_dimension() {
 }
 
 #[test]
+fn rows_of_a_table_are_added_up() {
+    let (rows, width, size) = (7, 5, 3);
+    let table = normal(rows * width, 0);
+    let index: Vec<i32> = (0..4 * size as i32).map(|i| i * 5 % rows as i32).collect();
+    let sums = run::<f64>(|g| {
+        let table = g.constant(&table, [rows, width])?;
+        let index = g.constant(&index, [2, 2, size])?;
+        g.embedding_sum(table, index)
+    });
+    let row = |i: i32| &table[i as usize * width..][..width];
+    let want = index.chunks(size).flat_map(|of| (0..width).map(|c| of.iter().map(|i| row(*i)[c]).sum()));
+    close(&sums, &want.collect::<Vec<f64>>(), 1e-12);
+}
+
+#[test]
 fn images_move_by_their_row_s_draws_and_repeat_their_edges() {
     // Distances -1, 0 and 1 along an axis are draws of a third each.
     let moved = |draws: [f64; 4]| {

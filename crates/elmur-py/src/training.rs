@@ -68,7 +68,7 @@ impl Plan {
         let config = overrides::apply(&self.config, &self.changes, &registry)?;
         // A resumed run has the encoders and the head that it began with.
         let keep_ends = self.resumed.is_some() || overrides::names_ends(&self.changes);
-        let prepared = match self.data {
+        let mut prepared = match self.data {
             Some(data) => Prepared::new(config, data, &registry, keep_ends)?,
             None => config.prepare_watched(&registry, keep_ends, stop, &mut |episodes| {
                 news.mention("collecting", json!({"episodes": episodes}));
@@ -80,6 +80,7 @@ impl Plan {
         let folder = match self.resumed {
             Some(folder) => folder,
             None => {
+                prepared.read_first_weights()?;
                 if self.overwrite {
                     RunFolder::remove(&self.out)?;
                 }

@@ -171,8 +171,8 @@ pub struct TrainConfig {
     /// Standardize vector observations: encoders begin with the mean and standard deviation of the data.
     #[serde(default)]
     pub standardize: bool,
-    /// Standardize observations of several integers whose learned vectors are added up: over the data, these sums begin
-    /// with mean 0 and standard deviation 1.
+    /// Standardize observations of several integers whose learned vectors are added up: over the first 20,000
+    /// observations of the data, these sums begin with mean 0 and standard deviation 1.
     #[serde(default)]
     pub standardize_integers: bool,
     /// Save a checkpoint every this many batches.

@@ -90,6 +90,8 @@ pub struct Prepared {
     pub held_out: Option<Arc<dyn Source>>,
     /// The environment that policies are judged in, if they are not judged on data.
     pub validation: Option<Environment>,
+    /// The weights that a new run begins with instead of fresh ones ([`Prepared::read_first_weights`]).
+    pub first_weights: Option<Store>,
     /// What a user should know about the choices that were made.
     pub notes: Vec<String>,
 }
@@ -241,6 +243,12 @@ impl RunConfig {
 }
 
 impl Prepared {
+    /// Reads the weights that a new run begins with, before anything is written: they may lie where it will.
+    pub fn read_first_weights(&mut self) -> Result<()> {
+        self.first_weights = self.config.first_weights()?;
+        Ok(())
+    }
+
     /// A run on the given episodes, wherever they come from. `keep_ends`: do not derive encoders and head
     /// from them.
     ///
@@ -253,6 +261,10 @@ impl Prepared {
         keep_ends: bool,
     ) -> Result<Self> {
         config.validate()?;
+        // The run is found again from anywhere, so what it begins with must be too.
+        if let Some(path) = &mut config.train.begin_with {
+            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+        }
         let mut notes = Vec::new();
         let mut environment = config.environment(registry)?;
         if let Some((recorded, changes)) = as_recorded(environment.as_ref(), registry, &*data) {
@@ -353,7 +365,7 @@ impl Prepared {
         } else if config.eval.target_return.is_none() {
             config.eval.target_return = Some(data.summary()?.returns.max);
         }
-        Ok(Self { config, data, stream: None, held_out, validation, notes })
+        Ok(Self { config, data, stream: None, held_out, validation, first_weights: None, notes })
     }
 }
 

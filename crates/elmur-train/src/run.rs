@@ -106,10 +106,14 @@ pub fn train_on(
         progress = resumed;
         folder.save_config(config)?;
     }
-    if trainer.checkpoint_number() == 0
-        && let Some(weights) = config.first_weights()?
-    {
-        trainer.begin_with(&weights)?;
+    if !folder.last().exists() && config.train.begin_with.is_some() {
+        let weights = match &prepared.first_weights {
+            Some(weights) => Some(weights.clone()),
+            None => config.first_weights()?,
+        };
+        weights.iter().try_for_each(|weights| trainer.begin_with(weights))?;
+        // Resumed, it begins with these again, whatever has become of the other run.
+        folder.save(&trainer, &progress)?;
     }
     let metrics = Metrics::open(folder)?;
     let planned = trainer.planned_batches();

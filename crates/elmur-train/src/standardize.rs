@@ -11,7 +11,7 @@ use crate::error::Result;
 
 /// Spread below which a number counts as constant.
 const LEAST: f64 = 1e-6;
-/// Observations of integers that are looked at.
+/// Observations of integers after which no further episode is looked at.
 const MOST_ROWS: f64 = 20_000.0;
 
 /// Changes fresh encoders, so that they give standardized tokens at first. They remain what they are, so that nothing

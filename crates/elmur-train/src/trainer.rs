@@ -238,8 +238,9 @@ impl Trainer {
         })
     }
 
-    /// Takes other weights instead of fresh ones ([`RunConfig::first_weights`]). Meant for the time before the first
-    /// batch: optimizer and counters stay as they are.
+    /// Takes other weights instead of fresh ones ([`RunConfig::first_weights`]), with what they hold of the data that
+    /// they were trained on, such as ranges of actions. Meant for the time before the first batch: optimizer and
+    /// counters stay as they are.
     pub fn begin_with(&mut self, weights: &Store) -> Result<()> {
         for name in weights.names() {
             self.params.set(&name, &weights.get::<f32>(&name)?)?;

@@ -258,6 +258,31 @@ fn where_data_lies_makes_no_difference_to_a_byte() {
 }
 
 #[test]
+fn a_run_that_began_with_another_ones_weights_resumes_to_the_byte_without_that() {
+    let folder = Folder::new("begin-with");
+    let [first, whole, stopped, killed] =
+        ["first", "whole", "stopped", "killed"].map(|name| folder.join(name));
+    run(&first, &tiny(&["train.seed=5"]), false, None).unwrap();
+    let config = tiny(&[&format!("train.begin_with={}", first.display())]);
+    run(&whole, &config, false, None).unwrap();
+    run(&stopped, &config, false, Some(2)).unwrap();
+    // As if it had died before its first batch was saved.
+    run(&killed, &config, false, Some(1)).unwrap();
+    for number in bytes_names(&killed.join("checkpoints")).iter().filter(|name| name.as_str() > "00000000") {
+        let path = killed.join("checkpoints").join(number);
+        let _ = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path));
+    }
+    std::fs::remove_dir_all(&first).unwrap();
+    for path in [&stopped, &killed] {
+        run(path, &config, true, None).unwrap();
+        assert_eq!(bytes(&path.join("checkpoints/last")), bytes(&whole.join("checkpoints/last")));
+    }
+    let fresh = folder.join("fresh");
+    run(&fresh, &tiny(&[]), false, None).unwrap();
+    assert!(bytes(&fresh.join("checkpoints/last")) != bytes(&whole.join("checkpoints/last")));
+}
+
+#[test]
 fn a_run_is_trained_by_one_process_at_a_time_and_on_its_own_data() {
     let folder = Folder::new("alone");
     let path = folder.join("run");

@@ -41,11 +41,12 @@ const MAX_EPISODES: usize = 1 << 24;
 /// The policy that a preset has by itself, as the file names it.
 pub const OWN_POLICY: &str = "preset";
 /// Settings that have a place of their own in the file or on the command line.
-const ELSEWHERE: [(&str, &str); 4] = [
+const ELSEWHERE: [(&str, &str); 5] = [
     ("policy", "the list `policies`"),
     ("train.seed", "the list `seeds`"),
     ("train.device", "`device`, or --device of `elmur sweep run`"),
     ("train.threads", "--threads of `elmur sweep run`"),
+    (BEGIN_WITH, "`begin_with`"),
 ];
 
 /// The setting that names the weights that a run begins with.
@@ -230,7 +231,8 @@ impl Check<'_> {
             .collect();
         let before = self.before(&written.begin_with, &tasks)?;
         let (mut settings, mut configs) = (Vec::new(), Vec::new());
-        for task in &tasks {
+        let is_involved = |t: usize| before[t].is_some() || before.contains(&Some(t));
+        for (t, task) in tasks.iter().enumerate() {
             for (c, column) in columns.iter().enumerate() {
                 let (name, case) = &cases[c % cases.len()];
                 let mut merged = Merged::default();
@@ -238,13 +240,16 @@ impl Check<'_> {
                 merged.add_matching("per_policy", &written.per_policy, &column.policy);
                 merged.add_matching("per_task", &written.per_task, task);
                 merged.add(&format!("cases.{}", name.as_deref().unwrap_or_default()), case);
-                configs.push(self.check_run(task, column, &merged, &evaluate)?);
+                let config = self.check_run(task, column, &merged, &evaluate)?;
+                // Of up to 100,000 configs those are kept whose weights are compared.
+                configs.push(is_involved(t).then_some(config));
                 settings.push(merged.values);
             }
         }
         for (i, config) in configs.iter().enumerate() {
             let Some(before) = before[i / columns.len()] else { continue };
             let other = &configs[before * columns.len() + i % columns.len()];
+            let (Some(config), Some(other)) = (config, other) else { continue };
             let weights = elmur_model::init::parameters(other.model.architecture(), 0)?;
             config.check_weights(&weights, &tasks[before]).map_err(|error| {
                 let task = &tasks[i / columns.len()];
@@ -412,7 +417,10 @@ impl Check<'_> {
             before[i] = Some(other);
         }
         let next = |i: &usize| before[*i];
-        let round = (0..tasks.len()).find(|i| std::iter::successors(next(i), next).any(|j| j == *i));
+        // A task may lead into a circle that it is no part of.
+        let leads_to_itself =
+            |i: &usize| std::iter::successors(next(i), next).take(tasks.len()).any(|j| j == *i);
+        let round = (0..tasks.len()).find(leads_to_itself);
         match round {
             Some(i) => {
                 let got = format!("one that begins with {} itself", tasks[i]);

@@ -38,8 +38,8 @@ pub struct Args {
     /// on it.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
-    /// Work on these runs alone: those whose name in `elmur sweep status` contains the pattern; * stands for
-    /// anything.
+    /// Work on these runs alone, and on those that they begin with: runs whose name in `elmur sweep status` contains
+    /// the pattern; * stands for anything.
     #[arg(long, value_name = "PATTERN")]
     only: Option<String>,
     /// Stop after this many minutes: running runs are saved, to be continued by the next `elmur sweep run`.
@@ -150,7 +150,7 @@ struct Sweep<'a> {
 /// What the workers of this process share.
 #[derive(Default)]
 struct Shared {
-    /// Runs that need no more look: done or failed.
+    /// Runs that need no more look: done, failed or left for another time.
     settled: HashSet<usize>,
     /// Number of runs done by this process.
     done: usize,
@@ -272,24 +272,18 @@ impl Sweep<'_> {
                     shared.settled.insert(i);
                     continue;
                 }
-                if let Some(before) = run.before {
-                    let other = &self.plan.runs[before];
-                    if self.plan.path_of(other, ".failed.json").exists() {
-                        let reason = format!("it begins with {}, which failed", self.plan.label(other));
-                        state::write_failure(self.plan, run, &reason)?;
-                        report(&format!("failed: {}: {reason}", self.plan.label(run)));
+                if let Some(before) = run.before.filter(|before| !self.has_weights(*before)) {
+                    if shared.running.contains(&before) {
+                        later = true;
+                    } else if shared.settled.contains(&before) || self.has_failed(before) {
+                        // That run has failed, or was saved and left for another time: this one is left too.
+                        let [this, other] = [i, before].map(|i| self.plan.label(&self.plan.runs[i]));
+                        note(&format!("left: {this}: it begins with {other}, which is not done"));
                         shared.settled.insert(i);
-                        continue;
+                    } else {
+                        held = true;
                     }
-                    if !self.plan.path_of(other, ".json").exists() {
-                        // Where that run was saved and left for another time, this one is left too.
-                        if shared.running.contains(&before) {
-                            later = true;
-                        } else if !shared.settled.contains(&before) {
-                            held = true;
-                        }
-                        continue;
-                    }
+                    continue;
                 }
                 shared.running.insert(i);
             }
@@ -317,10 +311,19 @@ impl Sweep<'_> {
     /// them.
     fn is_settled(&self, i: usize) -> bool {
         let run = &self.plan.runs[i];
-        let is_known = self.known.contains_key(&run.id) && !self.needed.contains(&i);
-        is_known
-            || self.plan.path_of(run, ".json").exists()
-            || self.plan.path_of(run, ".failed.json").exists()
+        let is_done = self.known.contains_key(&run.id) || self.plan.path_of(run, ".json").exists();
+        self.has_failed(i) || is_done && (!self.needed.contains(&i) || self.has_weights(i))
+    }
+
+    fn has_failed(&self, i: usize) -> bool {
+        self.plan.path_of(&self.plan.runs[i], ".failed.json").exists()
+    }
+
+    /// Whether a run is done here, with weights that others can begin with.
+    fn has_weights(&self, i: usize) -> bool {
+        let run = &self.plan.runs[i];
+        let folder = RunFolder::open(&self.plan.path_of(run, ""));
+        self.plan.path_of(run, ".json").exists() && folder.is_ok_and(|folder| folder.best().exists())
     }
 
     /// Trains and evaluates a run, and keeps what came of it.

@@ -39,12 +39,12 @@ KERNEL embedding_grad(SumArgs args) {
     __shared__ float sums[SUM_ROWS * SUM_WIDTH];
     __shared__ int rows[SUM_CHUNK], least, most;
     begin();
-    i64 first = (i64)blockIdx.y * SUM_CHUNK, d = args.width;
+    i64 first = (i64)blockIdx.x * SUM_CHUNK, d = args.width;
     int count = (int)min((i64)SUM_CHUNK, args.count - first), t = threadIdx.x;
     if (t == 0) least = 0x7fffffff, most = -1;
     __syncthreads();
     for (int i = t; i < count; i += SUM_WIDTH) {
-        i64 row = index_at(args.index, args.wide, (first + i) * args.size + blockIdx.x);
+        i64 row = index_at(args.index, args.wide, (first + i) * args.size + blockIdx.y);
         rows[i] = row >= 0 && row < args.rows ? (int)row : -1;
         if (rows[i] >= 0) atomicMin(&least, rows[i]), atomicMax(&most, rows[i]);
     }

@@ -357,7 +357,7 @@ impl Op for EmbeddingGrad {
         const WIDTH: usize = 128;
         launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
         let args = sum_args(launch, self.rows, self.size);
-        let grid = [self.size, args.count.div_ceil(CHUNK), args.width.div_ceil(WIDTH)];
+        let grid = [args.count.div_ceil(CHUNK), self.size, args.width.div_ceil(WIDTH)];
         launch.kernel("embedding_grad", grid, WIDTH as u32, 0, args)
     }
 }
