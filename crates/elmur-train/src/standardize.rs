@@ -17,11 +17,11 @@ const MOST_ROWS: f64 = 20_000.0;
 /// Changes fresh encoders, so that they give standardized tokens at first. They remain what they are, so that nothing
 /// else need know:
 ///
-/// - With `settings.standardize`, linear maps W x + b of vectors become W ((x - mean) / spread) + b, with the data's mean
-///   and spread of every number.
-/// - With `settings.standardize_integers`, tables of which a row is added up for each of an observation's integers, two or more, are shifted and scaled, so
-///   that over the data these sums have mean 0 in every column and, over all columns, the spread 1. Of a board of which
-///   most fields are empty, a token would hardly tell anything but that.
+/// - With `settings.standardize`, linear maps W x + b of vectors become W ((x - mean) / spread) + b, with the data's
+///   mean and spread of every number.
+/// - With `settings.standardize_integers`, tables of which a row is added up for each of an observation's integers,
+///   two or more, are shifted and scaled, so that over the data these sums have mean 0 in every column and, over all
+///   columns, the spread 1. Of a board of which most fields are empty, a token would hardly tell anything but that.
 pub(crate) fn standardize(
     settings: &TrainConfig,
     ends: Ends<'_>,
