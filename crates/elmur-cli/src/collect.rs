@@ -171,8 +171,9 @@ impl Target {
         if args.append && args.out.exists() {
             let writer = Writer::append_to(&args.out)?;
             if writer.spaces() != spaces || *writer.metadata() != metadata {
-                let expected = "a dataset of the same environment, settings, wrappers, seed and noise";
-                return Err(Error::file(&args.out, format!("{expected} to append to; use another --out")));
+                let problem = "recorded with another environment, or other settings, wrappers, seed or noise (see \
+                               `elmur inspect`); repeat those to append to it, or use another --out";
+                return Err(Error::file(&args.out, problem));
             }
             return Ok(Self::Native { writer, appended: true });
         }

@@ -186,11 +186,22 @@ pub fn load(path: &Path) -> Result<Policy> {
     }
     let (path, run) = checkpoint_of(path);
     if let Some(run) = run.as_ref().filter(|_| !path.exists()) {
-        let run = run.path().display();
-        return Err(Error::file(&path, format!("no checkpoint yet; go on with: elmur train --resume {run}")));
+        return Err(no_checkpoint(&path, run));
     }
     let checkpoint = Checkpoint::load(&path)?;
-    Ok(Policy { path, checkpoint, run: run.and_then(|run| run.config().ok()) })
+    // Folders for a hub have the settings beside the checkpoint.
+    let settings = path.join(crate::export::SETTINGS);
+    let run = match run {
+        Some(run) => run.config().ok(),
+        None => settings.is_file().then(|| RunConfig::read(&settings)).transpose()?,
+    };
+    Ok(Policy { path, checkpoint, run })
+}
+
+/// A run that has not come to a checkpoint.
+pub fn no_checkpoint(path: &Path, run: &RunFolder) -> Error {
+    let run = run.path().display();
+    Error::file(path, format!("no checkpoint yet; go on with: elmur train --resume {run}"))
 }
 
 /// One line per dataset: how well recorded actions are predicted.

@@ -59,12 +59,18 @@ pub fn run(what: &Export) -> Result<()> {
 }
 
 /// Files that an export writes.
-const FILES: [&str; 4] = ["config.json", "model.safetensors", "train_config.json", "README.md"];
+const FILES: [&str; 4] = ["config.json", "model.safetensors", SETTINGS, "README.md"];
+
+/// Name of the file with the settings of the training.
+pub const SETTINGS: &str = "train_config.json";
 
 fn hub(args: &HubArgs) -> Result<()> {
     let folder = RunFolder::open(&args.run)?;
     let mut config = folder.config()?;
     let checkpoint_path = if args.last { folder.last() } else { folder.best() };
+    if !checkpoint_path.exists() {
+        return Err(crate::eval::no_checkpoint(&checkpoint_path, &folder));
+    }
     let checkpoint = Checkpoint::load(&checkpoint_path)?;
     let results = results(args, &folder)?;
     // Where the data lay is nobody else's business.
@@ -80,7 +86,7 @@ fn hub(args: &HubArgs) -> Result<()> {
         .map_err(|e| Error::file(&args.out, format!("{e}; choose another --out")))?;
     checkpoint.save(&args.out)?;
     let settings = serde_json::to_vec_pretty(&config).map_err(|e| Error::file(&args.out, e))?;
-    write_atomic(&args.out.join("train_config.json"), &settings)?;
+    write_atomic(&args.out.join(SETTINGS), &settings)?;
     write_atomic(&args.out.join("README.md"), card.as_bytes())?;
     say(&format!("{}: {}", args.out.display(), FILES.join(", ")));
     Ok(())

@@ -93,7 +93,10 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     let config = overrides::apply(&config, &changes, registry)?;
     // A resumed run has the encoders and the head that it began with.
     let keep_ends = folder.is_some() || overrides::names_ends(&changes);
-    // Everything that can be wrong is found before anything is written.
+    // Everything that can be wrong is found before anything is written, and soon where data take their time.
+    if folder.is_none() {
+        config.first_checkpoint()?;
+    }
     let mut prepared = prepare(&config, registry, keep_ends, &context.stop)?;
     prepared.notes.iter().for_each(|line| note(line));
     let devices = Devices::open(&prepared.config)?;

@@ -1,6 +1,7 @@
 //! `elmur watch`: an episode as an animated PNG, what was seen beside what the memory did.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use elmur_base::{Kind, Row, Space, Values};
 use elmur_data::{Column, is_data, open};
@@ -9,7 +10,8 @@ use elmur_train::{Result, Seeds, Watched, watch};
 use serde_json::json;
 
 use crate::plot::{make_folder, plot_error};
-use crate::{Context, eval, say};
+use crate::progress::Bar;
+use crate::{Context, eval, say, signals};
 
 /// Options of `elmur watch`.
 #[derive(clap::Args)]
@@ -46,7 +48,19 @@ pub struct Args {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     make_folder(&args.out)?;
     let (film, title, success) = if is_data(&args.what) { recorded(args)? } else { acted(args, context)? };
-    elmur_plot::film(&args.out, &title, &film).map_err(|error| plot_error(&args.out, error))?;
+    let mut bar = Bar::new("painting", 0, film.frames.len() as u64);
+    {
+        // Nothing is lost: the file is written at the end.
+        let _watch = signals::EndAtOnce::new(&context.stop);
+        let start = Instant::now();
+        elmur_plot::film(&args.out, &title, &film, &mut |done| {
+            if start.elapsed() > Duration::from_secs(2) {
+                bar.update(done as u64, "frames", "");
+            }
+        })
+        .map_err(|error| plot_error(&args.out, error))?;
+    }
+    bar.finish();
     let (path, frames) = (format!("{}.png", args.out.display()), film.frames.len());
     if args.json {
         say(&json!({"film": path, "steps": frames, "success": success}).to_string());

@@ -122,6 +122,8 @@ fn a_policy_learns_from_several_observations_and_is_handed_on() {
     let config = std::fs::read_to_string(format!("{hub}/train_config.json")).unwrap();
     assert!(config.contains("\"file\": \"av1\""), "the place of the data stays private: {config}");
     assert!(fine(&["inspect", &hub]).contains("parameters"));
+    // As the card says, with the data's keys that it was trained on.
+    assert!(fine(&["eval", &hub, "--data", &data]).contains("squared error"));
     mistake(&["export", "hub", &state, "--out", &hub], "exists already");
     fine(&["export", "hub", &run, "--out", &hub, "--force", "--last"]);
     mistake(&["export", "hub", &data, "--out", &folder.path("none")], "run");

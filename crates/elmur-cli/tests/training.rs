@@ -254,6 +254,7 @@ fn mistakes_are_named_and_nothing_is_written() {
     // Weights to begin with that are not there, and of another policy.
     let begin = |with: &str| format!("train.begin_with={with}");
     mistake(&strs(&train(&out, &[&begin("/nonexistent")])), "expected a run with a checkpoint");
+    mistake(&strs(&train(&out, &[&begin(&file)])), "expected a run with a checkpoint");
     mistake(&strs(&train(&out, &[&begin(&run), "model.layers=1"])), "with the run's parameters");
     mistake(&["train", "--resume", &run, &begin(&run), "train.batches=9"], "train.begin_with");
     assert!(!Path::new(&out).exists());

@@ -10,10 +10,10 @@ use crate::env::{Env, Player, Step};
 use crate::error::{Error, Result};
 use crate::family::{EnvSpec, Facts, Family, Metric, Purpose};
 
-const GRAVITY: f64 = 9.8;
-const POLE_MASS: f64 = 0.1;
-const TOTAL_MASS: f64 = 1.1;
-const HALF_LENGTH: f64 = 0.5;
+pub(crate) const GRAVITY: f64 = 9.8;
+pub(crate) const POLE_MASS: f64 = 0.1;
+pub(crate) const TOTAL_MASS: f64 = 1.1;
+pub(crate) const HALF_LENGTH: f64 = 0.5;
 pub(crate) const FORCE: f64 = 10.0;
 pub(crate) const TAU: f64 = 0.02;
 pub(crate) const MAX_X: f64 = 2.4;

@@ -2,7 +2,7 @@
 
 use elmur_base::{Describe, Stop};
 use elmur_pool::Pool;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -224,16 +224,12 @@ impl<'de> Deserialize<'de> for EnvSpec {
             #[serde(flatten)]
             settings: Map<String, Value>,
         }
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum NameOrAll {
-            Name(String),
-            All(Written),
-        }
-        let Written { name, wrappers, settings } = match NameOrAll::deserialize(deserializer)? {
-            NameOrAll::Name(name) => return Ok(Self::new(name)),
-            NameOrAll::All(written) => written,
+        let written = match Value::deserialize(deserializer)? {
+            Value::String(name) => return Ok(Self::new(name)),
+            written => written,
         };
+        let Written { name, wrappers, settings } =
+            serde_json::from_value(written).map_err(D::Error::custom)?;
         Ok(Self { name, settings, wrappers })
     }
 }

@@ -60,15 +60,16 @@ const PANEL: f32 = 420.0;
 const MAX_FRAMES: usize = 100_000;
 const MAX_PIXELS: usize = 1 << 24;
 
-/// Writes `<path>.png`, animated, which plays once and begins anew after a pause.
-pub fn film(path: impl AsRef<Path>, title: &str, film: &Film) -> Result<()> {
-    let bytes = encode(title, film)?;
+/// Writes `<path>.png`, animated, which plays once and begins anew after a pause. `painted` is called with the number of
+/// frames so far.
+pub fn film(path: impl AsRef<Path>, title: &str, film: &Film, painted: &mut dyn FnMut(usize)) -> Result<()> {
+    let bytes = encode(title, film, painted)?;
     let mut file = path.as_ref().as_os_str().to_owned();
     file.push(".png");
     Ok(elmur_base::files::write_atomic(Path::new(&file), &bytes)?)
 }
 
-fn encode(title: &str, film: &Film) -> Result<Vec<u8>> {
+fn encode(title: &str, film: &Film, painted: &mut dyn FnMut(usize)) -> Result<Vec<u8>> {
     let Some(first) = film.frames.first() else { return Err(Error::empty(title)) };
     if film.frames.len() > MAX_FRAMES {
         return Err(Error::input(title, format!("at most {MAX_FRAMES} frames"), film.frames.len()));
@@ -103,6 +104,7 @@ fn encode(title: &str, film: &Film) -> Result<Vec<u8>> {
             writer.set_frame_delay(2, 1).map_err(problem)?;
         }
         writer.write_image_data(&layout.paint(title, film, step)?).map_err(problem)?;
+        painted(step + 1);
     }
     writer.finish().map_err(problem)?;
     Ok(bytes)
@@ -223,7 +225,9 @@ mod tests {
     #[test]
     fn a_film_has_all_frames_with_their_pixels_enlarged() {
         for memory in [false, true] {
-            let bytes = encode("an episode", &moving(3, memory)).unwrap();
+            let mut frames = Vec::new();
+            let bytes = encode("an episode", &moving(3, memory), &mut |done| frames.push(done)).unwrap();
+            assert_eq!(frames, [1, 2, 3]);
             let mut reader = png::Decoder::new(std::io::Cursor::new(&bytes)).read_info().unwrap();
             assert_eq!(reader.info().animation_control().unwrap().num_frames, 3);
             let (width, height) = (reader.info().width as usize, reader.info().height as usize);
@@ -255,11 +259,11 @@ mod tests {
 
     #[test]
     fn films_without_frames_or_with_changing_pictures_are_refused() {
-        assert!(matches!(encode("t", &Film::default()), Err(Error::Empty { .. })));
+        assert!(matches!(encode("t", &Film::default(), &mut |_| {}), Err(Error::Empty { .. })));
         let mut film = moving(2, false);
         film.frames[1].pictures[0].height = 9;
-        assert!(matches!(encode("t", &film), Err(Error::Input { .. })));
+        assert!(matches!(encode("t", &film, &mut |_| {}), Err(Error::Input { .. })));
         film.frames[1].pictures.clear();
-        assert!(matches!(encode("t", &film), Err(Error::Input { .. })));
+        assert!(matches!(encode("t", &film, &mut |_| {}), Err(Error::Input { .. })));
     }
 }

@@ -138,10 +138,10 @@ pub struct TrainConfig {
     pub batch: usize,
     /// Number of windows (for ELMUR: segments) of a training crop.
     pub segments: usize,
-    /// Number of passes over the data; null: no such limit.
+    /// Number of passes over the data; null or 0: no such limit.
     #[serde(deserialize_with = "none_or_positive")]
     pub epochs: Option<u64>,
-    /// Stop after this many batches; null: no such limit.
+    /// Stop after this many batches; null or 0: no such limit.
     #[serde(deserialize_with = "none_or_positive")]
     pub batches: Option<u64>,
     /// Peak learning rate.
@@ -326,7 +326,7 @@ impl RunConfig {
         let threads = t.threads.unwrap_or(1);
         check((1..=1024).contains(&threads), "train.threads", "1 to 1024, or null", threads.to_string())?;
         let end = t.schedule.end_factor;
-        check((0.0..=1.0).contains(&end), "train.schedule.end_factor", "in 0..=1", end.to_string())?;
+        check((0.0..=1.0).contains(&end), "train.schedule.end_factor", "0 to 1", end.to_string())?;
         check(
             t.segments.is_multiple_of(window.unroll),
             "train.segments",
@@ -334,31 +334,46 @@ impl RunConfig {
             t.segments.to_string(),
         )?;
         let ends = t.epochs.is_some() || t.batches.is_some();
-        check(ends, "train.epochs", "a number of epochs, or train.batches", "null".to_owned())?;
+        check(ends, "train.epochs", "a number of epochs, or train.batches", "neither".to_owned())?;
         check(t.lr > 0.0 && t.lr.is_finite(), "train.lr", "a positive number", t.lr.to_string())?;
         check(t.clip > 0.0, "train.clip", "a positive number", t.clip.to_string())?;
         check(t.weight_decay >= 0.0, "train.weight_decay", "at least 0", t.weight_decay.to_string())?;
         for (i, beta) in [t.betas.0, t.betas.1].into_iter().enumerate() {
-            check((0.0..1.0).contains(&beta), &format!("train.betas.{i}"), "in 0..1", beta.to_string())?;
+            check(
+                (0.0..1.0).contains(&beta),
+                &format!("train.betas.{i}"),
+                "at least 0 and below 1",
+                beta.to_string(),
+            )?;
         }
         let smoothing = t.label_smoothing;
-        check((0.0..1.0).contains(&smoothing), "train.label_smoothing", "in 0..1", smoothing.to_string())?;
+        check(
+            (0.0..1.0).contains(&smoothing),
+            "train.label_smoothing",
+            "at least 0 and below 1",
+            smoothing.to_string(),
+        )?;
         let after = t.after_success;
-        check((0.0..=1.0).contains(&after), "train.after_success", "in 0..=1", after.to_string())?;
+        check((0.0..=1.0).contains(&after), "train.after_success", "0 to 1", after.to_string())?;
         let changes = t.changes;
-        check((0.0..=1e6).contains(&changes), "train.changes", "in 0..=1e6", changes.to_string())?;
+        check((0.0..=1e6).contains(&changes), "train.changes", "0 to 1e6", changes.to_string())?;
         let reward = t.success_reward;
         check((reward as f32).is_finite(), "train.success_reward", "a finite number", reward.to_string())?;
         check(t.checkpoint_every > 0, "train.checkpoint_every", "at least 1", "0".to_owned())?;
         check(t.max_loss > 0.0, "train.max_loss", "a positive number", t.max_loss.to_string())?;
         let data = &self.data;
         check(data.seed < 1 << 30, "data.seed", "below 2^30", data.seed.to_string())?;
-        check((0.0..1.0).contains(&data.noise), "data.noise", "in 0..1", data.noise.to_string())?;
+        check(
+            (0.0..1.0).contains(&data.noise),
+            "data.noise",
+            "at least 0 and below 1",
+            data.noise.to_string(),
+        )?;
         let plays = data.file.is_none() && self.env.is_some();
         let played = "false, or an environment whose player demonstrates (no data.file)";
         check(!data.stream || plays, "data.stream", played, "true".to_owned())?;
         let own = data.own_share;
-        check((0.0..=1.0).contains(&own), "data.own_share", "in 0..=1", own.to_string())?;
+        check((0.0..=1.0).contains(&own), "data.own_share", "0 to 1", own.to_string())?;
         let plays = "0, or data.stream=true, whose episodes it is a share of";
         check(own == 0.0 || data.stream, "data.own_share", plays, own.to_string())?;
         let asked = "false, or data.stream=true, whose players are asked";
@@ -367,7 +382,7 @@ impl RunConfig {
         let share = data.held_out;
         check(share > 0.0 && share < 1.0, "data.held_out", "between 0 and 1", share.to_string())?;
         let light = data.brightness;
-        check((0.0..=1.0).contains(&light), "data.brightness", "in 0..=1", light.to_string())?;
+        check((0.0..=1.0).contains(&light), "data.brightness", "0 to 1", light.to_string())?;
         let images = self.model.architecture().ends().observation.iter().filter(|encoder| encoder.is_image());
         let side = images.flat_map(|encoder| encoder.shape()[1..].to_vec()).min().unwrap_or(usize::MAX);
         let expected = format!("less than the {side} pixels of a picture's shorter side");

@@ -1,7 +1,7 @@
 //! From settings to what a run needs: devices opened, demonstrations played or read, episodes held out.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use elmur_base::files::read_small;
@@ -109,15 +109,21 @@ impl RunConfig {
     /// The weights that the run begins with if these are not fresh ones (`train.begin_with`): parameters of another
     /// policy, which must have those of this one by names and shapes.
     pub fn first_weights(&self) -> Result<Option<Store>> {
-        let Some(path) = &self.train.begin_with else { return Ok(None) };
-        let folder = if RunFolder::is_run(path) { RunFolder::open(path)?.best() } else { path.clone() };
-        if !folder.exists() {
-            let got = format!("{}, where none is", path.display());
-            return Err(Error::config("train.begin_with", "a run with a checkpoint, or a checkpoint", got));
-        }
+        let Some(folder) = self.first_checkpoint()? else { return Ok(None) };
         let theirs = Checkpoint::load(&folder)?.params;
         self.check_weights(&theirs, &folder.display().to_string())?;
         Ok(Some(theirs))
+    }
+
+    /// The checkpoint that the run begins with (`train.begin_with`); an error if there is none.
+    pub fn first_checkpoint(&self) -> Result<Option<PathBuf>> {
+        let Some(path) = &self.train.begin_with else { return Ok(None) };
+        let folder = if RunFolder::is_run(path) { RunFolder::open(path)?.best() } else { path.clone() };
+        if folder.is_dir() {
+            return Ok(Some(folder));
+        }
+        let got = format!("{}, where none is", path.display());
+        Err(Error::config("train.begin_with", "a run with a checkpoint, or a checkpoint", got))
     }
 
     /// Refuses weights, which errors call `whose`, that are not those of this run's policy by names and shapes.
@@ -266,6 +272,10 @@ impl Prepared {
             *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
         }
         let mut notes = Vec::new();
+        if data.torn_bytes() > 0 {
+            let bytes = data.torn_bytes();
+            notes.push(format!("the data end in a torn record: {bytes} bytes are not read"));
+        }
         let mut environment = config.environment(registry)?;
         if let Some((recorded, changes)) = as_recorded(environment.as_ref(), registry, &*data) {
             config.env = Some(recorded);
@@ -389,7 +399,7 @@ fn as_recorded(
         let names: Vec<&str> = names.split(", ").collect();
         let wrappers = Wrappers::named(&names).ok()?;
         if wrappers != spec.wrappers {
-            changes.push("wrappers".to_owned());
+            changes.push(format!("wrappers {}", names.join(" and ")));
             spec = spec.with_wrappers(wrappers);
         }
     }

@@ -1,5 +1,6 @@
 //! A whole run: batches, checkpoints, validation, early stop, in a folder ([`RunFolder`]).
 
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -352,9 +353,11 @@ fn check_resumable(old: &RunConfig, prepared: &Prepared) -> Result<()> {
         let expected = format!("{kind}, as the run began; begin another run for another policy");
         return Err(Error::config("model.kind", expected, other));
     }
+    // Runs of earlier versions have it as it was typed.
+    let absolute = |path: &Option<PathBuf>| path.as_ref().and_then(|path| std::path::absolute(path).ok());
     let fixed = [
         ("train.seed", t.seed == u.seed),
-        ("train.begin_with", t.begin_with == u.begin_with),
+        ("train.begin_with", absolute(&t.begin_with) == absolute(&u.begin_with)),
         ("train.batch", t.batch == u.batch),
         ("train.segments", t.segments == u.segments),
         ("data", elsewhere(old) == elsewhere(new)),

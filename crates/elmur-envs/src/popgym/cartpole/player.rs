@@ -1,13 +1,15 @@
 //! Players of the CartPole tasks. All push to the side given by the sign of a weighted sum of the state; they
 //! differ in how they estimate the state.
 
+use std::f32::consts::PI;
+
 use elmur_base::{Values, ValuesMut};
 use elmur_rng::Rng;
 
 use super::{BOUNDS, START};
-use crate::cartpole::{FORCE, MAX_ANGLE, TAU, advance};
+use crate::cartpole::{FORCE, GRAVITY, HALF_LENGTH, MAX_ANGLE, POLE_MASS, TAU, TOTAL_MASS, advance};
 use crate::env::Player;
-use crate::popgym::noise::{Sensor, root, sigma};
+use crate::popgym::noise::{Sensor, normal_pairs, normalize, root, sigma, sin_cos, sum};
 use crate::popgym::task::Difficulty;
 
 /// Weights of position, velocity, angle and angular velocity.
@@ -126,11 +128,32 @@ const FRESH: f64 = 0.4;
 
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
-/// A possible angle and angular velocity, with the position and velocity expected in that case.
-#[derive(Debug, Clone, Copy, Default)]
-struct Particle {
-    weight: f64,
-    state: [f64; 4],
+/// Possible angles and angular velocities, with the position and velocity expected in each case.
+#[derive(Debug, Clone)]
+struct Particles {
+    weight: [f32; PARTICLES],
+    /// Position, velocity, angle and angular velocity.
+    state: [[f32; PARTICLES]; 4],
+}
+
+impl Default for Particles {
+    fn default() -> Self {
+        Self { weight: [1.0; PARTICLES], state: [[0.0; PARTICLES]; 4] }
+    }
+}
+
+/// [`advance`] in single precision and without branches.
+#[inline]
+fn advance_roughly([x, v, angle, spin]: [f32; 4], force: f32) -> [f32; 4] {
+    const ALL: f32 = 1.0 / TOTAL_MASS as f32;
+    const MOMENT: f32 = (POLE_MASS * HALF_LENGTH) as f32;
+    const SHARE: f32 = (POLE_MASS / TOTAL_MASS) as f32;
+    let (sin, cos) = sin_cos(angle.clamp(-PI, PI));
+    let push = (force + MOMENT * (spin * spin) * sin) * ALL;
+    let turn = (GRAVITY as f32 * sin - cos * push) / (HALF_LENGTH as f32 * (4.0 / 3.0 - SHARE * (cos * cos)));
+    let pull = push - MOMENT * turn * cos * ALL;
+    let tau = TAU as f32;
+    [x + tau * v, v + tau * pull, angle + tau * spin, spin + tau * turn]
 }
 
 /// A player with a particle filter. Nothing but the start and the noise is random, so a particle is a
@@ -140,10 +163,10 @@ struct Particle {
 #[derive(Debug, Clone)]
 pub struct NoisyPositionOnlyCartPolePlayer {
     law: Law,
-    position: Sensor,
+    sigma: f32,
     angle: Sensor,
-    particles: Vec<Particle>,
-    spare: Vec<Particle>,
+    particles: Box<Particles>,
+    spare: Box<Particles>,
     /// Variance of position, covariance, variance of velocity.
     covariance: [f64; 3],
     force: Option<f64>,
@@ -153,15 +176,15 @@ pub struct NoisyPositionOnlyCartPolePlayer {
 impl NoisyPositionOnlyCartPolePlayer {
     /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
-        let sigma = sigma(difficulty);
+        let sigma = sigma(difficulty) as f32;
         // The best of a random search. With much noise the pole falls before the cart can go far.
         let wary = [0.01, 0.02, 1.0, 0.13];
         Self {
             law: difficulty.pick([[0.023, 0.028, 1.0, 0.115], wary, wary]),
-            position: Sensor { sigma, bound: BOUNDS[0] },
+            sigma,
             angle: Sensor { sigma, bound: BOUNDS[1] },
-            particles: vec![Particle::default(); PARTICLES],
-            spare: vec![Particle::default(); PARTICLES],
+            particles: Box::default(),
+            spare: Box::default(),
             covariance: [0.0; 3],
             force: None,
             rng: Rng::new(0, 0),
@@ -172,18 +195,21 @@ impl NoisyPositionOnlyCartPolePlayer {
     /// gaps.
     fn scatter(&mut self) {
         self.rng = Rng::new(0, 0);
-        let number = |part: f64| START * (2.0 * part.fract() - 1.0);
-        for (i, particle) in (0..).map(|i| f64::from(i) + 0.5).zip(&mut self.particles) {
-            let (angle, spin) = (number(i / PARTICLES as f64), number(i * GOLDEN));
-            *particle = Particle { weight: 1.0, state: [0.0, 0.0, angle, spin] };
+        *self.particles = Particles::default();
+        let number = |part: f64| (START * (2.0 * part.fract() - 1.0)) as f32;
+        let [_, _, angles, spins] = &mut self.particles.state;
+        for (i, (angle, spin)) in (0..).map(|i| f64::from(i) + 0.5).zip(angles.iter_mut().zip(spins)) {
+            (*angle, *spin) = (number(i / PARTICLES as f64), number(i * GOLDEN));
         }
         let variance = START * START / 3.0;
         self.covariance = [variance, 0.0, variance];
     }
 
     fn predict(&mut self, force: f64) {
-        for particle in &mut self.particles {
-            particle.state = advance(particle.state, force);
+        let (state, force) = (&mut self.particles.state, force as f32);
+        for i in 0..PARTICLES {
+            let next = advance_roughly([state[0][i], state[1][i], state[2][i], state[3][i]], force);
+            (state[0][i], state[1][i], state[2][i], state[3][i]) = next.into();
         }
         let [xx, xv, vv] = self.covariance;
         self.covariance = [xx + 2.0 * TAU * xv + TAU * TAU * vv, xv + TAU * vv, vv];
@@ -191,61 +217,68 @@ impl NoisyPositionOnlyCartPolePlayer {
 
     fn update(&mut self, seen: &[f32]) {
         let [xx, xv, vv] = self.covariance;
-        let variance = xx + self.position.sigma * self.position.sigma;
+        let variance = xx + f64::from(self.sigma).powi(2);
         let gain = [xx / variance, xv / variance];
-        let mut total = 0.0;
-        for Particle { weight, state: [x, velocity, angle, _] } in &mut self.particles {
-            let surprise = f64::from(seen[0]) - *x;
-            *x += gain[0] * surprise;
-            *velocity += gain[1] * surprise;
-            let fallen = if angle.abs() > MAX_ANGLE { 1e-6 } else { 1.0 };
-            let likelihood = (-0.5 * surprise * surprise / variance).exp().max(1e-12);
-            *weight *= likelihood * self.angle.likelihood(seen[1], *angle) * fallen;
-            total += *weight;
+        let Particles { weight, state: [x, velocity, angle, _] } = &mut *self.particles;
+        // Carts stay far from where their position would be clipped.
+        Sensor { sigma: variance.sqrt() as f32, bound: f32::INFINITY }.weigh(seen[0], x, weight);
+        self.angle.weigh(seen[1], angle, weight);
+        let (to_x, to_velocity, most) = (gain[0] as f32, gain[1] as f32, MAX_ANGLE as f32);
+        for i in 0..PARTICLES {
+            let surprise = seen[0] - x[i];
+            x[i] += to_x * surprise;
+            velocity[i] += to_velocity * surprise;
+            weight[i] *= if angle[i].abs() > most { 1e-6 } else { 1.0 };
         }
+        normalize(weight);
         self.covariance = [xx - gain[0] * xx, xv - gain[0] * xv, vv - gain[1] * xv];
-        self.particles.iter_mut().for_each(|particle| particle.weight /= total);
     }
 
     fn mean(&self) -> [f64; 4] {
-        let mut mean = [0.0; 4];
-        for Particle { weight, state } in &self.particles {
-            mean.iter_mut().zip(state).for_each(|(mean, x)| *mean += weight * x);
-        }
-        mean
+        let Particles { weight, state } = &*self.particles;
+        [0, 1, 2, 3].map(|k| weighted(weight, |i| state[k][i]))
     }
 
     /// Replaces the particles by as many of equal weight, drawn in proportion to their weights, when few of
     /// them carry most of it. The copies are drawn towards the mean and scattered again by as much as that
     /// takes away (Liu and West, 2001).
     fn renew(&mut self, mean: [f64; 4]) {
-        let count = PARTICLES as f64;
-        if self.particles.iter().map(|p| p.weight * p.weight).sum::<f64>() * count < 2.0 {
+        let (Particles { weight, state }, count) = (&*self.particles, PARTICLES as f64);
+        if weighted(weight, |i| weight[i]) * count < 2.0 {
             return;
         }
-        let mut covariance = [0.0; 3];
-        for Particle { weight, state } in &self.particles {
-            let (a, w) = (state[2] - mean[2], state[3] - mean[3]);
-            covariance.iter_mut().zip([a * a, a * w, w * w]).for_each(|(sum, x)| *sum += weight * x);
-        }
-        let [spread, shared, own] = root(covariance);
-        let keep = (1.0 - FRESH * FRESH).sqrt();
+        let (angles, spins) = (mean[2] as f32, mean[3] as f32);
+        let (a, w) = (|i: usize| state[2][i] - angles, |i: usize| state[3][i] - spins);
+        let covariance = [
+            weighted(weight, |i| a(i) * a(i)),
+            weighted(weight, |i| a(i) * w(i)),
+            weighted(weight, |i| w(i) * w(i)),
+        ];
+        let fresh = root(covariance).map(|part| (FRESH * part) as f32);
+        let keep = (1.0 - FRESH * FRESH).sqrt() as f32;
 
-        let offset = self.rng.uniform(0.0, 1.0);
-        let mut sources = self.particles.iter();
-        let (mut source, mut reached) = (Particle::default(), 0.0);
-        for (i, target) in self.spare.iter_mut().enumerate() {
-            while reached * count <= i as f64 + offset {
-                let Some(next) = sources.next() else { break };
-                (source, reached) = (*next, reached + next.weight);
+        let (offset, draws) = (self.rng.uniform(0.0, 1.0), normal_pairs());
+        let draw = self.rng.below(draws.len() as u32) as usize;
+        let (mut source, mut next, mut reached) = (0, 0, 0.0);
+        for i in 0..PARTICLES {
+            while reached * count <= i as f64 + offset && next < PARTICLES {
+                (source, reached, next) = (next, reached + f64::from(weight[next]), next + 1);
             }
-            let ([x, velocity, angle, spin], [z0, z1]) = (source.state, self.rng.normals());
-            let angle = mean[2] + keep * (angle - mean[2]) + FRESH * spread * z0;
-            let spin = mean[3] + keep * (spin - mean[3]) + FRESH * (shared * z0 + own * z1);
-            *target = Particle { weight: 1.0 / count, state: [x, velocity, angle, spin] };
+            let [z0, z1] = draws[(draw + i) % draws.len()];
+            let to = &mut self.spare.state;
+            (to[0][i], to[1][i]) = (state[0][source], state[1][source]);
+            to[2][i] = angles + keep * a(source) + fresh[0] * z0;
+            to[3][i] = spins + keep * w(source) + (fresh[1] * z0 + fresh[2] * z1);
         }
+        self.spare.weight = [1.0 / PARTICLES as f32; PARTICLES];
         std::mem::swap(&mut self.particles, &mut self.spare);
     }
+}
+
+/// The sum of numbers by their weights.
+#[inline]
+fn weighted(weight: &[f32; PARTICLES], number: impl Fn(usize) -> f32) -> f64 {
+    sum(PARTICLES, |i| weight[i] * number(i))
 }
 
 impl Player for NoisyPositionOnlyCartPolePlayer {
@@ -308,27 +341,48 @@ mod tests {
     }
 
     #[test]
+    fn rough_steps_are_those_of_the_environment() {
+        for i in 0..500 {
+            let part = |k: f64| 2.0 * (f64::from(i) * k).fract() - 1.0;
+            let state = [part(0.1), 3.0 * part(0.37), 0.5 * part(GOLDEN), 4.0 * part(0.77)];
+            let force = if i % 2 == 0 { FORCE } else { -FORCE };
+            let rough = advance_roughly(state.map(|x| x as f32), force as f32);
+            for (got, want) in rough.into_iter().zip(advance(state, force)) {
+                assert!(
+                    (f64::from(got) - want).abs() < 2e-6 * want.abs().max(1.0),
+                    "{state:?}: {got}, {want}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn new_particles_have_mean_and_spread_of_the_old() {
         let mut player = NoisyPositionOnlyCartPolePlayer::new(Difficulty::Easy);
         let spread = |player: &NoisyPositionOnlyCartPolePlayer| {
-            let mean = player.mean();
-            let square = |p: &Particle| p.weight * (p.state[2] - mean[2]).powi(2);
-            (mean, player.particles.iter().map(square).sum::<f64>().sqrt())
+            let (mean, Particles { weight, state }) = (player.mean(), &*player.particles);
+            let square = weighted(weight, |i| (state[2][i] - mean[2] as f32).powi(2));
+            (mean, square.sqrt())
         };
         player.scatter();
-        player.particles.iter_mut().for_each(|p| p.weight = (-(p.state[2] / 0.01).powi(2)).exp());
-        let total: f64 = player.particles.iter().map(|p| p.weight).sum();
-        player.particles.iter_mut().for_each(|p| p.weight /= total);
+        let Particles { weight, state } = &mut *player.particles;
+        weight
+            .iter_mut()
+            .zip(&state[2])
+            .for_each(|(weight, angle)| *weight = (-(angle / 0.01).powi(2)).exp());
+        normalize(weight);
         let (mean, deviation) = spread(&player);
         let distinct = |player: &NoisyPositionOnlyCartPolePlayer| {
-            let mut angles: Vec<u64> = player.particles.iter().map(|p| p.state[2].to_bits()).collect();
+            let mut angles: Vec<u32> =
+                player.particles.state[2].iter().map(|angle| angle.to_bits()).collect();
             angles.sort_unstable();
             angles.dedup();
             angles.len()
         };
         player.renew(mean);
-        assert!(player.particles.iter().all(|p| p.weight == 1.0 / PARTICLES as f64));
-        assert_eq!(distinct(&player), PARTICLES);
+        assert!(player.particles.weight.iter().all(|weight| *weight == 1.0 / PARTICLES as f32));
+        // A few may be the same in single precision.
+        assert!(distinct(&player) > PARTICLES - 5);
         let (new_mean, new_deviation) = spread(&player);
         for (i, tolerance) in [(2, 0.1 * deviation), (3, 0.1 * START)] {
             assert!((new_mean[i] - mean[i]).abs() < tolerance, "{mean:?} {new_mean:?}");

@@ -8,7 +8,7 @@ use elmur_base::{Values, ValuesMut};
 
 use super::{MAX_SPEED, MAX_TORQUE, START_SPEED, TAU, cost, swing, wrap};
 use crate::env::Player;
-use crate::popgym::noise::{Sensor, root, sigma};
+use crate::popgym::noise::{Sensor, normalize, root, sigma, sin_cos, sum};
 use crate::popgym::task::Difficulty;
 
 /// Angles and speeds of the table.
@@ -34,12 +34,14 @@ struct Move {
 
 /// Place in the table at or below a state, and how far the state is from it. Angles between -3 pi and 3 pi.
 #[inline]
-fn place([angle, speed]: [f64; 2]) -> ([usize; 2], [f32; 2]) {
-    let row = (angle + PI) / ANGLE_STEP + ANGLES as f64;
-    let column = (speed + MAX_SPEED) / SPEED_STEP;
+fn place([angle, speed]: [f32; 2]) -> ([usize; 2], [f32; 2]) {
+    const PER_ANGLE: f32 = (1.0 / ANGLE_STEP) as f32;
+    const PER_SPEED: f32 = (1.0 / SPEED_STEP) as f32;
+    let row = (angle + PI as f32) * PER_ANGLE + ANGLES as f32;
+    let column = (speed + MAX_SPEED as f32) * PER_SPEED;
     let (low, left) = (row as usize, (column as usize).min(SPEEDS - 2));
     let corners = [low % ANGLES * SPEEDS + left, (low + 1) % ANGLES * SPEEDS + left];
-    (corners, [(row - low as f64) as f32, (column - left as f64) as f32])
+    (corners, [row - low as f32, column - left as f32])
 }
 
 #[inline]
@@ -70,7 +72,7 @@ impl Costs {
                 let angle = (at / SPEEDS) as f64 * ANGLE_STEP - PI;
                 let state = [angle, (at % SPEEDS) as f64 * SPEED_STEP - MAX_SPEED];
                 torques.map(|torque| {
-                    let (corners, parts) = place(swing(state, torque));
+                    let (corners, parts) = place(swing(state, torque).map(|x| x as f32));
                     Move { corners: corners.map(|c| c as u32), parts, cost: cost(state, torque) as f32 }
                 })
             })
@@ -95,14 +97,17 @@ impl Costs {
     }
 
     /// The torque with the least expected cost: the best of five, or between two of them where a parabola
-    /// through the best and its neighbours has its minimum.
-    fn torque(&self, belief: &[Node]) -> f32 {
+    /// through the best and its neighbours has its minimum. `after` is where a torque leads, with a weight, in each
+    /// of `count` cases.
+    #[inline]
+    fn torque(&self, count: usize, after: impl Fn(usize, f32) -> (f32, [f32; 2])) -> f32 {
         let value = |torque: f32| {
-            let ahead = |node: &Node| {
-                let (corners, parts) = place(swing(node.state, torque));
-                node.weight * f64::from(between(&self.0, corners, parts))
+            let ahead = |i: usize| {
+                let (weight, state) = after(i, torque);
+                let (corners, parts) = place(state);
+                weight * between(&self.0, corners, parts)
             };
-            belief.iter().map(ahead).sum::<f64>() + f64::from(0.001 * torque * torque)
+            sum(count, ahead) + f64::from(0.001 * torque * torque)
         };
         let values = [-2.0, -1.0, 0.0, 1.0, 2.0].map(value);
         let best = (1..5).fold(0, |best, i| if values[i] < values[best] { i } else { best });
@@ -116,11 +121,74 @@ impl Costs {
     }
 }
 
-/// A possible state.
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    weight: f64,
-    state: [f64; 2],
+/// Possible states.
+#[derive(Debug, Clone)]
+struct Belief {
+    weight: Vec<f32>,
+    angle: Vec<f32>,
+    speed: Vec<f32>,
+    /// Of the angle.
+    sin: Vec<f32>,
+    cos: Vec<f32>,
+}
+
+impl Belief {
+    /// States with their weights.
+    fn new(states: impl IntoIterator<Item = (f32, [f32; 2])>) -> Self {
+        let (weight, (angle, speed)): (Vec<f32>, (Vec<f32>, Vec<f32>)) =
+            states.into_iter().map(|(weight, [angle, speed])| (weight, (angle, speed))).unzip();
+        let (sin, cos) = angle.iter().map(|angle| sin_cos(*angle)).unzip();
+        Self { weight, angle, speed, sin, cos }
+    }
+
+    /// One step from state `i`, in single precision; the angle is not wrapped.
+    #[inline]
+    fn after(&self, i: usize, torque: f32) -> [f32; 2] {
+        let speed = self.speed[i] + (15.0 * self.sin[i] + 3.0 * torque) * TAU as f32;
+        let speed = speed.clamp(-MAX_SPEED as f32, MAX_SPEED as f32);
+        [self.angle[i] + speed * TAU as f32, speed]
+    }
+
+    /// Moves all states by a step.
+    fn step(&mut self, torque: f32) {
+        for i in 0..self.weight.len() {
+            let [angle, speed] = self.after(i, torque);
+            (self.angle[i], self.speed[i]) = (wrap_once(angle), speed);
+        }
+        self.find_directions();
+    }
+
+    fn find_directions(&mut self) {
+        for ((angle, sin), cos) in self.angle.iter().zip(&mut self.sin).zip(&mut self.cos) {
+            (*sin, *cos) = sin_cos(*angle);
+        }
+    }
+
+    /// Bayes' rule.
+    fn weigh(&mut self, sensor: Sensor, seen: &[f32]) {
+        sensor.weigh(seen[0], &self.cos, &mut self.weight);
+        sensor.weigh(seen[1], &self.sin, &mut self.weight);
+        normalize(&mut self.weight);
+    }
+
+    /// The sum of numbers by their weights.
+    #[inline]
+    fn mean(&self, number: impl Fn(usize) -> f32) -> f64 {
+        sum(self.weight.len(), |i| self.weight[i] * number(i))
+    }
+
+    /// One over the number of states that carry the weight.
+    fn concentration(&self) -> f64 {
+        self.mean(|i| self.weight[i])
+    }
+}
+
+/// The angle between -pi and pi, for angles from -3 pi to 3 pi.
+#[inline]
+fn wrap_once(angle: f32) -> f32 {
+    const PI: f32 = std::f32::consts::PI;
+    let turn = if angle >= PI { -2.0 * PI } else { 0.0 } + if angle < -PI { 2.0 * PI } else { 0.0 };
+    (angle + turn).clamp(-PI, PI)
 }
 
 /// The best linear law near the top, where the equations are nearly linear: torque per angle and per speed
@@ -154,14 +222,16 @@ impl Player for PositionOnlyPendulumPlayer {
         action.floats[0] = match speed {
             None => {
                 let speeds = [-0.8, -0.4, 0.0, 0.4, 0.8].map(|part| part * START_SPEED);
-                self.costs.torque(&speeds.map(|speed| Node { weight: 0.2, state: [angle, speed] }))
+                let after = |i: usize, torque| (0.2, swing([angle, speeds[i]], torque).map(|x| x as f32));
+                self.costs.torque(speeds.len(), after)
             }
             Some(speed) => {
                 let linear = -(GAINS[0] * angle + GAINS[1] * speed) as f32;
                 if linear.abs() < MAX_TORQUE {
                     linear
                 } else {
-                    self.costs.torque(&[Node { weight: 1.0, state: [angle, speed] }])
+                    let after = |_, torque| (1.0, swing([angle, speed], torque).map(|x| x as f32));
+                    self.costs.torque(1, after)
                 }
             }
         };
@@ -182,8 +252,10 @@ pub struct NoisyPositionOnlyPendulumPlayer {
     costs: &'static Costs,
     sensor: Sensor,
     /// A grid with mean 0, variance 1 and weights of a normal distribution.
-    grid: Vec<Node>,
-    belief: Vec<Node>,
+    grid: Vec<(f32, [f32; 2])>,
+    belief: Belief,
+    /// The concentration of the grid's weights.
+    least: f64,
     torque: Option<f32>,
 }
 
@@ -192,37 +264,17 @@ impl NoisyPositionOnlyPendulumPlayer {
     pub fn new(difficulty: Difficulty) -> Self {
         let costs = if difficulty == Difficulty::Easy { Costs::known() } else { Costs::uncertain() };
         let along = |i: usize| WIDTH * (2.0 * i as f64 / (SIDE - 1) as f64 - 1.0);
-        let mut grid: Vec<Node> = (0..SIDE * SIDE)
-            .map(|i| [along(i / SIDE), along(i % SIDE)])
-            .map(|[x, y]| Node { weight: (-0.5 * (x * x + y * y)).exp(), state: [x, y] })
+        let places = (0..SIDE * SIDE).map(|i| [along(i / SIDE), along(i % SIDE)]);
+        let weigh = |[x, y]: [f64; 2]| (-0.5 * (x * x + y * y)).exp();
+        let total: f64 = places.clone().map(weigh).sum();
+        let variance: f64 = places.clone().map(|place| weigh(place) / total * place[0] * place[0]).sum();
+        let grid: Vec<_> = places
+            .map(|place| ((weigh(place) / total) as f32, place.map(|x| (x / variance.sqrt()) as f32)))
             .collect();
-        normalize(&mut grid);
-        let variance: f64 = grid.iter().map(|node| node.weight * node.state[0] * node.state[0]).sum();
-        for node in &mut grid {
-            node.state = node.state.map(|x| x / variance.sqrt());
-        }
-        let sensor = Sensor { sigma: sigma(difficulty), bound: 1.0 };
-        Self { costs, sensor, belief: grid.clone(), grid, torque: None }
+        let sensor = Sensor { sigma: sigma(difficulty) as f32, bound: 1.0 };
+        let belief = Belief::new(grid.iter().map(|(weight, _)| (*weight, [0.0; 2])));
+        Self { costs, sensor, least: belief.concentration(), belief, grid, torque: None }
     }
-}
-
-fn normalize(nodes: &mut [Node]) {
-    let total: f64 = nodes.iter().map(|node| node.weight).sum();
-    nodes.iter_mut().for_each(|node| node.weight /= total);
-}
-
-/// Bayes' rule.
-fn weigh(nodes: &mut [Node], sensor: Sensor, seen: &[f32]) {
-    for node in nodes.iter_mut() {
-        let (sin, cos) = node.state[0].sin_cos();
-        node.weight *= sensor.likelihood(seen[0], cos) * sensor.likelihood(seen[1], sin);
-    }
-    normalize(nodes);
-}
-
-/// One over the number of nodes that carry the weight.
-fn concentration(nodes: &[Node]) -> f64 {
-    nodes.iter().map(|node| node.weight * node.weight).sum()
 }
 
 /// Mean and root of the covariance of angle and speed.
@@ -232,29 +284,27 @@ struct Normal {
 }
 
 impl Normal {
-    fn fit(nodes: &[Node]) -> Self {
-        let (mut sin, mut cos, mut speed) = (0.0, 0.0, 0.0);
-        for Node { weight, state } in nodes {
-            sin += weight * state[0].sin();
-            cos += weight * state[0].cos();
-            speed += weight * state[1];
-        }
+    fn fit(belief: &Belief) -> Self {
+        let Belief { angle, speed, sin, cos, .. } = belief;
         // Angles are counted from their average direction: they jump on the far side of the circle, where
         // there are none.
-        let direction = sin.atan2(cos);
-        let angle: f64 = nodes.iter().map(|node| node.weight * wrap(node.state[0] - direction)).sum();
-        let mut covariance = [0.0; 3];
-        for Node { weight, state } in nodes {
-            let (a, v) = (wrap(state[0] - direction) - angle, state[1] - speed);
-            covariance.iter_mut().zip([a * a, a * v, v * v]).for_each(|(sum, x)| *sum += weight * x);
-        }
-        Self { mean: [direction + angle, speed], root: root(covariance) }
+        let direction = belief.mean(|i| sin[i]).atan2(belief.mean(|i| cos[i]));
+        let from = direction as f32;
+        let turned = belief.mean(|i| wrap_once(angle[i] - from));
+        let fast = belief.mean(|i| speed[i]);
+        let (a, v) =
+            (|i: usize| wrap_once(angle[i] - from) - turned as f32, |i: usize| speed[i] - fast as f32);
+        let covariance =
+            [belief.mean(|i| a(i) * a(i)), belief.mean(|i| a(i) * v(i)), belief.mean(|i| v(i) * v(i))];
+        Self { mean: [direction + turned, fast], root: root(covariance) }
     }
 
     /// The state that a place of the standard normal distribution stands for.
-    fn state(&self, [x, y]: [f64; 2]) -> [f64; 2] {
+    fn state(&self, [x, y]: [f32; 2]) -> [f32; 2] {
         let ([angle, speed], [spread, shared, own]) = (self.mean, self.root);
-        [wrap(angle + spread * x), (speed + shared * x + own * y).clamp(-MAX_SPEED, MAX_SPEED)]
+        let (x, y) = (f64::from(x), f64::from(y));
+        let speed = (speed + shared * x + own * y).clamp(-MAX_SPEED, MAX_SPEED);
+        [wrap(angle + spread * x) as f32, speed as f32]
     }
 }
 
@@ -267,30 +317,29 @@ impl Player for NoisyPositionOnlyPendulumPlayer {
         let fit = match self.torque {
             None => {
                 // All angles, and two speeds that have the variance of those at the start.
-                let speed = START_SPEED / 3f64.sqrt();
-                let mut nodes: [Node; 512] = std::array::from_fn(|i| Node {
-                    weight: 1.0,
-                    state: [(i / 2) as f64 * (PI / 128.0) - PI, if i % 2 == 0 { speed } else { -speed }],
-                });
-                weigh(&mut nodes, self.sensor, observation.floats);
-                Some(Normal::fit(&nodes))
+                let speed = (START_SPEED / 3f64.sqrt()) as f32;
+                let angle = |i: u16| (f64::from(i / 2) * (PI / 128.0) - PI) as f32;
+                let mut belief =
+                    Belief::new((0..512).map(|i| (1.0, [angle(i), if i % 2 == 0 { speed } else { -speed }])));
+                belief.weigh(self.sensor, observation.floats);
+                Some(Normal::fit(&belief))
             }
             Some(torque) => {
-                for node in &mut self.belief {
-                    let [angle, speed] = swing(node.state, torque);
-                    node.state = [wrap(angle), speed];
-                }
-                weigh(&mut self.belief, self.sensor, observation.floats);
-                let few = concentration(&self.belief) > 2.0 * concentration(&self.grid);
-                few.then(|| Normal::fit(&self.belief))
+                self.belief.step(torque);
+                self.belief.weigh(self.sensor, observation.floats);
+                (self.belief.concentration() > 2.0 * self.least).then(|| Normal::fit(&self.belief))
             }
         };
         if let Some(normal) = fit {
-            for (node, Node { weight, state }) in self.belief.iter_mut().zip(&self.grid) {
-                *node = Node { weight: *weight, state: normal.state(*state) };
+            for (i, (weight, place)) in self.grid.iter().enumerate() {
+                self.belief.weight[i] = *weight;
+                [self.belief.angle[i], self.belief.speed[i]] = normal.state(*place);
             }
+            self.belief.find_directions();
         }
-        let torque = self.costs.torque(&self.belief);
+        let belief = &self.belief;
+        let after = |i: usize, torque| (belief.weight[i], belief.after(i, torque));
+        let torque = self.costs.torque(belief.weight.len(), after);
         self.torque = Some(torque);
         action.floats[0] = torque;
     }
@@ -327,8 +376,8 @@ mod tests {
 
     #[test]
     fn costs_are_least_at_the_top_and_alike_on_both_sides() {
-        let value = |state| {
-            let (corners, parts) = place(state);
+        let value = |state: [f64; 2]| {
+            let (corners, parts) = place(state.map(|x| x as f32));
             between(&Costs::known().0, corners, parts)
         };
         assert!(value([0.0; 2]) < 0.5, "{}", value([0.0; 2]));
@@ -346,10 +395,9 @@ mod tests {
     fn a_normal_distribution_keeps_mean_and_covariance_of_its_nodes() {
         let player = NoisyPositionOnlyPendulumPlayer::new(Difficulty::Easy);
         let normal = Normal { mean: [3.1, -2.0], root: [0.2, -0.3, 0.1] };
-        let nodes: Vec<Node> =
-            player.grid.iter().map(|n| Node { state: normal.state(n.state), ..*n }).collect();
-        let fit = Normal::fit(&nodes);
-        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+        let states = player.grid.iter().map(|(weight, place)| (*weight, normal.state(*place)));
+        let fit = Normal::fit(&Belief::new(states));
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5, "{a} {b}");
         fit.mean.into_iter().zip(normal.mean).for_each(|(a, b)| close(wrap(a - b), 0.0));
         fit.root.into_iter().zip(normal.root).for_each(|(a, b)| close(a, b));
     }
