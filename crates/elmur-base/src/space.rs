@@ -4,6 +4,8 @@
 //! stored flat, each kind by itself, in the order of the leaves: a value of a tuple of (Discrete 3, Box of 2)
 //! is the integers `[i]` and the floats `[x, y]`.
 
+use std::fmt;
+
 use elmur_rng::Rng;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +46,32 @@ pub enum Space {
         /// The spaces, in order.
         parts: Vec<Space>,
     },
+}
+
+/// In words: `a choice of 4`, `52 integers below 3`, `6 numbers`, `bytes [3, 64, 64]`, `(6 numbers, a choice of 2)`.
+impl fmt::Display for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Space::Discrete { n } => write!(f, "a choice of {n}"),
+            Space::MultiDiscrete { sizes } => {
+                let (least, most) = (sizes.iter().min(), sizes.iter().max());
+                let (least, most) = (least.copied().unwrap_or(0), most.copied().unwrap_or(0));
+                write!(f, "{} integers below {least}", sizes.len())?;
+                if least < most { write!(f, " to {most}") } else { Ok(()) }
+            }
+            Space::Box { shape, .. } => match &shape[..] {
+                [n] => write!(f, "{n} numbers"),
+                shape => write!(f, "numbers {shape:?}"),
+            },
+            Space::Bytes { shape } => write!(f, "bytes {shape:?}"),
+            Space::Tuple { parts } => {
+                for (i, part) in parts.iter().enumerate() {
+                    write!(f, "{}{part}", if i == 0 { "(" } else { ", " })?;
+                }
+                f.write_str(if parts.is_empty() { "nothing" } else { ")" })
+            }
+        }
+    }
 }
 
 /// The observation space and the action space of an environment, a dataset or a policy.
@@ -456,6 +484,20 @@ mod tests {
 
     fn pair() -> Space {
         Space::Tuple { parts: vec![Space::Discrete { n: 3 }, Space::between(-1.0, 1.0, [2])] }
+    }
+
+    #[test]
+    fn spaces_are_told_in_words() {
+        let parts = vec![
+            Space::Discrete { n: 4 },
+            Space::MultiDiscrete { sizes: vec![3; 52] },
+            Space::MultiDiscrete { sizes: vec![2, 5] },
+            Space::unbounded([6]),
+            Space::Bytes { shape: vec![3, 8, 8] },
+        ];
+        let words =
+            "(a choice of 4, 52 integers below 3, 2 integers below 2 to 5, 6 numbers, bytes [3, 8, 8])";
+        assert_eq!(Space::Tuple { parts }.to_string(), words);
     }
 
     #[test]

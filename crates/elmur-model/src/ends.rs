@@ -448,15 +448,15 @@ impl Ends<'_> {
         let fits = self.observation.len() == leaves.len()
             && self.observation.iter().zip(&leaves).all(|(encoder, leaf)| encoder.fits(leaf));
         let mismatch = |expected: String, got: &Space| {
-            let got = format!("{got:?}; choose a policy for these spaces, or other data");
+            let got = format!("{got}; choose a policy for these spaces, or other data");
             Err(Error::input(what, expected, got))
         };
         if !fits {
-            let expected = format!("observations for the policy's {:?}", self.observation);
+            let expected = format!("observations like the policy's ({})", self.spaces().observation);
             return mismatch(expected, &spaces.observation);
         }
         if !self.action.fits(&spaces.action) {
-            return mismatch(format!("actions for the policy's {:?}", self.action), &spaces.action);
+            return mismatch(format!("actions like the policy's ({})", self.spaces().action), &spaces.action);
         }
         Ok(())
     }

@@ -60,8 +60,8 @@ const PANEL: f32 = 420.0;
 const MAX_FRAMES: usize = 100_000;
 const MAX_PIXELS: usize = 1 << 24;
 
-/// Writes `<path>.png`, animated, which plays once and begins anew after a pause. `painted` is called with the number of
-/// frames so far.
+/// Writes `<path>.png`, animated, which plays once and begins anew after a pause. `painted` is called with the number
+/// of frames so far.
 pub fn film(path: impl AsRef<Path>, title: &str, film: &Film, painted: &mut dyn FnMut(usize)) -> Result<()> {
     let bytes = encode(title, film, painted)?;
     let mut file = path.as_ref().as_os_str().to_owned();

@@ -236,7 +236,7 @@ mod tests {
         assert!(matches!(&encoders[2], Encoder::Categorical { sizes, .. } if sizes == &[2]));
         // An encoder that is named is kept.
         let error = change(&["model.observation.0.vector.dim=3"]).unwrap_err().to_string();
-        assert!(error.contains("observations for the policy's"), "{error}");
+        assert!(error.contains("observations like the policy's"), "{error}");
     }
 
     #[test]

@@ -216,7 +216,8 @@ impl Check<'_> {
             [] => vec![(None, &unchanged)],
             cases => cases.iter().map(|case| (Some(case.name.clone()), &case.settings)).collect(),
         };
-        self.check_list("cases", &cases.iter().map(|(name, _)| name.as_deref()).collect::<Vec<_>>())?;
+        let names = cases.iter().map(|(name, _)| name.as_deref().unwrap_or_default());
+        self.check_list("cases", &names.collect::<Vec<_>>())?;
         let count = tasks.len() * policies.len() * cases.len() * written.seeds.len();
         if count > MAX_RUNS {
             return Err(self.mistake("tasks", format!("at most {MAX_RUNS} runs in all"), count));

@@ -207,7 +207,7 @@ impl Architecture for Cql {
         if !matches!(self.action, Action::Categorical { .. }) {
             let expected = "one choice, as Q-values are of whole actions; env.wrappers.flat_action=true makes \
                             one of several, and cql_continuous is for continuous actions";
-            let got = format!("{:?}", self.action);
+            let got = self.ends().spaces().action.to_string();
             return Err(Error::Config { key: "action".to_owned(), expected: expected.to_owned(), got });
         }
         self.ends().validate()?;

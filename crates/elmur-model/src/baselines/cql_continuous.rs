@@ -440,7 +440,7 @@ impl Architecture for CqlContinuous {
         check_number("policy_lr", rate, rate.is_finite() && rate >= 0.0, "0 or more")?;
         if !matches!(self.action, Action::Continuous { .. }) {
             let expected = "continuous actions; cql is for choices".to_owned();
-            let got = format!("{:?}", self.action);
+            let got = self.ends().spaces().action.to_string();
             return Err(Error::Config { key: "action".to_owned(), expected, got });
         }
         self.ends().validate()?;

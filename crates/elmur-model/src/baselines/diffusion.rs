@@ -392,9 +392,9 @@ impl Architecture for Diffusion {
             return Self::refuse("sampler.ddim", expected, count);
         }
         if self.action.is_discrete() {
-            let expected = "continuous actions, which noise can be added to; bc_mlp, dt and elmur choose among \
+            let expected = "continuous actions, which noise can be added to; bc-mlp, dt and elmur choose among \
                             discrete ones";
-            return Self::refuse("action", expected, format!("{:?}", self.action));
+            return Self::refuse("action", expected, self.ends().spaces().action.to_string());
         }
         self.ends().validate()?;
         features::validate(self.ends())?;

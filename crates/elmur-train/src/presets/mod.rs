@@ -198,7 +198,7 @@ mod tests {
         let pole = Registry::builtin().find(&EnvSpec::new("cartpole")).unwrap();
         let ends = config.model.architecture().ends();
         let error = ends.check(pole.spaces(), "dataset").unwrap_err().to_string();
-        assert!(error.contains("actions for the policy's Categorical { count: 4 }"), "{error}");
+        assert!(error.contains("actions like the policy's (a choice of 4)"), "{error}");
         let mut spaces = pole.spaces().clone();
         spaces.observation = Space::Discrete { n: 3 };
         assert!(ends.check(&spaces, "dataset").is_err());
