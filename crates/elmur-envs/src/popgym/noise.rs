@@ -52,7 +52,7 @@ pub(super) fn sin_cos(angle: f32) -> (f32, f32) {
     (sine(size.min(PI - size)).copysign(angle), sine(FRAC_PI_2 - size))
 }
 
-/// e^x for x from -80 to 0, with relative errors below 1e-6; e^-80 below.
+/// e^x for x from -80 to 0, with relative errors below 1e-5; e^-80 below.
 #[inline]
 pub(super) fn exp(x: f32) -> f32 {
     /// Added to a number, it leaves the nearest integer in the lowest bits.
