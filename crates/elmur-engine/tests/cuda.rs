@@ -8,8 +8,8 @@ mod common;
 mod gpu;
 
 use elmur_engine::{
-    Activation, Attention, AttentionMask, Conv1d, Conv2d, DType, Gpu, Graph, Norm, NormKind, Pool, Precision,
-    Program, Qkv, Relative, Result, SelectiveScan, Store, Value,
+    Activation, Attention, AttentionMask, Blend, Conv1d, Conv2d, DType, Gpu, Graph, Norm, NormKind, Pool,
+    Precision, Program, Qkv, Relative, Result, SelectiveScan, Store, Value,
 };
 
 /// Loss, gradient norm and a parameter after each of ten steps of the policy that uses every op.
@@ -157,6 +157,36 @@ fn larger_shapes_agree_with_the_cpu() {
         let k: Vec<i64> = (0..9 * 70).map(|i| (i * 13 % 100) - 30).collect();
         let (q, k) = (g.constant(&q, [9, 37])?, g.constant(&k, [9, 70])?);
         g.relative_bias(table, q, k)
+    });
+    compare("relative bias of few of a table's distances", |g| {
+        let table = g.param("table", DType::F32, [2047, 4])?;
+        // Of a window's 16 steps to slots that were written not long ago, in other rows long ago, or never.
+        let q: Vec<i64> = (0..40).flat_map(|b| (0..16).map(move |i| 100 * b + i)).collect();
+        let k: Vec<i64> = (0..40)
+            .flat_map(|b| {
+                (0..32).map(move |j| if j * 7 % 32 < b { 90 * b + j * 11 % 32 } else { i64::MIN / 4 })
+            })
+            .collect();
+        let (q, k) = (g.constant(&q, [40, 16])?, g.constant(&k, [40, 32])?);
+        g.relative_bias(table, q, k)
+    });
+    compare("embeddings of many vectors", |g| {
+        let table = g.param("table", DType::F32, [16, 70])?;
+        let index: Vec<i32> = (0..2 * 6001).map(|i| i * i % 16).collect();
+        let index = g.constant(&index, [6001, 2])?;
+        g.embedding_sum(table, index)
+    });
+    compare("a blend into some of many slots", |g| {
+        let (batch, m, w, d) = (6, 41, 9, 70);
+        let memory = g.param("memory", DType::F32, [batch, m, d])?;
+        let anchors: Vec<i64> = (0..(batch * m) as i64).map(|i| i * 37 % 53 - 5).collect();
+        let anchors = g.constant(&anchors, [batch, m])?;
+        let (slots, _) = g.lru_select(anchors, w)?;
+        let candidates = g.param("candidates", DType::F32, [batch, w, d])?;
+        let times = g.constant(&[99i64; 6], [batch])?;
+        let active = Some(g.constant(&[true, true, false, true, false, true], [batch])?);
+        let blend = Blend { lambda: 0.3, empty_slots_too: false, active };
+        Ok(g.lru_blend(memory, anchors, slots, candidates, times, blend)?.0)
     });
     // One tile of 32 channels and several, uneven ones; one chunk of steps and several.
     for (batch, steps, channels, states) in

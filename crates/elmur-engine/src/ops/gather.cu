@@ -32,15 +32,15 @@ KERNEL embedding(SumArgs args) {
     args.to[i] = sum;
 }
 
-// A block takes one of the `size` rows of SUM_CHUNK vectors and SUM_WIDTH columns: a thread each. Rows that lie close
-// together, as the values of one component do, are added up in shared memory first. Adds into zeros, in any order.
+// A block takes one of the `size` rows of at most SUM_CHUNK vectors and SUM_WIDTH columns: a thread each. Rows that lie
+// close together, as the values of one component do, are added up in shared memory first. Adds into zeros, in any order.
 const int SUM_CHUNK = 256, SUM_WIDTH = 128, SUM_ROWS = 64;
 KERNEL embedding_grad(SumArgs args) {
     __shared__ float sums[SUM_ROWS * SUM_WIDTH];
     __shared__ int rows[SUM_CHUNK], least, most;
     begin();
-    i64 first = (i64)blockIdx.x * SUM_CHUNK, d = args.width;
-    int count = (int)min((i64)SUM_CHUNK, args.count - first), t = threadIdx.x;
+    i64 chunk = (args.count + gridDim.x - 1) / gridDim.x, first = blockIdx.x * chunk, d = args.width;
+    int count = (int)min(chunk, args.count - first), t = threadIdx.x;
     if (t == 0) least = 0x7fffffff, most = -1;
     __syncthreads();
     for (int i = t; i < count; i += SUM_WIDTH) {
@@ -60,8 +60,15 @@ KERNEL embedding_grad(SumArgs args) {
         return;
     }
     for (int r = 0; r < span; ++r) sums[r * SUM_WIDTH + t] = 0;
-    for (int i = 0; i < count; ++i)
-        if (rows[i] >= 0) sums[(rows[i] - least) * SUM_WIDTH + t] += from[i * d];
+    // Eight vectors at once, so that their loads overlap.
+    for (int i = 0; i < count; i += 8) {
+        float x[8];
+#pragma unroll
+        for (int u = 0; u < 8; ++u) x[u] = i + u < count ? from[(i + u) * d] : 0.0f;
+#pragma unroll
+        for (int u = 0; u < 8; ++u)
+            if (i + u < count && rows[i + u] >= 0) sums[(rows[i + u] - least) * SUM_WIDTH + t] += x[u];
+    }
     for (int r = 0; r < span; ++r) {
         float sum = sums[r * SUM_WIDTH + t];
         if (sum != 0) atomicAdd(&to[(least + r) * d], sum);

@@ -352,12 +352,16 @@ impl Op for EmbeddingGrad {
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
-        // As in gather.cu: vectors and columns of a block.
+        // As in gather.cu: vectors, at most, and columns of a block.
         const CHUNK: usize = 256;
         const WIDTH: usize = 128;
+        // As few as 16 vectors, which a thread adds up one after the other, until there are blocks enough for a GPU.
+        const FEW: usize = 16;
+        const BLOCKS: usize = 128;
         launch.clear(launch.output(0), launch.out_ty(0).bytes())?;
         let args = sum_args(launch, self.rows, self.size);
-        let grid = [args.count.div_ceil(CHUNK), self.size, args.width.div_ceil(WIDTH)];
+        let chunks = args.count.div_ceil(CHUNK).max(args.count.div_ceil(FEW).min(BLOCKS));
+        let grid = [chunks, self.size, args.width.div_ceil(WIDTH)];
         launch.kernel("embedding_grad", grid, WIDTH as u32, 0, args)
     }
 }

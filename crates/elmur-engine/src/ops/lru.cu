@@ -63,7 +63,25 @@ KERNEL scatter_slots(SlotArgs args) {
 
 __device__ __forceinline__ float blend_weight(i64 anchor, float lambda, int empty_too) { return anchor < 0 && !empty_too ? 1.0f : lambda; }
 
-// One block per batch row. Outputs may be their inputs (in place), or null. Dynamic shared memory: w floats.
+// Slots of a batch row that a block of lru_blend or lru_blend_grad takes, one of gridDim.y parts of them, and for each
+// the candidate whose slot it is, or -1. Dynamic shared memory: an int per slot.
+struct OwnSlots {
+    int first, count, *candidate;
+};
+__device__ __forceinline__ OwnSlots own_slots(const int* slots, int w, int m) {
+    extern __shared__ int candidate[];
+    int first = (int)((i64)m * blockIdx.y / gridDim.y), count = (int)((i64)m * (blockIdx.y + 1) / gridDim.y) - first;
+    for (int s = threadIdx.x; s < count; s += blockDim.x) candidate[s] = -1;
+    __syncthreads();
+    for (int i = threadIdx.x; i < w; i += blockDim.x) {
+        int s = slots[i] - first;
+        if (s >= 0 && s < count) candidate[s] = i;
+    }
+    __syncthreads();
+    return {first, count, candidate};
+}
+
+// Grid (batch rows, parts of the slots), a warp for every slot. Outputs may be their inputs (in place), or null.
 struct BlendArgs {
     float* new_memory;
     i64* new_anchors;
@@ -77,34 +95,27 @@ struct BlendArgs {
 };
 KERNEL lru_blend(BlendArgs args) {
     begin();
-    float *new_memory = args.new_memory, lambda = args.lambda;
-    i64* new_anchors = args.new_anchors;
-    const float *memory = args.memory, *candidates = args.candidates;
-    const i64 *anchors = args.anchors, *times = args.times;
-    const int* slots = args.slots;
-    const unsigned char* active = args.active;
-    i64 d = args.d;
-    int w = args.w, m = args.m, empty_too = args.empty_too;
-    extern __shared__ float shared[];
-    i64 b = blockIdx.x;
-    bool written = !active || active[b];
-    for (int i = threadIdx.x; i < w; i += blockDim.x) shared[i] = blend_weight(anchors[b * m + slots[b * w + i]], lambda, empty_too);
-    __syncthreads();
-    for (int s = threadIdx.x; s < m && new_anchors; s += blockDim.x) {
-        i64 anchor = anchors[b * m + s];
-        for (int i = 0; i < w && written; ++i)
-            if (slots[b * w + i] == s) anchor = times[b];
-        new_anchors[b * m + s] = anchor;
-    }
-    for (i64 at = threadIdx.x; at < m * d && new_memory; at += blockDim.x) {
-        float x = memory[b * m * d + at];
-        for (int i = 0; i < w && written; ++i)
-            if (slots[b * w + i] == at / d) x = shared[i] * candidates[(b * w + i) * d + at % d] + (1.0f - shared[i]) * x;
-        new_memory[b * m * d + at] = x;
+    i64 b = blockIdx.x, d = args.d;
+    OwnSlots own = own_slots(args.slots + b * args.w, args.w, args.m);
+    bool written = !args.active || args.active[b];
+    for (int s = threadIdx.x / 32; s < own.count; s += blockDim.x / 32) {
+        i64 slot = b * args.m + own.first + s, anchor = args.anchors[slot];
+        int i = written ? own.candidate[s] : -1;
+        float a = blend_weight(anchor, args.lambda, args.empty_too);
+        const float *old = args.memory + slot * d, *candidate = args.candidates + (b * args.w + i) * d;
+        // All lanes have read the anchor before it changes in place.
+        __syncwarp();
+        if (lane() == 0 && args.new_anchors) args.new_anchors[slot] = i < 0 ? anchor : args.times[b];
+        if (!args.new_memory) continue;
+#pragma unroll 4
+        for (i64 at = lane(); at < d; at += 32) {
+            float x = old[at];
+            args.new_memory[slot * d + at] = i < 0 ? x : a * candidate[at] + (1.0f - a) * x;
+        }
     }
 }
 
-// One block per batch row.
+// Grid (batch rows, parts of the slots), a warp for every slot and for the candidate that was blended into it.
 struct BlendGradArgs {
     float *dmemory, *dcandidates;
     const float* grad;
@@ -117,24 +128,18 @@ struct BlendGradArgs {
 };
 KERNEL lru_blend_grad(BlendGradArgs args) {
     begin();
-    float *dmemory = args.dmemory, *dcandidates = args.dcandidates, lambda = args.lambda;
-    const float* grad = args.grad;
-    const i64* anchors = args.anchors;
-    const int* slots = args.slots;
-    const unsigned char* active = args.active;
-    i64 d = args.d;
-    int w = args.w, m = args.m, empty_too = args.empty_too;
-    i64 b = blockIdx.x;
-    bool written = !active || active[b];
-    for (i64 i = threadIdx.x; i < m * d && dmemory; i += blockDim.x) {
-        float a = 0.0f;
-        for (int s = 0; s < w; ++s)
-            if (written && slots[b * w + s] == i / d) a = blend_weight(anchors[b * m + i / d], lambda, empty_too);
-        dmemory[b * m * d + i] = (1.0f - a) * grad[b * m * d + i];
-    }
-    for (i64 i = threadIdx.x; i < w * d && dcandidates; i += blockDim.x) {
-        int slot = slots[b * w + i / d];
-        float a = written ? blend_weight(anchors[b * m + slot], lambda, empty_too) : 0.0f;
-        dcandidates[b * w * d + i] = a * grad[(b * m + slot) * d + i % d];
+    i64 b = blockIdx.x, d = args.d;
+    OwnSlots own = own_slots(args.slots + b * args.w, args.w, args.m);
+    bool written = !args.active || args.active[b];
+    for (int s = threadIdx.x / 32; s < own.count; s += blockDim.x / 32) {
+        i64 slot = b * args.m + own.first + s;
+        int i = own.candidate[s];
+        float a = written && i >= 0 ? blend_weight(args.anchors[slot], args.lambda, args.empty_too) : 0.0f;
+#pragma unroll 4
+        for (i64 at = lane(); at < d; at += 32) {
+            float g = args.grad[slot * d + at];
+            if (args.dmemory) args.dmemory[slot * d + at] = (1.0f - a) * g;
+            if (args.dcandidates && i >= 0) args.dcandidates[(b * args.w + i) * d + at] = a * g;
+        }
     }
 }

@@ -10,7 +10,7 @@
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
 #[cfg(feature = "cuda")]
-use crate::cuda::args::{args, kernel_args};
+use crate::cuda::args::{Args, args, kernel_args};
 #[cfg(feature = "cuda")]
 use crate::cuda::launch::Launch;
 use crate::error::Result;
@@ -347,8 +347,22 @@ impl Op for BlendSlots {
             empty_too: i32::from(self.0.empty_slots_too),
             lambda: self.0.lambda as f32,
         };
-        launch.kernel("lru_blend", [batch, 1, 1], 256, 4 * w, args)
+        launch_slots(launch, "lru_blend", batch, m, args)
     }
+}
+
+/// Launches a kernel that has blocks of eight warps for parts of the `m` slots of each batch row, a warp per slot.
+#[cfg(feature = "cuda")]
+fn launch_slots(
+    launch: &mut Launch<'_>,
+    name: &'static str,
+    batch: usize,
+    m: usize,
+    args: impl Into<Args>,
+) -> Result<()> {
+    const WARPS: usize = 8;
+    let parts = m.div_ceil(WARPS).clamp(1, 1 << 15);
+    launch.kernel(name, [batch, parts, 1], 32 * WARPS as u32, 4 * m.div_ceil(parts), args)
 }
 
 #[cfg(feature = "cuda")]
@@ -419,6 +433,6 @@ impl Op for BlendGrad {
             empty_too: i32::from(self.0.empty_slots_too),
             lambda: self.0.lambda as f32,
         };
-        launch.kernel("lru_blend_grad", [batch, 1, 1], 256, 0, args)
+        launch_slots(launch, "lru_blend_grad", batch, m, args)
     }
 }
