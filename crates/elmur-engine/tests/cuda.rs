@@ -99,6 +99,8 @@ fn larger_shapes_agree_with_the_cpu() {
         (2, 2, 37, 37, 64, true),
         (1, 2, 128, 128, 16, true),
         (1, 2, 200, 200, 64, true),
+        (2, 2, 309, 309, 16, true),
+        (2, 1, 141, 333, 64, false),
         (2, 1, 33, 50, 12, false),
     ] {
         compare(&format!("attention of {queries} to {keys}"), |g| {
@@ -122,6 +124,8 @@ fn larger_shapes_agree_with_the_cpu() {
         (3, 2, 30, 15, 17, 16, false),
         (2, 3, 12, 4, 21, 20, true),
         (2, 8, 30, 0, 90, 32, false),
+        (2, 3, 30, 0, 450, 32, false),
+        (2, 2, 71, 7, 63, 64, false),
         (1, 2, 150, 5, 300, 32, true),
     ] {
         compare(&format!("attention of {tokens} tokens, {memory} memory vectors and {cache} cached"), |g| {

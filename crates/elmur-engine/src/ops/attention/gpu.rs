@@ -153,6 +153,32 @@ const TILES_GRAD: [[[&str; 2]; 3]; 3] = [
     ],
 ];
 
+/// Kernels of `attention_long.cu` by width (16, 32, 64) and by accuracy (tf32, f32).
+const LONG: [[&str; 2]; 3] = [
+    ["attention_long_16", "attention_long_16_exact"],
+    ["attention_long_32", "attention_long_32_exact"],
+    ["attention_long_64", "attention_long_64_exact"],
+];
+
+/// The gradient of queries, by width and accuracy.
+const LONG_GRAD: [[&str; 2]; 3] = [
+    ["attention_long_grad_16", "attention_long_grad_16_exact"],
+    ["attention_long_grad_32", "attention_long_grad_32_exact"],
+    ["attention_long_grad_64", "attention_long_grad_64_exact"],
+];
+
+/// The gradients of keys, values and distances, by width and accuracy.
+const LONG_GRAD_KEYS: [[&str; 2]; 3] = [
+    ["attention_long_grad_keys_16", "attention_long_grad_keys_16_exact"],
+    ["attention_long_grad_keys_32", "attention_long_grad_keys_32_exact"],
+    ["attention_long_grad_keys_64", "attention_long_grad_keys_64_exact"],
+];
+
+/// The place of a head's width in tables of kernels; none for widths without kernels.
+fn by_width(width: usize) -> Option<usize> {
+    [16, 32, 64].iter().position(|w| *w == width)
+}
+
 /// A kernel on tensor cores, and how it is launched.
 struct Tiled {
     kernel: &'static str,
@@ -170,7 +196,7 @@ impl Shape {
         if self.next_query || queries.min(keys) <= 16 || longest > 128 {
             return None;
         }
-        let by_width = [16, 32, 64].iter().position(|w| *w == width)?;
+        let by_width = by_width(width)?;
         let by_keys = longest.div_ceil(32).max(2) - 2;
         let (keys, tiles) = (32 * (by_keys + 2), queries.div_ceil(16));
         let (rows, line, pairs) = (16 * tiles, width + 4, width + 8);
@@ -188,6 +214,33 @@ impl Shape {
         let kernel = kernels[by_keys][by_width][usize::from(launch.is_exact())];
         (shared <= launch.most_shared()).then_some(Tiled { kernel, threads: 32 * warps as u32, shared })
     }
+
+    /// The kernel on tensor cores for any number of keys, forward or `backward`, for what does not fit shared memory
+    /// as a whole.
+    fn long(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims, backward: bool) -> Option<Tiled> {
+        let Dims { queries, width, .. } = *dims;
+        // A few queries are not worth a tile.
+        if self.next_query || queries < 8 {
+            return None;
+        }
+        let (by_width, is_relative) = (by_width(width)?, extra.relative.is_some());
+        // As in `attention_long.cu`.
+        let (keys, line, pairs) = (64, width + 4, width + 8);
+        let numbers = |warps: usize| {
+            if backward {
+                let relative = if is_relative { (keys + 16 * warps) * line + 2 * warps * width } else { 0 };
+                keys * pairs + warps * 16 * (keys + 3) + relative
+            } else {
+                let terms = warps * 16 * (keys + 24);
+                keys * pairs + if is_relative { (keys + 16 * warps) * pairs + terms } else { 0 }
+            }
+        };
+        let (kernels, most) = if backward { (LONG_GRAD, 8) } else { (LONG, 4) };
+        let warps =
+            (1..=queries.div_ceil(16).min(most)).rev().find(|w| 4 * numbers(*w) <= launch.most_shared())?;
+        let kernel = kernels[by_width][usize::from(launch.is_exact())];
+        Some(Tiled { kernel, threads: 32 * warps as u32, shared: 4 * numbers(warps) })
+    }
 }
 
 impl Forward {
@@ -200,15 +253,24 @@ impl Forward {
         let rows = (2 * keys + queries) * padded(width) * 4 + self.shape.relative_rows(&self.extra, &dims);
         let staged = own + rows <= GPU_SHARED;
         let tiled = self.shape.tiled(launch, &self.extra, &dims, false);
-        if own > GPU_SHARED {
+        let long = match &tiled {
+            None if !staged => self.shape.long(launch, &self.extra, &dims, false),
+            _ => None,
+        };
+        if own > GPU_SHARED && long.is_none() {
             return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
         }
         let log_parts = log_parts(warps.min(queries) * keys, warps);
         let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
         let [u, w, r] = [0, 1, 2].map(|o| launch.input_if(self.extra.relative.map(|i| i + o)));
+        let weights = match launch.output(1) {
+            // Scores pass through it.
+            0 if long.is_some() => launch.scratch(4 * batch * heads * queries * keys)?,
+            weights => weights,
+        };
         let args = AttentionArgs {
             y: launch.output(0),
-            weights: launch.output(1),
+            weights,
             q,
             k,
             v,
@@ -225,6 +287,10 @@ impl Forward {
         };
         if let Some(Tiled { kernel, threads, shared }) = tiled {
             return launch.kernel(kernel, [heads, batch, 1], threads, shared, args);
+        }
+        if let Some(Tiled { kernel, threads, shared }) = long {
+            let parts = queries.div_ceil(threads as usize / 2);
+            return launch.kernel(kernel, [heads, batch, parts], threads, shared, args);
         }
         // Few batch rows and many queries: several blocks share a head's queries.
         let tiles = queries.div_ceil(warps).min((264 / (heads * batch)).max(1));
@@ -243,10 +309,14 @@ impl Gradient {
         let cells = (2 * queries * keys).next_multiple_of(4) * 4;
         let rows = 2 * (keys + queries) * padded(width) * 4 + self.shape.relative_rows(&self.extra, &dims);
         let tiled = self.shape.tiled(launch, &self.extra, &dims, true);
-        let spills = tiled.is_none() && small + cells > GPU_SHARED;
+        let staged = small + cells + rows <= GPU_SHARED;
+        let long = match &tiled {
+            None if !staged => self.shape.long(launch, &self.extra, &dims, true),
+            _ => None,
+        };
+        let spills = long.is_some() || tiled.is_none() && small + cells > GPU_SHARED;
         let spill = if spills { launch.scratch(batch * heads * 2 * queries * keys * 4)? } else { 0 };
         let base = small + if spills { 0 } else { cells };
-        let staged = !spills && base + rows <= GPU_SHARED;
         let warps = queries.clamp(4, 16);
         let log_parts = log_parts(queries * keys, warps);
         let [q, k, v] = self.shape.cuda_parts(&dims, |operand| launch.input(operand));
@@ -277,12 +347,19 @@ impl Gradient {
             scale: cuda_scale(&dims),
             shape: self.shape.cuda(launch, &self.extra, &dims, log_parts),
         };
-        let Tiled { kernel, threads, shared } = tiled.unwrap_or_else(|| Tiled {
+        let is_long = long.is_some();
+        let Tiled { kernel, threads, shared } = tiled.or(long).unwrap_or_else(|| Tiled {
             kernel: if staged { "attention_grad" } else { "attention_grad_in_place" },
             threads: 32 * warps as u32,
             shared: base + if staged { rows } else { 0 },
         });
         launch.kernel(kernel, [heads, batch, 1], threads, shared, args)?;
+        if let (true, Some(by_width)) = (is_long, by_width(width)) {
+            let kernel = LONG_GRAD_KEYS[by_width][usize::from(launch.is_exact())];
+            // Two tiles of 16 lines for each of eight warps.
+            let tiles = 2 * keys.div_ceil(16) + if partial != 0 { distances.div_ceil(16) } else { 0 };
+            launch.kernel(kernel, [heads, batch, tiles.div_ceil(16)], 256, 0, args)?;
+        }
         launch.handoff.push(partial);
         Ok(())
     }
