@@ -1,4 +1,8 @@
 // Kernels for heads of width 16: attention_tiles_KEYS_WIDTH, to f32 accuracy where they end in exact.
+ATTENTION_TILES(attention_tiles_32_16, 4, 16, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_32_16, 4, 16, false)
+ATTENTION_TILES(attention_tiles_32_16_exact, 4, 16, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_32_16_exact, 4, 16, true)
 ATTENTION_TILES(attention_tiles_64_16, 8, 16, false)
 ATTENTION_TILES_GRAD(attention_tiles_grad_64_16, 8, 16, false)
 ATTENTION_TILES(attention_tiles_64_16_exact, 8, 16, true)

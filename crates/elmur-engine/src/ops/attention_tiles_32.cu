@@ -1,4 +1,8 @@
 // Kernels for heads of width 32: attention_tiles_KEYS_WIDTH, to f32 accuracy where they end in exact.
+ATTENTION_TILES(attention_tiles_32_32, 4, 32, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_32_32, 4, 32, false)
+ATTENTION_TILES(attention_tiles_32_32_exact, 4, 32, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_32_32_exact, 4, 32, true)
 ATTENTION_TILES(attention_tiles_64_32, 8, 32, false)
 ATTENTION_TILES_GRAD(attention_tiles_grad_64_32, 8, 32, false)
 ATTENTION_TILES(attention_tiles_64_32_exact, 8, 32, true)

@@ -1,4 +1,8 @@
 // Kernels for heads of width 64: attention_tiles_KEYS_WIDTH, to f32 accuracy where they end in exact.
+ATTENTION_TILES(attention_tiles_32_64, 4, 64, false)
+ATTENTION_TILES_GRAD(attention_tiles_grad_32_64, 4, 64, false)
+ATTENTION_TILES(attention_tiles_32_64_exact, 4, 64, true)
+ATTENTION_TILES_GRAD(attention_tiles_grad_32_64_exact, 4, 64, true)
 ATTENTION_TILES(attention_tiles_64_64, 8, 64, false)
 ATTENTION_TILES_GRAD(attention_tiles_grad_64_64, 8, 64, false)
 ATTENTION_TILES(attention_tiles_64_64_exact, 8, 64, true)

@@ -115,8 +115,13 @@ impl Shape {
     }
 }
 
-/// Kernels of `attention_tiles.cu`, by keys / 32 - 2, by width (16, 32, 64) and by accuracy (tf32, f32).
-const TILES: [[[&str; 2]; 3]; 3] = [
+/// Kernels of `attention_tiles.cu`, by keys / 32 - 1, by width (16, 32, 64) and by accuracy (tf32, f32).
+const TILES: [[[&str; 2]; 3]; 4] = [
+    [
+        ["attention_tiles_32_16", "attention_tiles_32_16_exact"],
+        ["attention_tiles_32_32", "attention_tiles_32_32_exact"],
+        ["attention_tiles_32_64", "attention_tiles_32_64_exact"],
+    ],
     [
         ["attention_tiles_64_16", "attention_tiles_64_16_exact"],
         ["attention_tiles_64_32", "attention_tiles_64_32_exact"],
@@ -135,7 +140,12 @@ const TILES: [[[&str; 2]; 3]; 3] = [
 ];
 
 /// The same for the gradient.
-const TILES_GRAD: [[[&str; 2]; 3]; 3] = [
+const TILES_GRAD: [[[&str; 2]; 3]; 4] = [
+    [
+        ["attention_tiles_grad_32_16", "attention_tiles_grad_32_16_exact"],
+        ["attention_tiles_grad_32_32", "attention_tiles_grad_32_32_exact"],
+        ["attention_tiles_grad_32_64", "attention_tiles_grad_32_64_exact"],
+    ],
     [
         ["attention_tiles_grad_64_16", "attention_tiles_grad_64_16_exact"],
         ["attention_tiles_grad_64_32", "attention_tiles_grad_64_32_exact"],
@@ -193,12 +203,12 @@ impl Shape {
         let Dims { queries, keys, width, .. } = *dims;
         let longest = queries.max(keys);
         // Fewer queries or keys are not worth whole tiles.
-        if self.next_query || queries.min(keys) <= 16 || longest > 128 {
+        if self.next_query || queries.min(keys) < 16 || longest > 128 {
             return None;
         }
         let by_width = by_width(width)?;
-        let by_keys = longest.div_ceil(32).max(2) - 2;
-        let (keys, tiles) = (32 * (by_keys + 2), queries.div_ceil(16));
+        let by_keys = longest.div_ceil(32) - 1;
+        let (keys, tiles) = (32 * (by_keys + 1), queries.div_ceil(16));
         let (rows, line, pairs) = (16 * tiles, width + 4, width + 8);
         let (kernels, warps, numbers) = if backward {
             let relative =
