@@ -118,7 +118,9 @@ try:
 except KeyboardInterrupt:
     print("interrupted", elmur.Policy.load({str(tmp_path / "run" / "checkpoints" / "last")!r}).parameters, flush=True)
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    # Where these tests run in the background, their processes would not hear it.
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, **heard) as process:
         assert process.stdout.readline().strip() == "1"
         process.send_signal(signal.SIGINT)
         lines = process.stdout.read().splitlines()

@@ -52,11 +52,24 @@ pub(super) fn sin_cos(angle: f32) -> (f32, f32) {
     (sine(size.min(PI - size)).copysign(angle), sine(FRAC_PI_2 - size))
 }
 
+/// Added to a number below 2^22, it leaves the nearest integer in the lowest bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// The integer nearest to a number below 2^22.
+#[inline]
+pub(super) fn nearest(x: f32) -> f32 {
+    (x + ROUND) - ROUND
+}
+
+/// An integer from 0 to 2^22 - 1 as such.
+#[inline]
+pub(super) fn integer(x: f32) -> u32 {
+    (x + ROUND).to_bits() & 0x3f_ffff
+}
+
 /// e^x for x from -80 to 0, with relative errors below 1e-5; e^-80 below.
 #[inline]
 pub(super) fn exp(x: f32) -> f32 {
-    /// Added to a number, it leaves the nearest integer in the lowest bits.
-    const ROUND: f32 = 12_582_912.0;
     let x = x.max(-80.0);
     let shifted = x * LOG2_E + ROUND;
     let r = x - (shifted - ROUND) * LN_2;
@@ -180,6 +193,16 @@ mod tests {
             assert_eq!(likelihood(-1.0, number), likelihood(1.0, -number));
         }
         assert_eq!(likelihood(0.9, 1e9), f64::from(1e-12f32));
+    }
+
+    #[test]
+    fn numbers_are_rounded() {
+        for (x, want) in
+            [(0.0, 0), (0.4, 0), (0.6, 1), (160.49, 160), (26_000.7, 26_001), (4_194_303.0, 4_194_303)]
+        {
+            assert_eq!(nearest(x), want as f32, "{x}");
+            assert_eq!(integer(nearest(x)), want, "{x}");
+        }
     }
 
     #[test]

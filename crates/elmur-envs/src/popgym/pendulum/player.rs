@@ -8,7 +8,7 @@ use elmur_base::{Values, ValuesMut};
 
 use super::{MAX_SPEED, MAX_TORQUE, START_SPEED, TAU, cost, swing, wrap};
 use crate::env::Player;
-use crate::popgym::noise::{Sensor, normalize, root, sigma, sin_cos, sum};
+use crate::popgym::noise::{Sensor, integer, nearest, normalize, root, sigma, sin_cos, sum};
 use crate::popgym::task::Difficulty;
 
 /// Angles and speeds of the table.
@@ -19,9 +19,15 @@ const SPEED_STEP: f64 = 2.0 * MAX_SPEED / (SPEEDS - 1) as f64;
 /// Iterations of the table: as many as the longest episode has steps.
 const SWEEPS: usize = 200;
 
-/// Least cost from now on for angles from -pi (rows) and speeds from -8 (columns), by value iteration.
+/// Numbers of [`Costs`]: two rows more than angles, and more up to a power of two, so that any number is a place in it
+/// by its lowest bits.
+const NUMBERS: usize = 1 << 15;
+const _: () = assert!((ANGLES + 2) * SPEEDS <= NUMBERS);
+
+/// Least cost from now on for angles from -pi (rows) and speeds from -8 (columns), by value iteration; each with the
+/// difference to the next speed. The first two rows are there again after the last.
 #[derive(Debug)]
-struct Costs(Vec<f32>);
+struct Costs(Box<[[f32; 2]; NUMBERS]>);
 
 /// Where a torque leads from a place of the table: between four others.
 struct Move {
@@ -93,22 +99,48 @@ impl Costs {
                 *out = moves.iter().map(value).fold(f32::MAX, f32::min);
             }
         }
-        Self(table)
+        let at = |i: usize| table[i % (ANGLES * SPEEDS)];
+        let with_next =
+            |i: usize| if i < (ANGLES + 2) * SPEEDS { [at(i), at(i + 1) - at(i)] } else { [0.0; 2] };
+        Self(Box::new(std::array::from_fn(with_next)))
+    }
+
+    /// The sum of the costs of states by their weights, in blocks.
+    #[inline]
+    fn expected(&self, blocks: usize, block: impl Fn(usize) -> Eight) -> f64 {
+        const PER_ANGLE: f32 = (1.0 / ANGLE_STEP) as f32;
+        const PER_SPEED: f32 = (1.0 / SPEED_STEP) as f32;
+        // All but the looks into the table are loops over vectors.
+        let (mut sums, mut places, mut rows, mut columns) = ([0f32; 8], [0u32; 8], [0f32; 8], [0f32; 8]);
+        for number in 0..blocks {
+            let Eight { weight, angle, speed } = block(number);
+            for k in 0..8 {
+                let row = (wrap_once(angle[k]) + PI as f32) * PER_ANGLE;
+                let column = (speed[k] + MAX_SPEED as f32) * PER_SPEED;
+                // At or below; in the middle between two places either of them.
+                let low = nearest((row - 0.5).max(0.0));
+                let left = nearest((column - 0.5).clamp(0.0, (SPEEDS - 2) as f32));
+                places[k] = integer(low * SPEEDS as f32 + left);
+                (rows[k], columns[k]) = (row - low, column - left);
+            }
+            for k in 0..8 {
+                let at = places[k] as usize;
+                let [low, high] = [at, at + SPEEDS].map(|at| {
+                    let [cost, more] = self.0[at % NUMBERS];
+                    cost + columns[k] * more
+                });
+                sums[k] += weight[k] * (low + rows[k] * (high - low));
+            }
+        }
+        sums.iter().map(|sum| f64::from(*sum)).sum()
     }
 
     /// The torque with the least expected cost: the best of five, or between two of them where a parabola
-    /// through the best and its neighbours has its minimum. `after` is where a torque leads, with a weight, in each
-    /// of `count` cases.
+    /// through the best and its neighbours has its minimum. `after` is where a torque leads, by blocks of states.
     #[inline]
-    fn torque(&self, count: usize, after: impl Fn(usize, f32) -> (f32, [f32; 2])) -> f32 {
-        let value = |torque: f32| {
-            let ahead = |i: usize| {
-                let (weight, state) = after(i, torque);
-                let (corners, parts) = place(state);
-                weight * between(&self.0, corners, parts)
-            };
-            sum(count, ahead) + f64::from(0.001 * torque * torque)
-        };
+    fn torque(&self, blocks: usize, after: impl Fn(usize, f32) -> Eight) -> f32 {
+        let value =
+            |torque: f32| self.expected(blocks, |i| after(i, torque)) + f64::from(0.001 * torque * torque);
         let values = [-2.0, -1.0, 0.0, 1.0, 2.0].map(value);
         let best = (1..5).fold(0, |best, i| if values[i] < values[best] { i } else { best });
         let torque = best as f64 - 2.0;
@@ -121,7 +153,26 @@ impl Costs {
     }
 }
 
-/// Possible states.
+/// Eight states, angles between -3 pi and 3 pi, with their weights.
+struct Eight {
+    weight: [f32; 8],
+    angle: [f32; 8],
+    speed: [f32; 8],
+}
+
+impl Eight {
+    /// At most eight states of the same weight.
+    fn alike(states: &[[f64; 2]]) -> Self {
+        let mut all = Self { weight: [0.0; 8], angle: [0.0; 8], speed: [0.0; 8] };
+        for (k, [angle, speed]) in states.iter().enumerate() {
+            (all.weight[k], all.angle[k], all.speed[k]) =
+                (1.0 / states.len() as f32, *angle as f32, *speed as f32);
+        }
+        all
+    }
+}
+
+/// Possible states, a multiple of eight.
 #[derive(Debug, Clone)]
 struct Belief {
     weight: Vec<f32>,
@@ -133,27 +184,42 @@ struct Belief {
 }
 
 impl Belief {
-    /// States with their weights.
+    /// States with their weights, and others of weight 0 up to a multiple of eight.
     fn new(states: impl IntoIterator<Item = (f32, [f32; 2])>) -> Self {
-        let (weight, (angle, speed)): (Vec<f32>, (Vec<f32>, Vec<f32>)) =
+        let (mut weight, (mut angle, mut speed)): (Vec<f32>, (Vec<f32>, Vec<f32>)) =
             states.into_iter().map(|(weight, [angle, speed])| (weight, (angle, speed))).unzip();
+        for numbers in [&mut weight, &mut angle, &mut speed] {
+            numbers.resize(numbers.len().next_multiple_of(8), 0.0);
+        }
         let (sin, cos) = angle.iter().map(|angle| sin_cos(*angle)).unzip();
         Self { weight, angle, speed, sin, cos }
     }
 
-    /// One step from state `i`, in single precision; the angle is not wrapped.
+    /// One step from the eight states of a block; angles are not wrapped.
     #[inline]
-    fn after(&self, i: usize, torque: f32) -> [f32; 2] {
-        let speed = self.speed[i] + (15.0 * self.sin[i] + 3.0 * torque) * TAU as f32;
-        let speed = speed.clamp(-MAX_SPEED as f32, MAX_SPEED as f32);
-        [self.angle[i] + speed * TAU as f32, speed]
+    fn after(&self, block: usize, torque: f32) -> Eight {
+        let eight = |numbers: &[f32]| numbers.as_chunks::<8>().0[block];
+        let (weight, sin) = (eight(&self.weight), eight(&self.sin));
+        let (mut angle, mut speed) = (eight(&self.angle), eight(&self.speed));
+        for k in 0..8 {
+            let faster = speed[k] + (15.0 * sin[k] + 3.0 * torque) * TAU as f32;
+            speed[k] = faster.clamp(-MAX_SPEED as f32, MAX_SPEED as f32);
+            angle[k] += speed[k] * TAU as f32;
+        }
+        Eight { weight, angle, speed }
+    }
+
+    /// Number of blocks of eight states.
+    fn blocks(&self) -> usize {
+        self.weight.len() / 8
     }
 
     /// Moves all states by a step.
     fn step(&mut self, torque: f32) {
-        for i in 0..self.weight.len() {
-            let [angle, speed] = self.after(i, torque);
-            (self.angle[i], self.speed[i]) = (wrap_once(angle), speed);
+        for block in 0..self.blocks() {
+            let Eight { angle, speed, .. } = self.after(block, torque);
+            self.angle.as_chunks_mut::<8>().0[block] = angle.map(wrap_once);
+            self.speed.as_chunks_mut::<8>().0[block] = speed;
         }
         self.find_directions();
     }
@@ -222,16 +288,15 @@ impl Player for PositionOnlyPendulumPlayer {
         action.floats[0] = match speed {
             None => {
                 let speeds = [-0.8, -0.4, 0.0, 0.4, 0.8].map(|part| part * START_SPEED);
-                let after = |i: usize, torque| (0.2, swing([angle, speeds[i]], torque).map(|x| x as f32));
-                self.costs.torque(speeds.len(), after)
+                let after = |_, torque| Eight::alike(&speeds.map(|speed| swing([angle, speed], torque)));
+                self.costs.torque(1, after)
             }
             Some(speed) => {
                 let linear = -(GAINS[0] * angle + GAINS[1] * speed) as f32;
                 if linear.abs() < MAX_TORQUE {
                     linear
                 } else {
-                    let after = |_, torque| (1.0, swing([angle, speed], torque).map(|x| x as f32));
-                    self.costs.torque(1, after)
+                    self.costs.torque(1, |_, torque| Eight::alike(&[swing([angle, speed], torque)]))
                 }
             }
         };
@@ -256,13 +321,16 @@ pub struct NoisyPositionOnlyPendulumPlayer {
     belief: Belief,
     /// The concentration of the grid's weights.
     least: f64,
+    /// Whether the noise is so small that near the top the linear law of the mean state is as good as the table.
+    is_sure: bool,
     torque: Option<f32>,
 }
 
 impl NoisyPositionOnlyPendulumPlayer {
     /// A player for the task of this difficulty.
     pub fn new(difficulty: Difficulty) -> Self {
-        let costs = if difficulty == Difficulty::Easy { Costs::known() } else { Costs::uncertain() };
+        let is_sure = difficulty == Difficulty::Easy;
+        let costs = if is_sure { Costs::known() } else { Costs::uncertain() };
         let along = |i: usize| WIDTH * (2.0 * i as f64 / (SIDE - 1) as f64 - 1.0);
         let places = (0..SIDE * SIDE).map(|i| [along(i / SIDE), along(i % SIDE)]);
         let weigh = |[x, y]: [f64; 2]| (-0.5 * (x * x + y * y)).exp();
@@ -273,7 +341,7 @@ impl NoisyPositionOnlyPendulumPlayer {
             .collect();
         let sensor = Sensor { sigma: sigma(difficulty) as f32, bound: 1.0 };
         let belief = Belief::new(grid.iter().map(|(weight, _)| (*weight, [0.0; 2])));
-        Self { costs, sensor, least: belief.concentration(), belief, grid, torque: None }
+        Self { costs, sensor, least: belief.concentration(), is_sure, belief, grid, torque: None }
     }
 }
 
@@ -338,8 +406,14 @@ impl Player for NoisyPositionOnlyPendulumPlayer {
             self.belief.find_directions();
         }
         let belief = &self.belief;
-        let after = |i: usize, torque| (belief.weight[i], belief.after(i, torque));
-        let torque = self.costs.torque(belief.weight.len(), after);
+        let linear = self.is_sure.then(|| {
+            let direction = belief.mean(|i| belief.sin[i]).atan2(belief.mean(|i| belief.cos[i]));
+            -(GAINS[0] * direction + GAINS[1] * belief.mean(|i| belief.speed[i])) as f32
+        });
+        let torque = match linear {
+            Some(torque) if torque.abs() < MAX_TORQUE => torque,
+            _ => self.costs.torque(belief.blocks(), |block, torque| belief.after(block, torque)),
+        };
         self.torque = Some(torque);
         action.floats[0] = torque;
     }
@@ -376,10 +450,7 @@ mod tests {
 
     #[test]
     fn costs_are_least_at_the_top_and_alike_on_both_sides() {
-        let value = |state: [f64; 2]| {
-            let (corners, parts) = place(state.map(|x| x as f32));
-            between(&Costs::known().0, corners, parts)
-        };
+        let value = |state: [f64; 2]| Costs::known().expected(1, |_| Eight::alike(&[state]));
         assert!(value([0.0; 2]) < 0.5, "{}", value([0.0; 2]));
         let bottom = value([PI, 0.0]);
         assert!((300.0..700.0).contains(&bottom), "{bottom}");
