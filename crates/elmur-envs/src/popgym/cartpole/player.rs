@@ -9,7 +9,7 @@ use elmur_rng::Rng;
 use super::{BOUNDS, START};
 use crate::cartpole::{FORCE, GRAVITY, HALF_LENGTH, MAX_ANGLE, POLE_MASS, TAU, TOTAL_MASS, advance};
 use crate::env::Player;
-use crate::popgym::noise::{Sensor, normal_pairs, normalize, root, sigma, sin_cos, sum};
+use crate::popgym::noise::{Estimate, Sensor, estimate, normal_pairs, normalize, root, sigma, sin_cos, sum};
 use crate::popgym::task::Difficulty;
 
 /// Weights of position, velocity, angle and angular velocity.
@@ -143,7 +143,7 @@ impl Default for Particles {
 }
 
 /// [`advance`] in single precision and without branches.
-#[inline]
+#[inline(always)]
 fn advance_roughly([x, v, angle, spin]: [f32; 4], force: f32) -> [f32; 4] {
     const ALL: f32 = 1.0 / TOTAL_MASS as f32;
     const MOMENT: f32 = (POLE_MASS * HALF_LENGTH) as f32;
@@ -205,6 +205,7 @@ impl NoisyPositionOnlyCartPolePlayer {
         self.covariance = [variance, 0.0, variance];
     }
 
+    #[inline(always)]
     fn predict(&mut self, force: f64) {
         let (state, force) = (&mut self.particles.state, force as f32);
         for i in 0..PARTICLES {
@@ -215,6 +216,7 @@ impl NoisyPositionOnlyCartPolePlayer {
         self.covariance = [xx + 2.0 * TAU * xv + TAU * TAU * vv, xv + TAU * vv, vv];
     }
 
+    #[inline(always)]
     fn update(&mut self, seen: &[f32]) {
         let [xx, xv, vv] = self.covariance;
         let variance = xx + f64::from(self.sigma).powi(2);
@@ -234,6 +236,7 @@ impl NoisyPositionOnlyCartPolePlayer {
         self.covariance = [xx - gain[0] * xx, xv - gain[0] * xv, vv - gain[1] * xv];
     }
 
+    #[inline(always)]
     fn mean(&self) -> [f64; 4] {
         let Particles { weight, state } = &*self.particles;
         [0, 1, 2, 3].map(|k| weighted(weight, |i| state[k][i]))
@@ -242,6 +245,7 @@ impl NoisyPositionOnlyCartPolePlayer {
     /// Replaces the particles by as many of equal weight, drawn in proportion to their weights, when few of
     /// them carry most of it. The copies are drawn towards the mean and scattered again by as much as that
     /// takes away (Liu and West, 2001).
+    #[inline(always)]
     fn renew(&mut self, mean: [f64; 4]) {
         let (Particles { weight, state }, count) = (&*self.particles, PARTICLES as f64);
         if weighted(weight, |i| weight[i]) * count < 2.0 {
@@ -276,9 +280,26 @@ impl NoisyPositionOnlyCartPolePlayer {
 }
 
 /// The sum of numbers by their weights.
-#[inline]
+#[inline(always)]
 fn weighted(weight: &[f32; PARTICLES], number: impl Fn(usize) -> f32) -> f64 {
     sum(PARTICLES, |i| weight[i] * number(i))
+}
+
+impl Estimate for NoisyPositionOnlyCartPolePlayer {
+    /// The mean state.
+    type Estimate = [f64; 4];
+
+    #[inline(always)]
+    fn estimate(&mut self, seen: &[f32]) -> [f64; 4] {
+        match self.force {
+            None => self.scatter(),
+            Some(force) => self.predict(force),
+        }
+        self.update(seen);
+        let mean = self.mean();
+        self.renew(mean);
+        mean
+    }
 }
 
 impl Player for NoisyPositionOnlyCartPolePlayer {
@@ -287,13 +308,7 @@ impl Player for NoisyPositionOnlyCartPolePlayer {
     }
 
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
-        match self.force {
-            None => self.scatter(),
-            Some(force) => self.predict(force),
-        }
-        self.update(observation.floats);
-        let mean = self.mean();
-        self.renew(mean);
+        let mean = estimate(self, observation.floats);
         self.force = Some(push(self.law, mean, action));
     }
 

@@ -8,7 +8,9 @@ use elmur_base::{Values, ValuesMut};
 
 use super::{MAX_SPEED, MAX_TORQUE, START_SPEED, TAU, cost, swing, wrap};
 use crate::env::Player;
-use crate::popgym::noise::{Sensor, integer, nearest, normalize, root, sigma, sin_cos, sum};
+use crate::popgym::noise::{
+    Estimate, Sensor, estimate, integer, nearest, normalize, root, sigma, sin_cos, sum,
+};
 use crate::popgym::task::Difficulty;
 
 /// Angles and speeds of the table.
@@ -106,7 +108,7 @@ impl Costs {
     }
 
     /// The sum of the costs of states by their weights, in blocks.
-    #[inline]
+    #[inline(always)]
     fn expected(&self, blocks: usize, block: impl Fn(usize) -> Eight) -> f64 {
         const PER_ANGLE: f32 = (1.0 / ANGLE_STEP) as f32;
         const PER_SPEED: f32 = (1.0 / SPEED_STEP) as f32;
@@ -137,7 +139,7 @@ impl Costs {
 
     /// The torque with the least expected cost: the best of five, or between two of them where a parabola
     /// through the best and its neighbours has its minimum. `after` is where a torque leads, by blocks of states.
-    #[inline]
+    #[inline(always)]
     fn torque(&self, blocks: usize, after: impl Fn(usize, f32) -> Eight) -> f32 {
         let value =
             |torque: f32| self.expected(blocks, |i| after(i, torque)) + f64::from(0.001 * torque * torque);
@@ -196,7 +198,7 @@ impl Belief {
     }
 
     /// One step from the eight states of a block; angles are not wrapped.
-    #[inline]
+    #[inline(always)]
     fn after(&self, block: usize, torque: f32) -> Eight {
         let eight = |numbers: &[f32]| numbers.as_chunks::<8>().0[block];
         let (weight, sin) = (eight(&self.weight), eight(&self.sin));
@@ -215,6 +217,7 @@ impl Belief {
     }
 
     /// Moves all states by a step.
+    #[inline(always)]
     fn step(&mut self, torque: f32) {
         for block in 0..self.blocks() {
             let Eight { angle, speed, .. } = self.after(block, torque);
@@ -224,6 +227,7 @@ impl Belief {
         self.find_directions();
     }
 
+    #[inline(always)]
     fn find_directions(&mut self) {
         for ((angle, sin), cos) in self.angle.iter().zip(&mut self.sin).zip(&mut self.cos) {
             (*sin, *cos) = sin_cos(*angle);
@@ -231,6 +235,7 @@ impl Belief {
     }
 
     /// Bayes' rule.
+    #[inline(always)]
     fn weigh(&mut self, sensor: Sensor, seen: &[f32]) {
         sensor.weigh(seen[0], &self.cos, &mut self.weight);
         sensor.weigh(seen[1], &self.sin, &mut self.weight);
@@ -238,19 +243,20 @@ impl Belief {
     }
 
     /// The sum of numbers by their weights.
-    #[inline]
+    #[inline(always)]
     fn mean(&self, number: impl Fn(usize) -> f32) -> f64 {
         sum(self.weight.len(), |i| self.weight[i] * number(i))
     }
 
     /// One over the number of states that carry the weight.
+    #[inline(always)]
     fn concentration(&self) -> f64 {
         self.mean(|i| self.weight[i])
     }
 }
 
 /// The angle between -pi and pi, for angles from -3 pi to 3 pi.
-#[inline]
+#[inline(always)]
 fn wrap_once(angle: f32) -> f32 {
     const PI: f32 = std::f32::consts::PI;
     let turn = if angle >= PI { -2.0 * PI } else { 0.0 } + if angle < -PI { 2.0 * PI } else { 0.0 };
@@ -345,6 +351,47 @@ impl NoisyPositionOnlyPendulumPlayer {
     }
 }
 
+impl Estimate for NoisyPositionOnlyPendulumPlayer {
+    /// The torque with the least expected cost.
+    type Estimate = f32;
+
+    #[inline(always)]
+    fn estimate(&mut self, seen: &[f32]) -> f32 {
+        let fit = match self.torque {
+            None => {
+                // All angles, and two speeds that have the variance of those at the start.
+                let speed = (START_SPEED / 3f64.sqrt()) as f32;
+                let angle = |i: u16| (f64::from(i / 2) * (PI / 128.0) - PI) as f32;
+                let mut belief =
+                    Belief::new((0..512).map(|i| (1.0, [angle(i), if i % 2 == 0 { speed } else { -speed }])));
+                belief.weigh(self.sensor, seen);
+                Some(Normal::fit(&belief))
+            }
+            Some(torque) => {
+                self.belief.step(torque);
+                self.belief.weigh(self.sensor, seen);
+                (self.belief.concentration() > 2.0 * self.least).then(|| Normal::fit(&self.belief))
+            }
+        };
+        if let Some(normal) = fit {
+            for (i, (weight, place)) in self.grid.iter().enumerate() {
+                self.belief.weight[i] = *weight;
+                [self.belief.angle[i], self.belief.speed[i]] = normal.state(*place);
+            }
+            self.belief.find_directions();
+        }
+        let belief = &self.belief;
+        let linear = self.is_sure.then(|| {
+            let direction = belief.mean(|i| belief.sin[i]).atan2(belief.mean(|i| belief.cos[i]));
+            -(GAINS[0] * direction + GAINS[1] * belief.mean(|i| belief.speed[i])) as f32
+        });
+        match linear {
+            Some(torque) if torque.abs() < MAX_TORQUE => torque,
+            _ => self.costs.torque(belief.blocks(), |block, torque| belief.after(block, torque)),
+        }
+    }
+}
+
 /// Mean and root of the covariance of angle and speed.
 struct Normal {
     mean: [f64; 2],
@@ -382,38 +429,7 @@ impl Player for NoisyPositionOnlyPendulumPlayer {
     }
 
     fn act(&mut self, observation: Values<'_>, action: ValuesMut<'_>) {
-        let fit = match self.torque {
-            None => {
-                // All angles, and two speeds that have the variance of those at the start.
-                let speed = (START_SPEED / 3f64.sqrt()) as f32;
-                let angle = |i: u16| (f64::from(i / 2) * (PI / 128.0) - PI) as f32;
-                let mut belief =
-                    Belief::new((0..512).map(|i| (1.0, [angle(i), if i % 2 == 0 { speed } else { -speed }])));
-                belief.weigh(self.sensor, observation.floats);
-                Some(Normal::fit(&belief))
-            }
-            Some(torque) => {
-                self.belief.step(torque);
-                self.belief.weigh(self.sensor, observation.floats);
-                (self.belief.concentration() > 2.0 * self.least).then(|| Normal::fit(&self.belief))
-            }
-        };
-        if let Some(normal) = fit {
-            for (i, (weight, place)) in self.grid.iter().enumerate() {
-                self.belief.weight[i] = *weight;
-                [self.belief.angle[i], self.belief.speed[i]] = normal.state(*place);
-            }
-            self.belief.find_directions();
-        }
-        let belief = &self.belief;
-        let linear = self.is_sure.then(|| {
-            let direction = belief.mean(|i| belief.sin[i]).atan2(belief.mean(|i| belief.cos[i]));
-            -(GAINS[0] * direction + GAINS[1] * belief.mean(|i| belief.speed[i])) as f32
-        });
-        let torque = match linear {
-            Some(torque) if torque.abs() < MAX_TORQUE => torque,
-            _ => self.costs.torque(belief.blocks(), |block, torque| belief.after(block, torque)),
-        };
+        let torque = estimate(self, observation.floats);
         self.torque = Some(torque);
         action.floats[0] = torque;
     }
