@@ -66,7 +66,7 @@ pub fn apply(config: &RunConfig, overrides: &[impl AsRef<str>], registry: &Regis
                 "an architecture has settings of its own; choose it with policy=NAME (see `elmur presets`)"
                     .to_owned()
             } else {
-                plain(&error.to_string())
+                plain(&error.to_string(), key)
             };
             return Err(Error::Override { key: key.to_owned(), problem, text: text.to_owned() });
         }
@@ -106,8 +106,8 @@ impl RunConfig {
     }
 }
 
-/// Rewords serde's error message without the names of Rust's types.
-fn plain(problem: &str) -> String {
+/// Rewords serde's error message about the value of `key` without the names of Rust's types.
+fn plain(problem: &str, key: &str) -> String {
     let words = [
         ("usize", "a whole number"),
         ("u64", "a whole number"),
@@ -122,6 +122,10 @@ fn plain(problem: &str) -> String {
         let alone = format!("invalid type: unit variant, expected {variant} variant");
         let with_value = "expected a name with its value, as in {\"NAME\":VALUE}, got the name alone";
         text = text.replace(&alone, with_value);
+    }
+    if let Some((before, after)) = text.split_once("expected struct ") {
+        let rest = after.trim_start_matches(|c: char| c.is_alphanumeric());
+        text = format!("{before}expected settings below it, as in {key}.NAME=VALUE{rest}");
     }
     text
 }
@@ -225,6 +229,14 @@ mod tests {
         assert_eq!(config.env.as_ref().unwrap().settings["length"], 90);
         assert_eq!(model.memory.gradient, MemoryGradient::Through(3));
         assert_eq!(config.train.betas.1, 0.9);
+    }
+
+    #[test]
+    fn a_value_for_a_group_of_settings_is_refused_without_the_name_of_a_type() {
+        let error = change(&["train.schedule=cosine"]).unwrap_err().to_string();
+        let expected = "config `train.schedule`: invalid type: string \"cosine\", expected settings below it, as in \
+                        train.schedule.NAME=VALUE (given: train.schedule=cosine)";
+        assert_eq!(error, expected);
     }
 
     #[test]
