@@ -107,13 +107,9 @@ template <int W, bool exact> __device__ __forceinline__ void attention_long(cons
 #pragma unroll
         for (int e = 0; e < 4 * NK; ++e) {
             int n = e / 4, half = e % 4 / 2, row = g + 8 * half, i = first + row, column = 8 * n + 2 * t + e % 2, j = start + column;
-            bool sees = seen[half].has(j);
             float x = scores[n][e % 4];
             if (s.relative) x += terms[row * TERMS + KEYS - 1 + row - column];
-            x *= args.scale;
-            if (args.bias && sees) x += args.bias[(i64)b * s.bias_batch + ((i64)h * s.queries + i) * s.keys + j];
-            if (args.mask && sees) sees = args.mask[(i64)b * s.mask_batch + (i64)i * s.keys + j];
-            x = sees ? x : -INF;
+            x = biased(args, x, b, h, i, j, seen[half].has(j));
             scores[n][e % 4] = x;
             most[half] = fmaxf(most[half], x);
         }

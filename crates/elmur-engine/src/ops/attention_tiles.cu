@@ -60,6 +60,16 @@ template <int COUNT> __device__ __forceinline__ u32 kept_by_dropout(const Rng& r
     return bits >> (index % 64 / 16);
 }
 
+// The score of query i and key j from their product: scaled, with its bias; -INF for keys that the query does not
+// see or that are masked.
+__device__ __forceinline__ float biased(const AttentionArgs& args, float x, int b, int h, int i, int j, bool sees) {
+    const AttentionShape& s = args.shape;
+    x *= args.scale;
+    if (args.bias && sees) x += args.bias[(i64)b * s.bias_batch + ((i64)h * s.queries + i) * s.keys + j];
+    if (args.mask && sees) sees = args.mask[(i64)b * s.mask_batch + (i64)i * s.keys + j];
+    return sees ? x : -INF;
+}
+
 // The keys that any of the 16 queries from i on sees.
 __device__ __forceinline__ Seen tile_seen(const AttentionShape& s, const int* ranges, int start_position, int i) {
     int query = i + lane() % 16;
@@ -164,10 +174,7 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
             bool sees = seen[half].has(j);
             float x = scores[n][e % 4];
             if (s.relative) x += terms[line * TERMS + KEYS - 1 + line - j];
-            x *= args.scale;
-            if (args.bias && sees) x += args.bias[(i64)b * s.bias_batch + ((i64)h * s.queries + i) * s.keys + j];
-            if (args.mask && sees) sees = args.mask[(i64)b * s.mask_batch + (i64)i * s.keys + j];
-            x = sees ? x : -INF;
+            x = biased(args, x, b, h, i, j, sees);
             scores[n][e % 4] = x;
             top[half] = fmaxf(top[half], x);
         }
