@@ -1,21 +1,6 @@
 // Attention to any number of keys on tensor cores, by blocks of 64 keys. A warp has 16 queries. Scores go through
 // global memory, in the place of the weights and of their gradients.
 
-// Two numbers of a line of global memory from column j on, of `count`; `otherwise` where there are none. even:
-// whether all lines begin at multiples of two numbers.
-__device__ __forceinline__ float2 read_pair(const float* line, int j, int count, bool even, float otherwise) {
-    if (even && j < count) return *(const float2*)(line + j);
-    return make_float2(j < count ? line[j] : otherwise, j + 1 < count ? line[j + 1] : otherwise);
-}
-__device__ __forceinline__ void write_pair(float* line, int j, int count, bool even, float x, float y) {
-    if (even && j < count) {
-        *(float2*)(line + j) = make_float2(x, y);
-    } else {
-        if (j < count) line[j] = x;
-        if (j + 1 < count) line[j + 1] = y;
-    }
-}
-
 // What 16 queries of every warp of a block see, from query `base` on: the warp's, and all.
 struct Spans {
     Seen own, all;

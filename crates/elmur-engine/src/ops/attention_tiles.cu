@@ -60,6 +60,21 @@ template <int COUNT> __device__ __forceinline__ u32 kept_by_dropout(const Rng& r
     return bits >> (index % 64 / 16);
 }
 
+// Two numbers of a line of global memory from column j on, of `count`; `otherwise` where there are none. even:
+// whether all lines begin at multiples of two numbers.
+__device__ __forceinline__ float2 read_pair(const float* line, int j, int count, bool even, float otherwise) {
+    if (even && j < count) return *(const float2*)(line + j);
+    return make_float2(j < count ? line[j] : otherwise, j + 1 < count ? line[j + 1] : otherwise);
+}
+__device__ __forceinline__ void write_pair(float* line, int j, int count, bool even, float x, float y) {
+    if (even && j < count) {
+        *(float2*)(line + j) = make_float2(x, y);
+    } else {
+        if (j < count) line[j] = x;
+        if (j + 1 < count) line[j + 1] = y;
+    }
+}
+
 // The score of query i and key j from their product: scaled, with its bias; -INF for keys that the query does not
 // see or that are masked.
 __device__ __forceinline__ float biased(const AttentionArgs& args, float x, int b, int h, int i, int j, bool sees) {
@@ -216,15 +231,7 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
             float *p = scores[n] + 2 * half;
             p[0] *= inverse[half], p[1] *= inverse[half];
             int j = 8 * n + 2 * t;
-            if (args.weights && first + g + 8 * half < s.queries) {
-                float* to = args.weights + row[half] + j;
-                if (pairs && j < s.keys) {
-                    *(float2*)to = make_float2(p[0], p[1]);
-                } else {
-                    if (j < s.keys) to[0] = p[0];
-                    if (j + 1 < s.keys) to[1] = p[1];
-                }
-            }
+            if (args.weights && first + g + 8 * half < s.queries) write_pair(args.weights + row[half], j, s.keys, pairs, p[0], p[1]);
             if (args.drop.state) {
 #pragma unroll
                 for (int c = 0; c < 2; ++c) p[c] *= kept[half][n % 2 * 2 + c] >> (n / 2) & 1 ? args.drop.keep : 0.0f;
@@ -285,14 +292,8 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             int i = first + g + 8 * half, j = 8 * (part + n) + 2 * t;
-            const float* from = weights + (i64)i * s.keys + j;
             float2 x = make_float2(0, 0);
-            if (i < s.queries && j < s.keys && !skipped(part + n)) {
-                if (pairs)
-                    x = *(const float2*)from;
-                else
-                    x = make_float2(from[0], j + 1 < s.keys ? from[1] : 0.0f);
-            }
+            if (i < s.queries && !skipped(part + n)) x = read_pair(weights + (i64)i * s.keys, j, s.keys, pairs, 0.0f);
             p[n][2 * half] = x.x, p[n][2 * half + 1] = x.y;
         }
     u32 kept[2][4];

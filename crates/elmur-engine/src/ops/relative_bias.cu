@@ -85,15 +85,11 @@ __device__ __forceinline__ void add_to_rows(float* table, const int (&row)[ROUND
 // tile of up to 32 queries by 32 keys. It goes through the tile key by key with a lane per query, whose times
 // usually rise, and with them the rows; where times of queries do not and those of keys do, as where queries are
 // slots, it goes query by query with a lane per key.
-// Most distances of a table do not occur: of a part only the first and the last row, to which far distances go, and
-// the rows from the least to the greatest that occurred between them are written and read again.
-// Grid (heads, parts), at most BIAS_PARTS. Dynamic shared memory: per warp a table [rows] and a tile [32, 33].
-// partial: [parts, heads, rows]; ranges: [parts, heads]; counters: [heads]. Pointers that are only read are
-// parameters of their own, because `__restrict__` has no effect on members of a struct.
-const int BIAS_PARTS = 128;
+// Grid (heads, parts). Dynamic shared memory: per warp a table [rows] and a tile [32, 33]. partial: [parts,
+// heads, rows]; counters: [heads]. Pointers that are only read are parameters of their own, because
+// `__restrict__` has no effect on members of a struct.
 struct BiasGradArgs {
     float *dtable, *partial;
-    int2* ranges;
     u32* counters;
     i64 q_rows, k_rows;
     int batch, heads, queries, keys, rows;
@@ -105,9 +101,6 @@ KERNEL relative_bias_grad(const float* __restrict__ dy, const i64* __restrict__ 
     i64 q_rows = args.q_rows, k_rows = args.k_rows;
     int batch = args.batch, heads = args.heads, queries = args.queries, keys = args.keys, rows = args.rows;
     extern __shared__ float shared[];
-    // Rows between the first and the last that this thread, then this block or another, has added to.
-    __shared__ int lows[BIAS_PARTS], highs[BIAS_PARTS];
-    int low = rows, high = -1;
     int h = blockIdx.x, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     float *table = shared + warp * rows, *tile = shared + warps * rows + warp * 32 * 33;
     for (int i = threadIdx.x; i < warps * rows; i += blockDim.x) shared[i] = 0;
@@ -136,49 +129,31 @@ KERNEL relative_bias_grad(const float* __restrict__ dy, const i64* __restrict__ 
                 bool there = lane() < lanes && j + u < rounds;
                 row[u] = (int)(by_key ? bias_row(other, own, rows / 2) : bias_row(own, other, rows / 2));
                 x[u] = there ? tile[by_key ? (j + u) * 33 + lane() : lane() * 33 + j + u] : 0.0f;
-                if (there && row[u] > 0 && row[u] < rows - 1) low = min(low, row[u]), high = max(high, row[u]);
             }
             add_to_rows(table, row, x, lanes, by_key);
         }
     }
-    for (int o = 16; o; o >>= 1) {
-        low = min(low, __shfl_xor_sync(0xffffffffu, low, o));
-        high = max(high, __shfl_xor_sync(0xffffffffu, high, o));
-    }
-    if (lane() == 0) lows[warp] = low, highs[warp] = high;
     __syncthreads();
-    for (int w = 0; w < warps; ++w) low = min(low, lows[w]), high = max(high, highs[w]);
     bool alone = gridDim.y == 1;
     for (int r = threadIdx.x; r < rows; r += blockDim.x) {
-        bool used = r == 0 || r == rows - 1 || (r >= low && r <= high);
-        if (!used && !alone) continue;
         float sum = 0;
-        for (int w = 0; w < warps && used; ++w) sum += shared[w * rows + r];
+        for (int w = 0; w < warps; ++w) sum += shared[w * rows + r];
         *(alone ? dtable + (i64)r * heads + h : partial + ((i64)blockIdx.y * heads + h) * rows + r) = sum;
     }
-    if (!alone && threadIdx.x == 0) args.ranges[blockIdx.y * heads + h] = make_int2(low, high);
     if (alone || !last_block(counters + h, gridDim.y)) return;
-    int parts = gridDim.y;
-    for (int part = threadIdx.x; part < parts; part += blockDim.x) {
-        int2 range = args.ranges[part * heads + h];
-        lows[part] = range.x, highs[part] = range.y;
-    }
-    __syncthreads();
-    for (int r = threadIdx.x; r < rows; r += blockDim.x) {
-        bool end = r == 0 || r == rows - 1;
-        float sum = 0;
-        // Eight parts at once, so that their loads overlap.
-        for (int first = 0; first < parts; first += 8) {
-            float x[8];
+    // Eight rows at once, so that their loads overlap.
+    for (int first = threadIdx.x; first < rows; first += 8 * blockDim.x) {
+        float sums[8] = {};
+        for (u32 part = 0; part < gridDim.y; ++part)
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                int part = first + i;
-                bool used = part < parts && (end || (r >= lows[part] && r <= highs[part]));
-                x[i] = used ? partial[((i64)part * heads + h) * rows + r] : 0.0f;
+                int r = first + i * blockDim.x;
+                if (r < rows) sums[i] += partial[((i64)part * heads + h) * rows + r];
             }
 #pragma unroll
-            for (int i = 0; i < 8; ++i) sum += x[i];
+        for (int i = 0; i < 8; ++i) {
+            int r = first + i * blockDim.x;
+            if (r < rows) dtable[(i64)r * heads + h] = sums[i];
         }
-        dtable[(i64)r * heads + h] = sum;
     }
 }

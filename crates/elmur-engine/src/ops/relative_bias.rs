@@ -175,8 +175,8 @@ impl Op for RelativeBias {
 kernel_args! {
     /// What the gradient of a bias table writes, and its extents.
     struct BiasGradArgs in "relative_bias.cu" {
-        dtable: u64, partial: u64, ranges: u64, counters: u64, q_rows: usize, k_rows: usize, batch: i32,
-        heads: i32, queries: i32, keys: i32, rows: i32,
+        dtable: u64, partial: u64, counters: u64, q_rows: usize, k_rows: usize, batch: i32, heads: i32,
+        queries: i32, keys: i32, rows: i32,
     }
 }
 
@@ -312,12 +312,10 @@ impl Op for RelativeBiasGrad {
         let tiles = batch * queries.div_ceil(32) * keys.div_ceil(32);
         let parts = tiles.div_ceil(warps).min(128usize.div_ceil(heads)).max(1);
         let partial = if parts > 1 { launch.scratch(4 * parts * heads * self.rows)? } else { 0 };
-        let ranges = if parts > 1 { launch.scratch(8 * parts * heads)? } else { 0 };
         let counters = launch.scratch(4 * heads)?;
         let args = BiasGradArgs {
             dtable: launch.output(0),
             partial,
-            ranges,
             counters,
             q_rows: batch_step(launch.ty(1)),
             k_rows: batch_step(launch.ty(2)),

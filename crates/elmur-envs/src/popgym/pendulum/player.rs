@@ -1,5 +1,5 @@
 //! Players of the pendulum tasks. Both choose the torque with the least expected cost from now on, read from
-//! a table; one knows the state, the other has a distribution over states.
+//! a table, or by a linear law near the top; one knows the state, the other has a distribution over states.
 
 use std::f64::consts::PI;
 use std::sync::OnceLock;
