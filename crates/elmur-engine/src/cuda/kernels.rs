@@ -238,7 +238,7 @@ pub(super) struct Shape {
 }
 
 /// What comes before the name of a kernel in the sources.
-const MACROS: [&str; 12] = [
+const MACROS: [&str; 13] = [
     "KERNEL ",
     "KERNEL __launch_bounds__(256) ",
     "\nPRODUCT(",
@@ -246,6 +246,7 @@ const MACROS: [&str; 12] = [
     "\nATTENTION_GRAD(",
     "\nATTENTION_TILES(",
     "\nATTENTION_TILES_GRAD(",
+    "\nATTENTION_LONG(",
     "\nCONVOLUTION(",
     "\nCONVOLUTION_INPUT_GRAD(",
     "\nCONVOLUTION_WEIGHT_GRAD(",
@@ -386,6 +387,16 @@ mod tests {
             }
         }
         assert!(names.len() > 80, "{}", names.len());
+    }
+
+    #[test]
+    fn every_kernel_of_the_tables_of_attention_exists() {
+        let source = include_str!("../ops/attention/gpu.rs");
+        let names: Vec<_> = source.split('"').filter(|text| text.starts_with("attention_")).collect();
+        assert!(names.len() > 60, "{}", names.len());
+        for name in names {
+            assert!(file_of(name).is_some(), "no kernel {name}");
+        }
     }
 
     #[test]

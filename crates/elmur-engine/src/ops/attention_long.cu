@@ -367,17 +367,10 @@ template <int W, bool exact> __device__ __forceinline__ void attention_long_grad
     }
 }
 
-// All kernels for heads of one width: attention_long_WIDTH, attention_long_grad_WIDTH and
-// attention_long_grad_keys_WIDTH, to f32 accuracy where they end in exact.
+// Declares a kernel: its name, the function that does the work, the latter's arguments, threads of a block, width of a
+// head and whether it computes to f32 accuracy.
 #define ATTENTION_LONG(name, kernel, Args, threads, width, exact)      \
     KERNEL __launch_bounds__(threads) name(Args args) {                \
         begin();                                                       \
         kernel<width, exact>(args);                                    \
     }
-#define ATTENTION_LONG_ALL(width)                                                                                            \
-    ATTENTION_LONG(attention_long_##width, attention_long, AttentionArgs, 128, width, false)                                 \
-    ATTENTION_LONG(attention_long_##width##_exact, attention_long, AttentionArgs, 128, width, true)                          \
-    ATTENTION_LONG(attention_long_grad_##width, attention_long_grad, AttentionGradArgs, 256, width, false)                   \
-    ATTENTION_LONG(attention_long_grad_##width##_exact, attention_long_grad, AttentionGradArgs, 256, width, true)            \
-    ATTENTION_LONG(attention_long_grad_keys_##width, attention_long_grad_keys, AttentionGradArgs, 256, width, false)         \
-    ATTENTION_LONG(attention_long_grad_keys_##width##_exact, attention_long_grad_keys, AttentionGradArgs, 256, width, true)

@@ -36,9 +36,9 @@ KERNEL embedding(SumArgs args) {
 // close together, as the values of one component do, are added up in shared memory first. Adds into zeros, in any order.
 const int SUM_CHUNK = 256, SUM_WIDTH = 128, SUM_ROWS = 64;
 KERNEL embedding_grad(SumArgs args) {
+    begin();
     __shared__ float sums[SUM_ROWS * SUM_WIDTH];
     __shared__ int rows[SUM_CHUNK], least, most;
-    begin();
     i64 chunk = (args.count + gridDim.x - 1) / gridDim.x, first = blockIdx.x * chunk, d = args.width;
     int count = (int)min(chunk, args.count - first), t = threadIdx.x;
     if (t == 0) least = 0x7fffffff, most = -1;
