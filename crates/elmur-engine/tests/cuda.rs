@@ -101,6 +101,8 @@ fn larger_shapes_agree_with_the_cpu() {
         (1, 2, 200, 200, 64, true),
         (2, 2, 309, 309, 16, true),
         (2, 1, 141, 333, 64, false),
+        (2, 2, 150, 150, 128, true),
+        (2, 1, 20, 70, 128, false),
         (2, 1, 33, 50, 12, false),
     ] {
         compare(&format!("attention of {queries} to {keys}"), |g| {
@@ -127,6 +129,7 @@ fn larger_shapes_agree_with_the_cpu() {
         (2, 3, 30, 0, 450, 32, false),
         (2, 2, 71, 7, 63, 64, false),
         (1, 2, 150, 5, 300, 32, true),
+        (2, 1, 48, 10, 100, 128, false),
     ] {
         compare(&format!("attention of {tokens} tokens, {memory} memory vectors and {cache} cached"), |g| {
             let (d, rows, keys) = (heads * width, memory + tokens, cache + memory + tokens);

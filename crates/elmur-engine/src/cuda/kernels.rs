@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// Source that is put before every file.
 const PRELUDE: &str = include_str!("prelude.cu");
 
-const FILES: [&str; 38] = [
+const FILES: [&str; 39] = [
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_forward.cu")),
     concat!(include_str!("../ops/attention.cu"), include_str!("../ops/attention_backward.cu")),
     concat!(
@@ -73,6 +73,13 @@ const FILES: [&str; 38] = [
         include_str!("../ops/attention_tiles.cu"),
         include_str!("../ops/attention_long.cu"),
         include_str!("../ops/attention_long_64.cu")
+    ),
+    concat!(
+        include_str!("../ops/tensor_cores.cu"),
+        include_str!("../ops/attention.cu"),
+        include_str!("../ops/attention_tiles.cu"),
+        include_str!("../ops/attention_long.cu"),
+        include_str!("../ops/attention_long_128.cu")
     ),
     include_str!("../ops/experts.cu"),
     include_str!("../ops/arith.cu"),

@@ -163,30 +163,33 @@ const TILES_GRAD: [[[&str; 2]; 3]; 4] = [
     ],
 ];
 
-/// Kernels of `attention_long.cu` by width (16, 32, 64) and by accuracy (tf32, f32).
-const LONG: [[&str; 2]; 3] = [
+/// Kernels of `attention_long.cu` by width (16, 32, 64, 128) and by accuracy (tf32, f32).
+const LONG: [[&str; 2]; 4] = [
     ["attention_long_16", "attention_long_16_exact"],
     ["attention_long_32", "attention_long_32_exact"],
     ["attention_long_64", "attention_long_64_exact"],
+    ["attention_long_128", "attention_long_128_exact"],
 ];
 
 /// The gradient of queries, by width and accuracy.
-const LONG_GRAD: [[&str; 2]; 3] = [
+const LONG_GRAD: [[&str; 2]; 4] = [
     ["attention_long_grad_16", "attention_long_grad_16_exact"],
     ["attention_long_grad_32", "attention_long_grad_32_exact"],
     ["attention_long_grad_64", "attention_long_grad_64_exact"],
+    ["attention_long_grad_128", "attention_long_grad_128_exact"],
 ];
 
 /// The gradients of keys, values and distances, by width and accuracy.
-const LONG_GRAD_KEYS: [[&str; 2]; 3] = [
+const LONG_GRAD_KEYS: [[&str; 2]; 4] = [
     ["attention_long_grad_keys_16", "attention_long_grad_keys_16_exact"],
     ["attention_long_grad_keys_32", "attention_long_grad_keys_32_exact"],
     ["attention_long_grad_keys_64", "attention_long_grad_keys_64_exact"],
+    ["attention_long_grad_keys_128", "attention_long_grad_keys_128_exact"],
 ];
 
 /// The place of a head's width in tables of kernels; none for widths without kernels.
 fn by_width(width: usize) -> Option<usize> {
-    [16, 32, 64].iter().position(|w| *w == width)
+    [16, 32, 64, 128].iter().position(|w| *w == width)
 }
 
 /// A kernel on tensor cores, and how it is launched.
@@ -221,16 +224,23 @@ impl Shape {
             (TILES, tiles, keys * (pairs + line) + relative)
         };
         let shared = 4 * numbers;
-        let kernel = kernels[by_keys][by_width][usize::from(launch.is_exact())];
+        let kernel = kernels[by_keys].get(by_width)?[usize::from(launch.is_exact())];
         (shared <= launch.most_shared()).then_some(Tiled { kernel, threads: 32 * warps as u32, shared })
     }
 
-    /// The kernel on tensor cores for any number of keys, forward or `backward`, for what does not fit shared memory
-    /// as a whole.
-    fn long(&self, launch: &Launch<'_>, extra: &Extra, dims: &Dims, backward: bool) -> Option<Tiled> {
+    /// The kernel on tensor cores for any number of keys, forward or `backward`, for what has no tiles of its own:
+    /// what does not fit shared memory as a whole (not `staged`), and wide heads.
+    fn long(
+        &self,
+        launch: &Launch<'_>,
+        extra: &Extra,
+        dims: &Dims,
+        staged: bool,
+        backward: bool,
+    ) -> Option<Tiled> {
         let Dims { queries, width, .. } = *dims;
-        // A few queries are not worth a tile.
-        if self.next_query || queries < 8 {
+        // A few queries are not worth a tile; where the other kernels do well, fewer than 16 are not.
+        if self.next_query || queries < 8 || staged && (width < 128 || queries < 16) {
             return None;
         }
         let (by_width, is_relative) = (by_width(width)?, extra.relative.is_some());
@@ -264,8 +274,8 @@ impl Forward {
         let staged = own + rows <= GPU_SHARED;
         let tiled = self.shape.tiled(launch, &self.extra, &dims, false);
         let long = match &tiled {
-            None if !staged => self.shape.long(launch, &self.extra, &dims, false),
-            _ => None,
+            None => self.shape.long(launch, &self.extra, &dims, staged, false),
+            Some(_) => None,
         };
         if own > GPU_SHARED && long.is_none() {
             return mismatch("attention", "at most some 3,000 keys on a GPU", keys.to_string());
@@ -321,8 +331,8 @@ impl Gradient {
         let tiled = self.shape.tiled(launch, &self.extra, &dims, true);
         let staged = small + cells + rows <= GPU_SHARED;
         let long = match &tiled {
-            None if !staged => self.shape.long(launch, &self.extra, &dims, true),
-            _ => None,
+            None => self.shape.long(launch, &self.extra, &dims, staged, true),
+            Some(_) => None,
         };
         let spills = long.is_some() || tiled.is_none() && small + cells > GPU_SHARED;
         let spill = if spills { launch.scratch(batch * heads * 2 * queries * keys * 4)? } else { 0 };
