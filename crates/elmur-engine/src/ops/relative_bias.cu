@@ -38,47 +38,27 @@ template <class T> __device__ __forceinline__ bool rises(T x, int count, bool st
     return __all_sync(0xffffffffu, lane() >= count - 1 || x < next || (x == next && !strictly));
 }
 
-// Adds x of the first `count` lanes of a warp to their rows of a table, ROUNDS times, in a fixed order. Rounds that
-// do not depend on each other are under way at once: what takes time is waiting for other lanes.
-const int ROUNDS = 4;
-__device__ __forceinline__ void add_to_rows(float* table, const int (&row)[ROUNDS], float (&x)[ROUNDS], int count, bool falling) {
-    bool apart = true, sorted = true;
-#pragma unroll
-    for (int u = 0; u < ROUNDS; ++u) {
-        int order = falling ? -row[u] : row[u];
-        apart &= rises(order, count, true);
-        sorted &= rises(order, count, false);
-    }
-    bool adds[ROUNDS];
-#pragma unroll
-    for (int u = 0; u < ROUNDS; ++u) adds[u] = lane() < count;
-    if (!apart && sorted) {
+// Adds x of the first `count` lanes of a warp to their rows of a table, in a fixed order.
+__device__ __forceinline__ void add_to_rows(float* table, int row, float x, int count, bool falling) {
+    int order = falling ? -row : row;
+    if (rises(order, count, true)) {
+        if (lane() < count) table[row] += x;
+    } else if (rises(order, count, false)) {
         // Neighbours that share a row: the last of them adds the sum of all.
-        for (int o = 1; o < 32; o <<= 1)
-#pragma unroll
-            for (int u = 0; u < ROUNDS; ++u) {
-                float y = __shfl_up_sync(0xffffffffu, x[u], o);
-                int other = __shfl_up_sync(0xffffffffu, row[u], o);
-                if (lane() >= o && other == row[u]) x[u] += y;
-            }
-#pragma unroll
-        for (int u = 0; u < ROUNDS; ++u) {
-            int next = __shfl_down_sync(0xffffffffu, row[u], 1);
-            adds[u] = lane() < count && (lane() == count - 1 || next != row[u]);
+        for (int o = 1; o < 32; o <<= 1) {
+            float y = __shfl_up_sync(0xffffffffu, x, o);
+            int other = __shfl_up_sync(0xffffffffu, row, o);
+            if (lane() >= o && other == row) x += y;
+        }
+        int next = __shfl_down_sync(0xffffffffu, row, 1);
+        if (lane() < count && (lane() == count - 1 || next != row)) table[row] += x;
+    } else {
+        for (int l = 0; l < count; ++l) {
+            if (lane() == l) table[row] += x;
+            __syncwarp();
         }
     }
-#pragma unroll
-    for (int u = 0; u < ROUNDS; ++u) {
-        if (sorted) {
-            if (adds[u]) table[row[u]] += x[u];
-        } else {
-            for (int l = 0; l < count; ++l) {
-                if (lane() == l) table[row[u]] += x[u];
-                __syncwarp();
-            }
-        }
-        __syncwarp();
-    }
+    __syncwarp();
 }
 
 // Sums of dy by table row and head, in a fixed order. Every warp has a table of its own for one head, and a
@@ -119,17 +99,10 @@ KERNEL relative_bias_grad(const float* __restrict__ dy, const i64* __restrict__ 
         bool by_key = !rises(time, lines, true) && rises(times, columns, true);
         i64 own = by_key ? times : time, others = by_key ? time : times;
         int lanes = by_key ? columns : lines, rounds = by_key ? lines : columns;
-        for (int j = 0; j < rounds; j += ROUNDS) {
-            int row[ROUNDS];
-            float x[ROUNDS];
-#pragma unroll
-            for (int u = 0; u < ROUNDS; ++u) {
-                // Rounds beyond the last add zeros.
-                i64 other = __shfl_sync(0xffffffffu, others, min(j + u, rounds - 1));
-                bool there = lane() < lanes && j + u < rounds;
-                row[u] = (int)(by_key ? bias_row(other, own, rows / 2) : bias_row(own, other, rows / 2));
-                x[u] = there ? tile[by_key ? (j + u) * 33 + lane() : lane() * 33 + j + u] : 0.0f;
-            }
+        for (int j = 0; j < rounds; ++j) {
+            i64 other = __shfl_sync(0xffffffffu, others, j);
+            int row = (int)(by_key ? bias_row(other, own, rows / 2) : bias_row(own, other, rows / 2));
+            float x = lane() < lanes ? tile[by_key ? j * 33 + lane() : lane() * 33 + j] : 0.0f;
             add_to_rows(table, row, x, lanes, by_key);
         }
     }
