@@ -34,7 +34,7 @@ pub fn play(
 pub(crate) struct How {
     /// Probability of a random action in place of the player's.
     pub(crate) noise: f64,
-    /// Whether the player is asked for choices that are equally good.
+    /// Whether the player is asked for choices that are equally good, and one of them is drawn and taken.
     pub(crate) ties: bool,
     /// Whether an episode that does not solve the task is played again with another seed.
     pub(crate) drops_failures: bool,
@@ -76,6 +76,17 @@ impl Ties {
         let here = &mut self.accepted[first..];
         choices.accepted(player, action, here);
         self.any |= here.iter().filter(|accepted| **accepted).count() > 1;
+    }
+
+    /// Draws one of the choices that were named last and writes it to `action`, which is the player's. Returns
+    /// whether it is another.
+    fn draw(&self, rng: &mut Rng, action: &mut Row) -> bool {
+        let Some(choices) = &self.choices else { return false };
+        let last = &self.accepted[self.accepted.len() - choices.count()..];
+        let named: Vec<usize> = (0..last.len()).filter(|choice| last[*choice]).collect();
+        let (chosen, drawn) = (choices.index(action.values()), named[rng.below(named.len() as u32) as usize]);
+        choices.write(drawn, action.as_mut().ints);
+        drawn != chosen
     }
 
     /// What was recorded, [steps, choices]; none if the player has never named another choice.
@@ -143,6 +154,10 @@ fn play_once(
         player.act(observation.values(), action.as_mut());
         if let Some(named) = &mut named {
             named.ask(player, action.values());
+            // A policy that may choose any of them must have seen what comes after each.
+            if named.draw(&mut rng, &mut action) {
+                player.took(action.values());
+            }
         }
         let slip = noise > 0.0 && rng.uniform(0.0, 1.0) < noise;
         if slip {

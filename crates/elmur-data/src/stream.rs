@@ -26,7 +26,8 @@ pub struct Stream {
     pub first: u64,
     /// Probability of a random action in place of the player's: see [`play`](crate::collect::play).
     pub noise: f64,
-    /// Whether players are asked for choices that are equally good: see [`Episode::accepted`].
+    /// Whether players are asked for choices that are equally good, one of which is drawn and taken: see
+    /// [`Episode::accepted`].
     pub ties: bool,
     /// Steps of a crop.
     pub length: usize,
@@ -148,8 +149,8 @@ const OWN: u32 = 3;
 
 #[cfg(test)]
 mod tests {
-    use elmur_base::{Field, FieldMut};
-    use elmur_envs::{EnvSpec, Registry};
+    use elmur_base::{Field, FieldMut, Row, Values};
+    use elmur_envs::{Choices, EnvSpec, Registry};
 
     use super::*;
     use crate::{Buffer, Column, Loader, Request, Window};
@@ -244,7 +245,7 @@ mod tests {
         assert!(shown.iter().any(|x| *x != 0.0));
     }
 
-    /// What the player accepts is recorded where it is asked for, its own choice always among it.
+    /// What is accepted is what a player with the same history names; one of it is drawn and taken.
     #[test]
     fn ties_are_those_that_the_player_names() {
         let plain = stream("popgym-MineSweeperEasy", 16, 1);
@@ -253,23 +254,32 @@ mod tests {
             let mut playing = stream.playing().unwrap();
             stream.batch(&mut playing, 0, 6, &Stop::default()).unwrap().0
         };
-        let (plain, ties) = (batch(&plain), batch(&ties));
-        let mut more = 0;
+        assert!((0..6).all(|i| batch(&plain).episode(i).unwrap().accepted.is_none()));
+        let (env, played) = (ties.environment.plain(), batch(&ties));
+        let choices = Choices::of(&env.spaces().action).unwrap();
+        let (mut more, mut others) = (0, 0);
         for i in 0..6 {
-            let (alone, asked) = (plain.episode(i).unwrap(), ties.episode(i).unwrap());
-            assert_eq!(alone.accepted, None);
-            assert_eq!(alone, Episode { accepted: None, ..asked.clone() });
-            let Some(accepted) = asked.accepted else { continue };
-            let choices = ties.layout().choices;
-            let [Column::I32(cells)] = &asked.actions[..] else { panic!("cells") };
-            let columns = choices / 4;
-            for (t, accepted) in accepted.chunks_exact(choices).enumerate() {
-                let cell = cells[2 * t] as usize * columns + cells[2 * t + 1] as usize;
-                assert!(accepted[cell], "step {t} of episode {i}");
-                more += accepted.iter().filter(|accepted| **accepted).count() - 1;
+            let episode = played.episode(i).unwrap();
+            let Some(accepted) = episode.accepted else { continue };
+            let [Column::I32(cells)] = &episode.actions[..] else { panic!("cells") };
+            let (mut env, mut player) = env.played().unwrap();
+            let (mut seen, mut cell) = (Row::of(&env.spaces().observation), Row::of(&env.spaces().action));
+            env.reset((u64::from(ties.seed) << 32) + ties.first + i as u64, seen.as_mut()).unwrap();
+            player.reset();
+            for (taken, accepted) in cells.chunks_exact(2).zip(accepted.chunks_exact(choices.count())) {
+                let taken = Values::ints(taken);
+                player.act(seen.values(), cell.as_mut());
+                let mut named = vec![false; choices.count()];
+                choices.accepted(&mut *player, cell.values(), &mut named);
+                assert_eq!(named, accepted);
+                assert!(named[choices.index(taken)]);
+                more += named.iter().filter(|named| **named).count() - 1;
+                others += usize::from(choices.index(taken) != choices.index(cell.values()));
+                player.took(taken);
+                env.step(taken, seen.as_mut()).unwrap();
             }
         }
-        assert!(more > 0, "no ties in six boards");
+        assert!(more > 0 && others > 0, "{more} ties, {others} of them taken in six boards");
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub struct DataConfig {
     #[serde(default = "own_every")]
     pub own_every: u64,
     /// Whether every choice is right that the player names as equally good, where the policy chooses one of a list of
-    /// actions; needs `data.stream`, whose players are asked.
+    /// actions, and demonstrations take one of them at random; needs `data.stream`, whose players are asked.
     #[serde(default)]
     pub ties: bool,
     /// Share of the episodes of `data.file` that are held out for validation where policies are judged on data
