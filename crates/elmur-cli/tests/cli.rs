@@ -103,6 +103,7 @@ fn mistakes_exit_with_2_and_one_line() {
         &["inspect", "tmase"][..],
         &["verify", "/nonexistent.safetensors"],
         &["bench", "step", "--preset", "tmase"],
+        &["bench", "train", "--preset", "tmaze-quick", "train.precision=bf16"],
         &["import", "/nonexistent", "--config", "tmaze", "--out", "/nonexistent/out"],
     ] {
         let output = elmur(args);

@@ -120,6 +120,13 @@ impl Model {
         if let Some(policy) = policy {
             preset = preset.with_policy(policy, registry)?;
         }
+        if let Some(given) = self.settings.iter().find(|setting| setting.starts_with("train.precision=")) {
+            return Err(Error::Config {
+                key: "train.precision".to_owned(),
+                expected: "--precision NAME, in which benchmarks compute".to_owned(),
+                got: given.clone(),
+            });
+        }
         if !self.settings.is_empty() {
             preset = overrides::apply(&preset, &self.settings, registry)?;
         }
