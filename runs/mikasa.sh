@@ -2,10 +2,11 @@
 # MIKASA-Robo: demonstrations by the scripted experts, policies trained on them, success in the simulator. Stopped at any time,
 # every part goes on where it was.
 #
-#   runs/mikasa.sh [PART...]      PART: collect, mikasa, mikasa-seeds, mikasa-told; all of them without any
+#   runs/mikasa.sh [PART...]      PART: collect; mikasa (ours), mikasa-seeds, mikasa-baselines, mikasa-told (the answer as a further
+#                                 input); all of them without any
 #
 # ELMUR_MIKASA names the simulator (elmur simulators install mikasa DIR). ELMUR (a program built elsewhere), DEVICE (cuda), JOBS
-# (1: runs at once), MINUTES (no limit; for each sweep), EPISODES (1000 demonstrations of a task), THREADS (2: simulators at
+# (1: runs at once), MINUTES (no limit; for each sweep), EPISODES (900 demonstrations of a task), THREADS (2: simulators at
 # once) and TASKS (all seven) change it. Training needs no simulator but evaluation does: a run trained elsewhere, with
 # `elmur train`, is evaluated by `elmur eval RUN` where the simulator is.
 set -euo pipefail
@@ -13,14 +14,14 @@ cd "$(dirname "$0")/.."
 ELMUR=${ELMUR:-target/release/elmur}
 TASKS=${TASKS:-RememberColor3 RememberColor5 RememberColor9 RememberShape3 TakeItBack ShellGameTouch InterceptSlow}
 STATE=docs/results/mikasa.json
-[ $# -gt 0 ] || set -- collect mikasa mikasa-seeds mikasa-told
+[ $# -gt 0 ] || set -- collect mikasa mikasa-seeds mikasa-baselines mikasa-told
 for part; do
   if [ "$part" = collect ]; then
     mkdir -p out/mikasa-data
     for task in $TASKS; do
       file=out/mikasa-data/$task.elmur
-      [ -e "$file" ] || "$ELMUR" collect "mikasa-$task" --episodes "${EPISODES:-1000}" --threads "${THREADS:-2}" \
-        --set tail=5 --set cue=true --set size=64 --set render=128 --out "$file"
+      [ -e "$file" ] || "$ELMUR" collect "mikasa-$task" --episodes "${EPISODES:-900}" --threads "${THREADS:-2}" \
+        --set tail=5 --set cue=true --set size=64 --set render=128 --set levels=16 --out "$file"
     done
     continue
   fi
