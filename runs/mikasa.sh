@@ -2,8 +2,8 @@
 # MIKASA-Robo: demonstrations by the scripted experts, policies trained on them, success in the simulator. Stopped at any time,
 # every part goes on where it was.
 #
-#   runs/mikasa.sh [PART...]      PART: collect; mikasa (ours), mikasa-seeds, mikasa-baselines, mikasa-told (the answer as a further
-#                                 input); all of them without any
+#   runs/mikasa.sh [PART...]      PART: collect; mikasa (ours), mikasa-seeds, mikasa-baselines, mikasa-told (the answer
+#                                 as a further input); all of them without any
 #
 # ELMUR_MIKASA names the simulator (elmur simulators install mikasa DIR). ELMUR (a program built elsewhere), DEVICE (cuda), JOBS
 # (1: runs at once), MINUTES (no limit; for each sweep), EPISODES (900 demonstrations of a task), THREADS (2: simulators at
