@@ -417,7 +417,7 @@ mod unix {
         program("id", "echo 0");
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         let install = || {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_elmur"));
+            let mut command = crate::common::program();
             command.args(["simulators", "install", "mikasa", &place]).env("PATH", &path);
             command
         };

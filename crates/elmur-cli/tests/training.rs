@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Folder, fine, mistake, text};
+use common::{Folder, fine, mistake, program, text};
 use serde_json::Value;
 
 /// A tiny T-Maze run.
@@ -126,7 +126,7 @@ fn signals_save_and_exit_with_their_number() {
         let folder = Folder::new(&format!("signal-{signal}"));
         let (whole, parts) = (folder.path("whole"), folder.path("parts"));
         let more = ["train.batches=3000", "train.checkpoint_every=3000"];
-        let child = Command::new(env!("CARGO_BIN_EXE_elmur"))
+        let child = program()
             .args(train(&parts, &more))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -84,9 +84,26 @@ pub fn refused(args: &[&str], parts: &[&str]) -> String {
     message
 }
 
+/// The program, started as from a terminal: tests that run in the background of a shell, or under `nohup`, ignore
+/// signals, and the program goes on to ignore what was ignored at its start.
+pub fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elmur"));
+    #[cfg(unix)]
+    // SAFETY: between fork and exec only `signal` is called, which may be.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(&mut command, || {
+            for ignored in [libc::SIGHUP, libc::SIGINT] {
+                libc::signal(ignored, libc::SIG_DFL);
+            }
+            Ok(())
+        });
+    }
+    command
+}
+
 /// Starts the program; what it says is read when it has ended.
 pub fn start(args: &[&str]) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elmur"));
+    let mut command = program();
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
 }
