@@ -84,6 +84,9 @@ impl Ties {
         let Some(choices) = &self.choices else { return false };
         let last = &self.accepted[self.accepted.len() - choices.count()..];
         let named: Vec<usize> = (0..last.len()).filter(|choice| last[*choice]).collect();
+        if named.len() < 2 {
+            return false;
+        }
         let (chosen, drawn) = (choices.index(action.values()), named[rng.below(named.len() as u32) as usize]);
         choices.write(drawn, action.as_mut().ints);
         drawn != chosen
