@@ -254,8 +254,8 @@ mod tests {
             let mut playing = stream.playing().unwrap();
             stream.batch(&mut playing, 0, 6, &Stop::default()).unwrap().0
         };
-        assert!((0..6).all(|i| batch(&plain).episode(i).unwrap().accepted.is_none()));
-        let (env, played) = (ties.environment.plain(), batch(&ties));
+        let (env, alone, played) = (ties.environment.plain(), batch(&plain), batch(&ties));
+        assert!((0..6).all(|i| alone.episode(i).unwrap().accepted.is_none()));
         let choices = Choices::of(&env.spaces().action).unwrap();
         let (mut more, mut others) = (0, 0);
         for i in 0..6 {
