@@ -1,5 +1,6 @@
-//! The kernels: the `.cu` files beside the ops, compiled in parallel by NVRTC for the GPU at hand and cached
-//! on disk.
+//! The kernels: the `.cu` files beside the ops, compiled by NVRTC for the GPU at hand and cached on disk. Files are
+//! compiled in parallel when a GPU is opened, but for kernels with many variants ([`LATER`]), most of which no
+//! program uses and which take a second or more each: these are compiled one by one when they are first used.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
@@ -112,9 +113,17 @@ const FILES: [&str; 39] = [
 
 /// Loaded modules, and the functions looked up in them so far.
 pub(super) struct Kernels {
+    /// Those of [`FILES`].
     modules: Vec<sys::CUmodule>,
-    functions: Mutex<BTreeMap<&'static str, Function>>,
+    functions: Mutex<Functions>,
     context: Arc<Context>,
+}
+
+#[derive(Default)]
+struct Functions {
+    known: BTreeMap<&'static str, Function>,
+    /// Modules of kernels that were compiled when they were first used.
+    later: Vec<sys::CUmodule>,
 }
 
 /// A kernel, and the bytes of dynamic shared memory that it may use.
@@ -133,22 +142,18 @@ impl Kernels {
     pub fn load(context: &Arc<Context>) -> Result<Self> {
         context.enter()?;
         let architecture = context.architecture()?;
+        let sources = FILES.map(|file| part(file, None));
         let images: Vec<Result<Vec<u8>>> = std::thread::scope(|scope| {
-            let make = |file: &'static str| scope.spawn(move || image(file, architecture));
-            let threads: Vec<_> = FILES.map(make).into_iter().collect();
+            let make = |source: &'_ str| image(source, architecture);
+            let threads: Vec<_> = sources.iter().map(|source| scope.spawn(move || make(source))).collect();
             let failed =
                 || Error::Cuda { call: "nvrtcCompileProgram", cause: "the compiler's thread died".into() };
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(failed()))).collect()
         });
         let mut kernels =
             Self { modules: Vec::new(), functions: Mutex::default(), context: Arc::clone(context) };
-        for (image, file) in images.into_iter().zip(FILES) {
-            // A cached file that the driver refuses is compiled again.
-            let module = match load_module(&image?) {
-                Ok(module) => module,
-                Err(_) => load_module(&compile_and_keep(file, architecture)?)?,
-            };
-            kernels.modules.push(module);
+        for (image, source) in images.into_iter().zip(&sources) {
+            kernels.modules.push(load_module(&image?, source, architecture)?);
         }
         Ok(kernels)
     }
@@ -156,15 +161,24 @@ impl Kernels {
     /// The kernel `name`, permitted to use `shared` bytes of dynamic shared memory.
     pub fn function(&self, name: &'static str, shared: u32) -> Result<sys::CUfunction> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut function = match functions.get(name) {
+        let mut function = match functions.known.get(name) {
             Some(function) => *function,
             None => {
                 let c_name = CString::new(name).unwrap_or_default();
                 let missing =
                     || Error::Cuda { call: "cuModuleGetFunction", cause: format!("no kernel {name}") };
-                let module = file_of(name).and_then(|file| self.modules.get(file)).ok_or_else(missing)?;
+                let file = file_of(name).ok_or_else(missing)?;
+                let module = if is_later(FILES[file], name) {
+                    let (source, architecture) =
+                        (part(FILES[file], Some(name)), self.context.architecture()?);
+                    let module = load_module(&image(&source, architecture)?, &source, architecture)?;
+                    functions.later.push(module);
+                    module
+                } else {
+                    *self.modules.get(file).ok_or_else(missing)?
+                };
                 let mut raw = std::ptr::null_mut();
-                call!(cuModuleGetFunction(&raw mut raw, *module, c_name.as_ptr()))?;
+                call!(cuModuleGetFunction(&raw mut raw, module, c_name.as_ptr()))?;
                 // The same for all kernels: a multiprocessor must be idle before its memory can be divided
                 // differently.
                 let carveout = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
@@ -177,7 +191,7 @@ impl Kernels {
             call!(cuFuncSetAttribute(function.raw, most, shared as i32))?;
             function.shared = shared;
         }
-        functions.insert(name, function);
+        functions.known.insert(name, function);
         Ok(function.raw)
     }
 
@@ -217,15 +231,16 @@ impl Kernels {
     /// Whether a function is one of our own kernels.
     pub fn has(&self, function: sys::CUfunction) -> bool {
         let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        functions.values().any(|known| known.raw == function)
+        functions.known.values().any(|known| known.raw == function)
     }
 }
 
 impl Drop for Kernels {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            for module in &self.modules {
-                // SAFETY: loaded by `load`; nothing that uses it outlives it (see the order of `Gpu`'s
+            let functions = self.functions.get_mut().unwrap_or_else(PoisonError::into_inner);
+            for module in self.modules.iter().chain(&functions.later) {
+                // SAFETY: loaded by `load_module`; nothing that uses it outlives it (see the order of `Gpu`'s
                 // fields).
                 unsafe { sys::cuModuleUnload(*module) };
             }
@@ -261,6 +276,34 @@ const MACROS: [&str; 13] = [
     "\nLSTM_BACKWARD(",
 ];
 
+/// Macros that make one of many variants of a kernel, each in a line of its own.
+const LATER: [&str; 6] = [
+    "ATTENTION_TILES(",
+    "ATTENTION_TILES_GRAD(",
+    "ATTENTION_LONG(",
+    "CONVOLUTION(",
+    "CONVOLUTION_INPUT_GRAD(",
+    "CONVOLUTION_WEIGHT_GRAD(",
+];
+
+/// The kernel that a line of a file makes, if it is one of those that are compiled when they are first used.
+fn later(line: &str) -> Option<&str> {
+    let rest = LATER.iter().find_map(|start| line.strip_prefix(start))?;
+    rest.split(',').next()
+}
+
+/// Whether the kernel `name` of a file is compiled when it is first used.
+fn is_later(file: &str, name: &str) -> bool {
+    file.lines().any(|line| later(line) == Some(name))
+}
+
+/// A file with one of the kernels that are compiled when they are first used, or with none of them.
+fn part(file: &str, name: Option<&str>) -> String {
+    let lines =
+        file.split_inclusive('\n').filter(|line| later(line).is_none_or(|kernel| Some(kernel) == name));
+    lines.collect()
+}
+
 /// Number of the file that has the kernel `name`, found in the sources: CUDA's checkers report a look-up in a
 /// module without the kernel as an error.
 fn file_of(name: &str) -> Option<usize> {
@@ -276,33 +319,36 @@ fn takes(name: &str, structure: &str) -> bool {
     declared.is_none_or(|parameters| parameters.contains(structure))
 }
 
-fn load_module(image: &[u8]) -> Result<sys::CUmodule> {
-    let mut module = std::ptr::null_mut();
-    call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast()))?;
-    Ok(module)
+/// Loads the machine code of a source. A cached file that the driver refuses is compiled again.
+fn load_module(image: &[u8], source: &str, architecture: i32) -> Result<sys::CUmodule> {
+    let load = |image: &[u8]| {
+        let mut module = std::ptr::null_mut();
+        call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())).map(|()| module)
+    };
+    load(image).or_else(|_| load(&compile_and_keep(source, architecture)?))
 }
 
-/// Machine code of one file: from the cache, or compiled and written to the cache.
-fn image(file: &str, architecture: i32) -> Result<Vec<u8>> {
-    match cached(file, architecture).and_then(|path| std::fs::read(path).ok()) {
+/// Machine code of a source: from the cache, or compiled and written to the cache.
+fn image(source: &str, architecture: i32) -> Result<Vec<u8>> {
+    match cached(source, architecture).and_then(|path| std::fs::read(path).ok()) {
         Some(image) => Ok(image),
-        None => compile_and_keep(file, architecture),
+        None => compile_and_keep(source, architecture),
     }
 }
 
-fn compile_and_keep(file: &str, architecture: i32) -> Result<Vec<u8>> {
-    let image = compile(&[PRELUDE, file].concat(), architecture)?;
-    if let Some(path) = cached(file, architecture) {
+fn compile_and_keep(source: &str, architecture: i32) -> Result<Vec<u8>> {
+    let image = compile(&[PRELUDE, source].concat(), architecture)?;
+    if let Some(path) = cached(source, architecture) {
         // Best effort: without a cache the next start takes longer.
         let _ = keep(&path, &image);
     }
     Ok(image)
 }
 
-/// Path of a file's machine code in the cache.
-fn cached(file: &str, architecture: i32) -> Option<PathBuf> {
+/// Path of a source's machine code in the cache.
+fn cached(source: &str, architecture: i32) -> Option<PathBuf> {
     let mut hasher = DefaultHasher::new();
-    (PRELUDE, file, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
+    (PRELUDE, source, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
     Some(cache_folder()?.join(format!("{:016x}-sm_{architecture}.cubin", hasher.finish())))
 }
 
@@ -404,6 +450,25 @@ mod tests {
         for name in names {
             assert!(file_of(name).is_some(), "no kernel {name}");
         }
+    }
+
+    /// Opening a GPU compiles no variant, and using one compiles no other.
+    #[test]
+    fn variants_of_kernels_are_compiled_one_by_one() {
+        let mut names = 0;
+        for file in FILES {
+            let kernels: Vec<&str> = file.lines().filter_map(later).collect();
+            for name in &kernels {
+                assert!(is_later(file, name) && file_of(name).is_some_and(|found| FILES[found] == file));
+                let alone = part(file, Some(name));
+                assert_eq!(alone.lines().filter_map(later).collect::<Vec<_>>(), [*name]);
+                assert_eq!(alone.lines().count(), file.lines().count() + 1 - kernels.len());
+            }
+            assert!(part(file, None).lines().all(|line| later(line).is_none()));
+            assert!(!is_later(file, "attention") && !is_later(file, "product_nn_4"));
+            names += kernels.len();
+        }
+        assert!(names > 80, "{names}");
     }
 
     #[test]

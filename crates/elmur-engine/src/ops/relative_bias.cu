@@ -65,19 +65,16 @@ __device__ __forceinline__ void add_to_rows(float* table, int row, float x, int 
 // tile of up to 32 queries by 32 keys. It goes through the tile key by key with a lane per query, whose times
 // usually rise, and with them the rows; where times of queries do not and those of keys do, as where queries are
 // slots, it goes query by query with a lane per key.
-// Grid (heads, parts). Dynamic shared memory: per warp a table [rows] and a tile [32, 33]. partial: [parts,
-// heads, rows]; counters: [heads]. Pointers that are only read are parameters of their own, because
-// `__restrict__` has no effect on members of a struct.
+// Grid (heads, parts). Dynamic shared memory: per warp a table [rows] and a tile [32, 33]. to: the gradient [rows,
+// heads] of one part, or [parts, heads, rows] for relative_bias_grad_sum. Pointers that are only read are parameters
+// of their own, because `__restrict__` has no effect on members of a struct.
 struct BiasGradArgs {
-    float *dtable, *partial;
-    u32* counters;
+    float* to;
     i64 q_rows, k_rows;
     int batch, heads, queries, keys, rows;
 };
 KERNEL relative_bias_grad(const float* __restrict__ dy, const i64* __restrict__ q, const i64* __restrict__ k, BiasGradArgs args) {
     begin();
-    float *dtable = args.dtable, *partial = args.partial;
-    u32* counters = args.counters;
     i64 q_rows = args.q_rows, k_rows = args.k_rows;
     int batch = args.batch, heads = args.heads, queries = args.queries, keys = args.keys, rows = args.rows;
     extern __shared__ float shared[];
@@ -111,22 +108,17 @@ KERNEL relative_bias_grad(const float* __restrict__ dy, const i64* __restrict__ 
     for (int r = threadIdx.x; r < rows; r += blockDim.x) {
         float sum = 0;
         for (int w = 0; w < warps; ++w) sum += shared[w * rows + r];
-        *(alone ? dtable + (i64)r * heads + h : partial + ((i64)blockIdx.y * heads + h) * rows + r) = sum;
+        args.to[alone ? (i64)r * heads + h : ((i64)blockIdx.y * heads + h) * rows + r] = sum;
     }
-    if (alone || !last_block(counters + h, gridDim.y)) return;
-    // Eight rows at once, so that their loads overlap.
-    for (int first = threadIdx.x; first < rows; first += 8 * blockDim.x) {
-        float sums[8] = {};
-        for (u32 part = 0; part < gridDim.y; ++part)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                int r = first + i * blockDim.x;
-                if (r < rows) sums[i] += partial[((i64)part * heads + h) * rows + r];
-            }
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            int r = first + i * blockDim.x;
-            if (r < rows) dtable[(i64)r * heads + h] = sums[i];
-        }
-    }
+}
+
+// dtable [rows, heads] from [parts, heads, rows]: a thread per number, which adds parts in their order.
+KERNEL relative_bias_grad_sum(float* dtable, const float* __restrict__ partial, int parts, int heads, int rows) {
+    begin();
+    i64 i = thread_number(), n = (i64)heads * rows;
+    if (i >= n) return;
+    float sum = 0;
+#pragma unroll 8
+    for (int part = 0; part < parts; ++part) sum += partial[part * n + i];
+    dtable[i % rows * heads + i / rows] = sum;
 }

@@ -175,8 +175,7 @@ impl Op for RelativeBias {
 kernel_args! {
     /// What the gradient of a bias table writes, and its extents.
     struct BiasGradArgs in "relative_bias.cu" {
-        dtable: u64, partial: u64, counters: u64, q_rows: usize, k_rows: usize, batch: i32, heads: i32,
-        queries: i32, keys: i32, rows: i32,
+        to: u64, q_rows: usize, k_rows: usize, batch: i32, heads: i32, queries: i32, keys: i32, rows: i32,
     }
 }
 
@@ -311,12 +310,10 @@ impl Op for RelativeBiasGrad {
         // A tile per warp, and no more blocks than fill a GPU.
         let tiles = batch * queries.div_ceil(32) * keys.div_ceil(32);
         let parts = tiles.div_ceil(warps).min(128usize.div_ceil(heads)).max(1);
-        let partial = if parts > 1 { launch.scratch(4 * parts * heads * self.rows)? } else { 0 };
-        let counters = launch.scratch(4 * heads)?;
+        let dtable = launch.output(0);
+        let to = if parts > 1 { launch.scratch(4 * parts * heads * self.rows)? } else { dtable };
         let args = BiasGradArgs {
-            dtable: launch.output(0),
-            partial,
-            counters,
+            to,
             q_rows: batch_step(launch.ty(1)),
             k_rows: batch_step(launch.ty(2)),
             batch: batch as i32,
@@ -326,6 +323,11 @@ impl Op for RelativeBiasGrad {
             rows: self.rows as i32,
         };
         let args = args![launch.input(0), launch.input(1), launch.input(2), args];
-        launch.kernel("relative_bias_grad", [heads, parts, 1], 32 * warps as u32, warps * each, args)
+        launch.kernel("relative_bias_grad", [heads, parts, 1], 32 * warps as u32, warps * each, args)?;
+        if parts == 1 {
+            return Ok(());
+        }
+        let args = args![dtable, to, parts as i32, heads as i32, self.rows as i32];
+        launch.elements("relative_bias_grad_sum", heads * self.rows, args)
     }
 }
