@@ -376,7 +376,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Applies the settings of a run and checks that it can be trained and tested.
+    /// Applies the settings of a run and checks that it can be trained and tested where its data lie.
     fn check_run(&self, task: &str, column: &Column, settings: &Merged, how: &Evaluate) -> Result<RunConfig> {
         if let Some((key, place)) = ELSEWHERE.iter().find(|(key, _)| settings.values.contains_key(*key)) {
             let at = settings.origin(key);
@@ -394,9 +394,6 @@ impl Check<'_> {
         let config = crate::train::config_of(task)
             .and_then(|preset| overrides::apply(&preset, &changes(policy, &settings.values), self.registry))
             .map_err(named)?;
-        if let Some(file) = config.data.file.as_ref().filter(|file| !file.exists()) {
-            return Err(named(Error::file(file, "no such dataset")));
-        }
         let Some(env) = config.validation_environment(self.registry).map_err(named)? else {
             return Err(self.mistake("tasks", "presets with an environment to be tested in", task));
         };

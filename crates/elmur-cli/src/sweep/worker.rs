@@ -68,6 +68,22 @@ const TELL: Duration = Duration::from_secs(30);
 /// Time between two looks at runs that others have.
 const AGAIN: Duration = Duration::from_millis(500);
 
+/// Refuses a sweep of whose `needed` runs one has no data here; those of others may lie elsewhere.
+fn check_data(plan: &Plan, file: &Path, needed: &HashSet<usize>) -> Result<()> {
+    let lacks_data = |run: &&PlannedRun| {
+        run.settings.get("data.file").and_then(Value::as_str).is_some_and(|data| !Path::new(data).exists())
+    };
+    let runs = plan.runs.iter().enumerate().filter(|(i, _)| needed.contains(i)).map(|(_, run)| run);
+    match runs.into_iter().find(lacks_data) {
+        Some(run) => {
+            let remedy = "record it with `elmur collect`, or name other runs with --only";
+            let (label, data) = (plan.label(run), &run.settings["data.file"]);
+            Err(Error::file(file, format!("{label}: no such dataset as {data}: {remedy}")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Runs `elmur sweep run`.
 pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     let plan = Plan::read(&args.file, &context.registry)?;
@@ -98,6 +114,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     };
     let left: Vec<usize> = selected.iter().copied().filter(lacks_result).collect();
     let needed: HashSet<usize> = plan.with_those_before(&left).into_iter().collect();
+    check_data(&plan, &args.file, &needed)?;
     let selected = plan.with_those_before(&selected);
     if args.retry_failed {
         selected.iter().try_for_each(|i| state::forget_failure(&plan, &plan.runs[*i]))?;
