@@ -100,6 +100,7 @@ struct Choice {
     reward: String,
     tail: Option<u64>,
     action_noise: f64,
+    end_at_success: bool,
     blank_steps: u64,
 }
 
@@ -134,9 +135,22 @@ impl Choice {
         if blank_steps > 100_000 {
             return Err(Error::config("blank_steps", "0 to 100000", blank_steps));
         }
-        let (joints, cue) = (spec.get("joints")?, spec.get("cue")?);
+        let (joints, cue, end_at_success) =
+            (spec.get("joints")?, spec.get("cue")?, spec.get("end_at_success")?);
         spec.get::<bool>("keep_failures")?;
-        Ok(Self { task, size, render, levels, joints, cue, reward, tail, action_noise, blank_steps })
+        Ok(Self {
+            task,
+            size,
+            render,
+            levels,
+            joints,
+            cue,
+            reward,
+            tail,
+            action_noise,
+            end_at_success,
+            blank_steps,
+        })
     }
 
     /// Steps of an episode, where `tail` does not end it.
@@ -161,7 +175,7 @@ impl Choice {
         [rgb].into_iter().chain(added.into_iter().flatten()).collect()
     }
 
-    /// Fields of the request `make`. Settings that only demonstrations have are absent in evaluations.
+    /// Fields of the request `make`. Settings of demonstrations alone are absent in evaluations, and the other way round.
     fn make(&self, purpose: Purpose) -> Map<String, Value> {
         let names: Vec<String> = self.observation().into_iter().map(|part| part.name).collect();
         let options = if self.task.has_blank() { json!({"delta_time": self.blank_steps}) } else { json!({}) };
@@ -173,6 +187,8 @@ impl Choice {
         if purpose == Purpose::Collect {
             make["tail"] = json!(self.tail);
             make["action_noise"] = json!(self.action_noise);
+        } else if self.end_at_success {
+            make["tail"] = json!(0);
         }
         match make {
             Value::Object(make) => make,
@@ -321,14 +337,19 @@ impl Family for Mikasa {
             Setting::new(
                 "tail",
                 Value::Null,
-                "End demonstrations this many steps after the first solved step; null: at their full length. \
-                 Evaluations always have the full length.",
+                "End demonstrations this many steps after the first solved step; null: at their full length.",
             ),
             Setting::new(
                 "action_noise",
                 0.0,
                 "Add Gaussian noise of this size to the arm's actions in demonstrations; recordings keep what \
                  the expert wanted.",
+            ),
+            Setting::new(
+                "end_at_success",
+                false,
+                "End evaluations at the first solved step instead of playing them to their full length: the rate \
+                 of success is the same, and returns are not.",
             ),
             Setting::new(
                 "keep_failures",

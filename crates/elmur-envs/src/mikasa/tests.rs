@@ -115,6 +115,10 @@ fn demonstrations_are_cut_and_disturbed_but_evaluations_are_not() {
     assert_eq!((&collect["tail"], &collect["action_noise"]), (&json!(5), &json!(0.1)));
     let evaluate = choice.make(Purpose::Evaluate);
     assert_eq!((evaluate.get("tail"), evaluate.get("action_noise")), (None, None));
+    let ends = find(spec.spec().clone().with("end_at_success", true)).unwrap();
+    let ends = Choice::of(ends.spec()).unwrap();
+    assert_eq!(ends.make(Purpose::Evaluate)["tail"], json!(0));
+    assert_eq!(ends.make(Purpose::Collect), collect);
     for make in [collect, evaluate] {
         assert_eq!((&make["task"], &make["max_steps"]), (&json!("RememberColor3-v0"), &json!(60)));
         assert_eq!(make["observation"], json!(["rgb", "joints"]));
