@@ -113,7 +113,7 @@ const FILES: [&str; 39] = [
 
 /// Loaded modules, and the functions looked up in them so far.
 pub(super) struct Kernels {
-    /// Those of [`FILES`].
+    /// A module of every source in [`FILES`], in their order.
     modules: Vec<sys::CUmodule>,
     functions: Mutex<Functions>,
     context: Arc<Context>,
