@@ -153,7 +153,7 @@ impl Choice {
         })
     }
 
-    /// Steps of an episode, where `tail` does not end it.
+    /// Steps of an episode, where success does not end it (`tail`, `end_at_success`).
     fn steps(&self) -> u64 {
         self.task.steps - BLANK + self.blank_steps
     }
@@ -175,7 +175,7 @@ impl Choice {
         [rgb].into_iter().chain(added.into_iter().flatten()).collect()
     }
 
-    /// Fields of the request `make`. Settings of demonstrations alone are absent in evaluations, and the other way round.
+    /// Fields of the request `make`: of demonstrations and evaluations each without the other's own settings.
     fn make(&self, purpose: Purpose) -> Map<String, Value> {
         let names: Vec<String> = self.observation().into_iter().map(|part| part.name).collect();
         let options = if self.task.has_blank() { json!({"delta_time": self.blank_steps}) } else { json!({}) };

@@ -73,8 +73,8 @@ fn check_data(plan: &Plan, file: &Path, needed: &HashSet<usize>) -> Result<()> {
     let lacks_data = |run: &&PlannedRun| {
         run.settings.get("data.file").and_then(Value::as_str).is_some_and(|data| !Path::new(data).exists())
     };
-    let runs = plan.runs.iter().enumerate().filter(|(i, _)| needed.contains(i)).map(|(_, run)| run);
-    match runs.into_iter().find(lacks_data) {
+    let mut runs = plan.runs.iter().enumerate().filter(|(i, _)| needed.contains(i)).map(|(_, run)| run);
+    match runs.find(lacks_data) {
         Some(run) => {
             let remedy = "record it with `elmur collect`, or name other runs with --only";
             let (label, data) = (plan.label(run), &run.settings["data.file"]);
@@ -100,8 +100,6 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         let expected = format!("part of the name of a run, such as `{}`", plan.label(&plan.runs[0]));
         return Err(crate::keys::config("only", expected, args.only.as_deref().unwrap_or_default()));
     }
-    let runs = plan.runs_folder();
-    fs::create_dir_all(&runs).map_err(|e| Error::io(&runs, e))?;
     let threads = match args.threads {
         0 => (granted_threads() / args.jobs).max(1),
         threads => threads,
@@ -115,6 +113,8 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     let left: Vec<usize> = selected.iter().copied().filter(lacks_result).collect();
     let needed: HashSet<usize> = plan.with_those_before(&left).into_iter().collect();
     check_data(&plan, &args.file, &needed)?;
+    let runs = plan.runs_folder();
+    fs::create_dir_all(&runs).map_err(|e| Error::io(&runs, e))?;
     let selected = plan.with_those_before(&selected);
     if args.retry_failed {
         selected.iter().try_for_each(|i| state::forget_failure(&plan, &plan.runs[*i]))?;
