@@ -120,32 +120,21 @@ template <int ROWS, bool exact> struct Sums {
 #pragma unroll
             for (int i = 0; i < ROWS / 16; ++i) load_tiles(x[i], a + 4 * (16 * i * ALONG + k));
             b(y, k);
-            if constexpr (exact) {
-                Split u[ROWS / 16][4];
+            Split<exact> u[ROWS / 16][4];
 #pragma unroll
-                for (int i = 0; i < ROWS / 16; ++i)
+            for (int i = 0; i < ROWS / 16; ++i)
 #pragma unroll
-                    for (int part = 0; part < 4; ++part) u[i][part] = Split(x[i][part]);
+                for (int part = 0; part < 4; ++part) u[i][part] = Split<exact>(x[i][part]);
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    Split v[2] = {Split(y[j][0]), Split(y[j][1])};
+            for (int j = 0; j < 4; ++j) {
+                Split<exact> v[2] = {Split<exact>(y[j][0]), Split<exact>(y[j][1])};
 #pragma unroll
-                    for (int i = 0; i < ROWS / 16; ++i) {
+                for (int i = 0; i < ROWS / 16; ++i) {
+                    if constexpr (exact) {
                         multiply_add(low[i][j], u[i][0].low, u[i][1].low, u[i][2].low, u[i][3].low, v[0].high, v[1].high);
                         multiply_add(low[i][j], u[i][0].high, u[i][1].high, u[i][2].high, u[i][3].high, v[0].low, v[1].low);
-                        multiply_add(sums[i][j], u[i][0].high, u[i][1].high, u[i][2].high, u[i][3].high, v[0].high, v[1].high);
                     }
-                }
-            } else {
-#pragma unroll
-                for (int i = 0; i < ROWS / 16; ++i)
-#pragma unroll
-                    for (int part = 0; part < 4; ++part) x[i][part] = rounded(x[i][part]);
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    float v[2] = {rounded(y[j][0]), rounded(y[j][1])};
-#pragma unroll
-                    for (int i = 0; i < ROWS / 16; ++i) multiply_add(sums[i][j], x[i][0], x[i][1], x[i][2], x[i][3], v[0], v[1]);
+                    multiply_add(sums[i][j], u[i][0].high, u[i][1].high, u[i][2].high, u[i][3].high, v[0].high, v[1].high);
                 }
             }
         }
@@ -331,20 +320,20 @@ template <int ROWS, bool exact, Outside outside> __device__ __forceinline__ void
 
 // Grid (tiles of positions, tiles of rows, phases); ROWS x ALONG and DEPTH x ACROSS floats twice in shared memory.
 #define CONVOLUTION(name, ROWS, exact, outside)                                                                              \
-    KERNEL __launch_bounds__(128, exact ? 2 : 4) name(float* y, const float* images, const float* weights, const float* bias, Geometry g) { \
+    KERNEL __launch_bounds__(128, exact ? 2 : ROWS == 32 ? 5 : 4) name(float* y, const float* images, const float* weights, const float* bias, Geometry g) { \
         begin();                                                                                                             \
         Gather own = forward_of(g);                                                                                          \
         gather_product<ROWS, exact, outside>(y, images, weights, own.depth(), bias, own, g.batch);                           \
     }
 #define CONVOLUTION_INPUT_GRAD(name, ROWS, exact, outside)                                                                   \
-    KERNEL __launch_bounds__(128, exact ? 2 : 4) name(float* dx, const float* dy, const float* turned, Geometry g, int stride) {            \
+    KERNEL __launch_bounds__(128, exact ? 2 : ROWS == 32 ? 5 : 4) name(float* dx, const float* dy, const float* turned, Geometry g, int stride) {            \
         begin();                                                                                                             \
         const float* weights = turned + (i64)blockIdx.z * g.c * stride;                                                      \
         gather_product<ROWS, exact, outside>(dx, dy, weights, stride, (const float*)nullptr, input_grad_of(g, blockIdx.z), g.batch); \
     }
 // Grid (tiles of depth, tiles of outputs, splits); (ROWS + 128) x ALONG floats twice in shared memory.
 #define CONVOLUTION_WEIGHT_GRAD(name, ROWS, exact, outside)                                                                  \
-    KERNEL __launch_bounds__(128, exact ? 2 : 4) name(WeightGradArgs args) {                                                                \
+    KERNEL __launch_bounds__(128, exact ? 2 : ROWS == 32 ? 5 : 4) name(WeightGradArgs args) {                                                                \
         begin();                                                                                                             \
         weight_grad<ROWS, exact, outside>(args);                                                                             \
     }
