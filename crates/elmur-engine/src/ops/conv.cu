@@ -170,7 +170,7 @@ template <int ROWS, bool exact> struct Sums {
 template <int ROWS, bool exact, Outside outside>
 __device__ __forceinline__ void gather_product(float* to, const float* source, const float* weights, int stride, const float* bias, const Gather& g, int batch) {
     constexpr int STAGE = ROWS * ALONG + DEPTH * ACROSS, VECTORS = DEPTH / 4, LINES = COLUMNS / VECTORS;
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     __shared__ Taps<DEPTH, outside> taps[2];
     __shared__ i64 places[COLUMNS];
     int thread = threadIdx.x, row = blockIdx.y * ROWS, depth = g.depth(), panels = (depth + DEPTH - 1) / DEPTH;
@@ -254,7 +254,7 @@ struct WeightGradArgs {
 
 template <int ROWS, bool exact, Outside outside> __device__ __forceinline__ void weight_grad(const WeightGradArgs& args) {
     constexpr int STAGE = (ROWS + COLUMNS) * ALONG;
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     __shared__ Taps<COLUMNS, outside> taps;
     const Geometry& g = args.g;
     Gather forward = forward_of(g);
