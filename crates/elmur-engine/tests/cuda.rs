@@ -274,6 +274,28 @@ fn layers_of_a_u_net_agree_with_the_cpu() {
         let bias = g.param("bias", DType::F32, [8])?;
         g.conv2d(x, w, Some(bias), Conv2d { stride: 1, padding: 0 }, Activation::Relu)
     });
+    // Convolutions of both image encoders, and kernels with more taps than a word has bits.
+    let convolutions = [
+        (6, 32, 8, 4, 0),
+        (32, 64, 4, 2, 0),
+        (64, 64, 3, 1, 0),
+        (3, 32, 5, 2, 2),
+        (32, 64, 3, 2, 1),
+        (64, 64, 3, 1, 1),
+        (32, 64, 1, 2, 0),
+        (33, 70, 3, 3, 1),
+        (5, 40, 7, 1, 3),
+        (3, 9, 6, 1, 0),
+    ];
+    for (channels, outputs, kernel, stride, padding) in convolutions {
+        compare(&format!("convolution of {channels} channels, {outputs} outputs, kernel {kernel}"), |g| {
+            let x = g.param("x", DType::F32, [7, channels, 20, 23])?;
+            let w = g.param("w", DType::F32, [outputs, channels, kernel, kernel])?;
+            let w = g.scale(w, 1.0 / ((channels * kernel * kernel) as f64).sqrt())?;
+            let bias = g.param("bias", DType::F32, [outputs])?;
+            g.conv2d(x, w, Some(bias), Conv2d { stride, padding }, Activation::Relu)
+        });
+    }
     compare("pooling of large images", |g| {
         let x = g.param("x", DType::F32, [3, 5, 64, 48])?;
         let y = g.max_pool2d(x, (2, 2))?;

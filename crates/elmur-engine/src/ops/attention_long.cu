@@ -60,10 +60,10 @@ template <int W, bool exact> __device__ __forceinline__ void attention_long(cons
         copies_done();
         __syncthreads();
         if (spans.skips(start)) continue;
-        Left left[W / 8];
+        Left<exact> left[W / 8];
         if (s.relative) {
 #pragma unroll
-            for (int k = 0; k < W / 8; ++k) left[k] = q.left(k, args.w + h * W);
+            for (int k = 0; k < W / 8; ++k) left[k] = q.template left<exact>(k, args.w + h * W);
             for (int n = 0; n < (KEYS + 16) / 8; n += 2) {
                 float sums[2][4] = {};
 #pragma unroll
@@ -80,7 +80,7 @@ template <int W, bool exact> __device__ __forceinline__ void attention_long(cons
             __syncwarp();
         }
 #pragma unroll
-        for (int k = 0; k < W / 8; ++k) left[k] = q.left(k, s.relative ? args.u + h * W : nullptr);
+        for (int k = 0; k < W / 8; ++k) left[k] = q.template left<exact>(k, s.relative ? args.u + h * W : nullptr);
         float scores[NK][4] = {}, most[2] = {top[0], top[1]};
 #pragma unroll
         for (int k = 0; k < W / 8; ++k)
@@ -157,7 +157,7 @@ template <int W, bool exact> __device__ __forceinline__ void attention_long(cons
         if (skipped) continue;
 #pragma unroll
         for (int n = 0; n < NK; ++n) {
-            Left a = as_left(p[n]);
+            Left<exact> a = as_left<exact>(p[n]);
 #pragma unroll
             for (int c = 0; c < W / 8; ++c) {
                 const float* v = lines + (8 * n + 2 * t) * LINE + 8 * c + g;
@@ -208,7 +208,7 @@ template <int W, bool exact> __device__ __forceinline__ void attention_long_grad
             if (!skipped) {
 #pragma unroll
                 for (int k = 0; k < W / 8; ++k) {
-                    Left left = dy.left(k, nullptr);
+                    Left<exact> left = dy.template left<exact>(k, nullptr);
 #pragma unroll
                     for (int n = 0; n < NK; ++n) {
                         float2 x = *(const float2*)(lines + (8 * n + g) * PAIRS + 8 * k + 2 * t);
@@ -274,7 +274,7 @@ template <int W, bool exact> __device__ __forceinline__ void attention_long_grad
             if (skipped) continue;
 #pragma unroll
             for (int n = 0; n < NK; ++n) {
-                Left a = as_left(x[n]);
+                Left<exact> a = as_left<exact>(x[n]);
 #pragma unroll
                 for (int c = 0; c < W / 8; ++c) {
                     const float* k = lines + (8 * n + 2 * t) * LINE + 8 * c + g;
@@ -287,7 +287,7 @@ template <int W, bool exact> __device__ __forceinline__ void attention_long_grad
                 // The key of this lane's first query at the distance of line 8 n + 2 t.
                 int j = KEYS - 1 + g - 8 * n - 2 * t;
                 auto at = [&](int half, int j) { return j >= 0 && j < KEYS ? own[(g + 8 * half) * SCORES + j] : 0.0f; };
-                Left a = {{Split(at(0, j)), Split(at(1, j + 8)), Split(at(0, j - 1)), Split(at(1, j + 7))}};
+                Left<exact> a = {{Split<exact>(at(0, j)), Split<exact>(at(1, j + 8)), Split<exact>(at(0, j - 1)), Split<exact>(at(1, j + 7))}};
 #pragma unroll
                 for (int c = 0; c < W / 8; ++c) {
                     const float* r = rs + (16 * warp + 8 * n + 2 * t) * LINE + 8 * c + g;
@@ -350,7 +350,7 @@ template <int W, bool exact> __device__ __forceinline__ void attention_long_grad
 #pragma unroll 2
         for (int k = !is_distance && s.causal && !args.ranges ? max(0, tile - start_position) / 8 : 0; k < eights; ++k) {
             int i = 8 * k + 2 * t, j = column + along * i;
-            Left a = {{Split(at(i, j)), Split(at(i, j + down)), Split(at(i + 1, j + along)), Split(at(i + 1, j + along + down))}};
+            Left<exact> a = {{Split<exact>(at(i, j)), Split<exact>(at(i, j + down)), Split<exact>(at(i + 1, j + along)), Split<exact>(at(i + 1, j + along + down))}};
 #pragma unroll
             for (int c = 0; c < W / 8; ++c) {
                 const float* y = lines + (i64)i * stride + 8 * c + g;

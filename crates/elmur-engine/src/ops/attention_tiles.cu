@@ -3,13 +3,13 @@
 // t = lane % 4, for both operands alike: so scores that were just computed are an operand of the next product.
 
 // Depths 8 k to 8 k + 7 of 16 lines, the left operand of a product.
-struct Left {
-    Split x[4];
+template <bool exact> struct Left {
+    Split<exact> x[4];
 };
 
 // sums += a b for 16 x 8 by 8 x 8, of b the two numbers that this lane holds. exact: as good as f32.
-template <bool exact> __device__ __forceinline__ void multiply(float (&sums)[4], const Left& a, float x, float y) {
-    Split b(x), c(y);
+template <bool exact> __device__ __forceinline__ void multiply(float (&sums)[4], const Left<exact>& a, float x, float y) {
+    Split<exact> b(x), c(y);
     multiply_add(sums, a.x[0].high, a.x[1].high, a.x[2].high, a.x[3].high, b.high, c.high);
     if (exact) {
         multiply_add(sums, a.x[0].low, a.x[1].low, a.x[2].low, a.x[3].low, b.high, c.high);
@@ -18,7 +18,7 @@ template <bool exact> __device__ __forceinline__ void multiply(float (&sums)[4],
 }
 
 // The left operand from what one product left in its sums.
-__device__ __forceinline__ Left as_left(const float (&sums)[4]) { return {{Split(sums[0]), Split(sums[2]), Split(sums[1]), Split(sums[3])}}; }
+template <bool exact> __device__ __forceinline__ Left<exact> as_left(const float (&sums)[4]) { return {{Split<exact>(sums[0]), Split<exact>(sums[2]), Split<exact>(sums[1]), Split<exact>(sums[3])}}; }
 
 // Of lines i + g and i + g + 8 of [count, W], g = lane / 4, the numbers of this lane; zeros beyond `count`.
 template <int W> struct Lines {
@@ -32,9 +32,9 @@ template <int W> struct Lines {
         }
     }
     // As the left operand at depths 8 k to 8 k + 7, plus `shift` [W] unless that is null.
-    __device__ __forceinline__ Left left(int k, const float* shift) const {
+    template <bool exact> __device__ __forceinline__ Left<exact> left(int k, const float* shift) const {
         float2 z = shift ? *(const float2*)(shift + 8 * k + lane() % 4 * 2) : make_float2(0, 0);
-        return {{Split(x[k][0].x + z.x), Split(x[k][1].x + z.x), Split(x[k][0].y + z.y), Split(x[k][1].y + z.y)}};
+        return {{Split<exact>(x[k][0].x + z.x), Split<exact>(x[k][1].x + z.x), Split<exact>(x[k][0].y + z.y), Split<exact>(x[k][1].y + z.y)}};
     }
 };
 
@@ -136,10 +136,10 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
     auto skipped = [&](int n) { return 8 * (n & ~3) >= span.to || 8 * (n & ~3) + 32 <= span.from; };
     copies_done();
     __syncthreads();
-    Left left[W / 8];
+    Left<exact> left[W / 8];
     if (s.relative) {
 #pragma unroll
-        for (int k = 0; k < W / 8; ++k) left[k] = q.left(k, args.w + h * W);
+        for (int k = 0; k < W / 8; ++k) left[k] = q.template left<exact>(k, args.w + h * W);
         int to = span.from < span.to ? (KEYS + 14 - span.from) / 8 + 1 : 0;
         for (int n = max(0, KEYS - span.to) / 16 * 2; n < to; n += 2) {
             float sums[2][2][4] = {};
@@ -161,7 +161,7 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
         __syncwarp();
     }
 #pragma unroll
-    for (int k = 0; k < W / 8; ++k) left[k] = q.left(k, s.relative ? args.u + h * W : nullptr);
+    for (int k = 0; k < W / 8; ++k) left[k] = q.template left<exact>(k, s.relative ? args.u + h * W : nullptr);
     float scores[NK][4], top[2] = {-INF, -INF};
     Seen seen[2];
     i64 row[2];
@@ -244,7 +244,7 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
         if (skipped(four)) continue;
 #pragma unroll
         for (int n = four; n < four + 4; ++n) {
-            Left p = as_left(scores[n]);
+            Left<exact> p = as_left<exact>(scores[n]);
 #pragma unroll
             for (int c = 0; c < W / 8; ++c) {
                 const float* v = vs + (8 * n + 2 * t) * LINE + 8 * c + g;
@@ -308,10 +308,10 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
     copies_done();
     __syncthreads();
     {
-        Left left[W / 8];
+        Left<exact> left[W / 8];
         Lines<W> lines(gs, LINE, first, rows);
 #pragma unroll
-        for (int k = 0; k < W / 8; ++k) left[k] = lines.left(k, nullptr);
+        for (int k = 0; k < W / 8; ++k) left[k] = lines.template left<exact>(k, nullptr);
         float mean[2] = {};
 #pragma unroll
         for (int two = 0; two < HALF; two += 2) {
@@ -371,7 +371,7 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
             const float* line = ds + (i + g) * SCORES;
             for (int n = span.from / 8; 8 * n < span.to; ++n) {
                 const float* x = line + 8 * n + 2 * t;
-                Left a = {{Split(x[0]), Split(x[8 * SCORES]), Split(x[1]), Split(x[8 * SCORES + 1])}};
+                Left<exact> a = {{Split<exact>(x[0]), Split<exact>(x[8 * SCORES]), Split<exact>(x[1]), Split<exact>(x[8 * SCORES + 1])}};
 #pragma unroll
                 for (int c = 0; c < W / 8; ++c) {
                     const float* k = ks + (8 * n + 2 * t) * LINE + 8 * c + g;
@@ -383,7 +383,7 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
             for (int n = max(0, KEYS - span.to) / 8; n < to; ++n) {
                 int j = KEYS - 1 + g - 8 * n - 2 * t;
                 auto at = [&](int half, int j) { return j >= 0 && j < KEYS ? line[8 * half * SCORES + j] : 0.0f; };
-                Left a = {{Split(at(0, j)), Split(at(1, j + 8)), Split(at(0, j - 1)), Split(at(1, j + 7))}};
+                Left<exact> a = {{Split<exact>(at(0, j)), Split<exact>(at(1, j + 8)), Split<exact>(at(0, j - 1)), Split<exact>(at(1, j + 7))}};
 #pragma unroll
                 for (int c = 0; c < W / 8; ++c) {
                     const float* r = rs + (i + 8 * n + 2 * t) * LINE + 8 * c + g;
@@ -416,7 +416,7 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
                 // The key of query 8 k + 2 t at the distance of line x + g.
                 int i = 8 * k + 2 * t, j = KEYS - 1 + i - x - g;
                 auto at = [&](int i, int j) { return j >= 0 && j < KEYS ? ds[i * SCORES + j] : 0.0f; };
-                Left a = {{Split(at(i, j)), Split(at(i, j - 8)), Split(at(i + 1, j + 1)), Split(at(i + 1, j - 7))}};
+                Left<exact> a = {{Split<exact>(at(i, j)), Split<exact>(at(i, j - 8)), Split<exact>(at(i + 1, j + 1)), Split<exact>(at(i + 1, j - 7))}};
 #pragma unroll
                 for (int c = 0; c < W / 8; ++c) {
                     const float* q = qs + i * LINE + 8 * c + g;
@@ -445,7 +445,7 @@ template <int NK, int W, bool exact> __device__ __forceinline__ void attention_t
             const float *scores = (value ? dropped : ds) + j + g, *lines = value ? gs : qs, *shift = !value && s.relative ? args.u + h * W + g : nullptr;
             for (int k = s.causal && !ranges ? max(0, j - start_position) / 8 : 0; k < 2 * tiles; ++k) {
                 const float* x = scores + (8 * k + 2 * t) * SCORES;
-                Left a = {{Split(x[0]), Split(x[8]), Split(x[SCORES]), Split(x[SCORES + 8])}};
+                Left<exact> a = {{Split<exact>(x[0]), Split<exact>(x[8]), Split<exact>(x[SCORES]), Split<exact>(x[SCORES + 8])}};
 #pragma unroll
                 for (int c = 0; c < W / 8; ++c) {
                     const float* y = lines + (8 * k + 2 * t) * LINE + 8 * c + g;

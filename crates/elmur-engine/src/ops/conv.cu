@@ -11,18 +11,24 @@ struct Geometry {
 };
 
 // What a position reads for one number of the depth: where it lies from the position's own place on, how far that
-// place is moved, and where the weight lies.
+// place is moved, which tap of a channel it is, and where the weight lies.
 struct Tap {
-    int at, down, right, weight;
+    int at, down, right, number, weight;
 };
 
-// The taps of a panel, or of a block's columns, apart: most kernels need no moves.
-template <int COUNT> struct Taps {
+// Whether taps may lie outside of the source, where it is zero: nowhere; as bits of a word, for up to 32 taps of a
+// channel; or wherever their moves lead.
+enum Outside { NEVER, BITS, MOVES };
+
+// The taps of a panel, or of a block's columns.
+template <int COUNT, Outside outside> struct Taps {
     alignas(16) int at[COUNT];
-    alignas(16) int2 moves[COUNT];
+    alignas(16) u32 bits[outside == BITS ? COUNT : 4];
+    alignas(16) int2 moves[outside == MOVES ? COUNT : 1];
     __device__ __forceinline__ void set(int i, const Tap& tap) {
         at[i] = tap.at;
-        moves[i] = {tap.down, tap.right};
+        if (outside == BITS) bits[i] = 1u << tap.number;
+        if (outside == MOVES) moves[i] = {tap.down, tap.right};
     }
 };
 
@@ -39,8 +45,15 @@ struct Gather {
     __device__ __forceinline__ int depth() const { return channels * taps_down * taps_right; }
     __device__ __forceinline__ Tap tap(int k) const {
         int right = k % taps_right, rest = k / taps_right, down = rest % taps_down, channel = rest / taps_down;
-        return {(channel * h + sign * down) * w + sign * right, sign * down, sign * right,
+        return {(channel * h + sign * down) * w + sign * right, sign * down, sign * right, down * taps_right + right,
                 weight + channel * weight_channel + down * weight_down + right * weight_right};
+    }
+    // The taps of a channel that lie inside of the source, as bits, for a position whose place is (row, column).
+    __device__ __forceinline__ u32 inside(int row, int column) const {
+        u32 line = 0, all = 0;
+        for (int i = 0; i < taps_right; ++i) line |= ((u32)(column + sign * i) < (u32)w ? 1u : 0u) << i;
+        for (int i = 0; i < taps_down; ++i) all |= (u32)(row + sign * i) < (u32)h ? line << i * taps_right : 0u;
+        return all;
     }
 };
 
@@ -60,30 +73,68 @@ __device__ __forceinline__ Gather input_grad_of(const Geometry& g, int phase) {
             p * g.q + q};
 }
 
+// Copies `COUNT` numbers of a source to shared memory, `apart` bytes from each other, as taps from `first` on say.
+// (row, column) is the place of the position, `own` its taps inside of the source.
+template <int COUNT, Outside outside, int EACH>
+__device__ __forceinline__ void copy_taps(u32 to, u32 apart, const float* source, const Taps<EACH, outside>& taps, int first, const Gather& g, int row, int column, u32 own) {
+    // Many at a time: reads of shared memory between copies to it cost idle instructions.
+    constexpr int PART = COUNT < 16 ? COUNT : 16;
+#pragma unroll
+    for (int k = 0; k < COUNT; k += PART) {
+        int at[PART];
+        u32 bits[PART];
+#pragma unroll
+        for (int i = 0; i < PART; i += 4) {
+            int4 x = *(const int4*)(taps.at + first + k + i);
+            at[i] = x.x, at[i + 1] = x.y, at[i + 2] = x.z, at[i + 3] = x.w;
+            if constexpr (outside == BITS) {
+                uint4 y = *(const uint4*)(taps.bits + first + k + i);
+                bits[i] = y.x, bits[i + 1] = y.y, bits[i + 2] = y.z, bits[i + 3] = y.w;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < PART; ++i) {
+            bool inside = true;
+            if constexpr (outside == BITS) inside = (own & bits[i]) != 0;
+            if constexpr (outside == MOVES) {
+                int2 moves = taps.moves[first + k + i];
+                inside = (u32)(row + moves.x) < (u32)g.h && (u32)(column + moves.y) < (u32)g.w;
+            }
+            copy_one_async(to + (k + i) * apart, moved(source, at[i]), inside);
+        }
+    }
+}
+
 // Sums of a warp: ROWS x 32.
 template <int ROWS, bool exact> struct Sums {
     float sums[ROWS / 16][4][4] = {}, low[exact ? ROWS / 16 : 1][4][4] = {}, total[ROWS / 16][4][4] = {};
 
-    // Adds the products of DEPTH numbers. a: [ROWS, ALONG]; b(k, column) is the right operand.
-    template <class B> __device__ __forceinline__ void add(const float* a, B b) {
-        int group = lane() / 4, quad = lane() % 4;
+    // Adds the products of DEPTH numbers. a: where [ROWS, ALONG] lies in shared memory; b(y, k) reads the right
+    // operand's numbers k + quad and k + 4 + quad of columns 8 j + group, for all j, to y[j].
+    template <class B> __device__ __forceinline__ void add(u32 a, B b) {
+        // Tiles of 8 x 4: upper and lower half, of the first four and then of the second four of the depth.
+        a += 4 * (lane() % 16 * ALONG + lane() / 16 * 4);
 #pragma unroll
         for (int k = 0; k < DEPTH; k += 8) {
-            Split x[ROWS / 16][4];
+            float x[ROWS / 16][4], y[4][2];
+#pragma unroll
+            for (int i = 0; i < ROWS / 16; ++i) load_tiles(x[i], a + 4 * (16 * i * ALONG + k));
+            b(y, k);
+            Split<exact> u[ROWS / 16][4];
 #pragma unroll
             for (int i = 0; i < ROWS / 16; ++i)
 #pragma unroll
-                for (int part = 0; part < 4; ++part) x[i][part] = Split(a[(16 * i + part % 2 * 8 + group) * ALONG + k + part / 2 * 4 + quad]);
+                for (int part = 0; part < 4; ++part) u[i][part] = Split<exact>(x[i][part]);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                Split y[2] = {Split(b(k + quad, 8 * j + group)), Split(b(k + 4 + quad, 8 * j + group))};
+                Split<exact> v[2] = {Split<exact>(y[j][0]), Split<exact>(y[j][1])};
 #pragma unroll
                 for (int i = 0; i < ROWS / 16; ++i) {
                     if constexpr (exact) {
-                        multiply_add(low[i][j], x[i][0].low, x[i][1].low, x[i][2].low, x[i][3].low, y[0].high, y[1].high);
-                        multiply_add(low[i][j], x[i][0].high, x[i][1].high, x[i][2].high, x[i][3].high, y[0].low, y[1].low);
+                        multiply_add(low[i][j], u[i][0].low, u[i][1].low, u[i][2].low, u[i][3].low, v[0].high, v[1].high);
+                        multiply_add(low[i][j], u[i][0].high, u[i][1].high, u[i][2].high, u[i][3].high, v[0].low, v[1].low);
                     }
-                    multiply_add(sums[i][j], x[i][0].high, x[i][1].high, x[i][2].high, x[i][3].high, y[0].high, y[1].high);
+                    multiply_add(sums[i][j], u[i][0].high, u[i][1].high, u[i][2].high, u[i][3].high, v[0].high, v[1].high);
                 }
             }
         }
@@ -115,13 +166,12 @@ template <int ROWS, bool exact> struct Sums {
 };
 
 // to [batch, rows, ...] from source [batch, channels, h, w] and weights [rows, depth], whose rows begin `stride`
-// numbers apart (+ bias per row, which may be null). checked: whether places may lie outside of the source, where it
-// is zero.
-template <int ROWS, bool exact, bool checked>
+// numbers apart (+ bias per row, which may be null).
+template <int ROWS, bool exact, Outside outside>
 __device__ __forceinline__ void gather_product(float* to, const float* source, const float* weights, int stride, const float* bias, const Gather& g, int batch) {
-    constexpr int STAGE = ROWS * ALONG + DEPTH * ACROSS, VECTORS = DEPTH / 4;
-    extern __shared__ float shared[];
-    __shared__ Taps<DEPTH> taps[2];
+    constexpr int STAGE = ROWS * ALONG + DEPTH * ACROSS, VECTORS = DEPTH / 4, LINES = COLUMNS / VECTORS;
+    extern __shared__ __align__(16) float shared[];
+    __shared__ Taps<DEPTH, outside> taps[2];
     __shared__ i64 places[COLUMNS];
     int thread = threadIdx.x, row = blockIdx.y * ROWS, depth = g.depth(), panels = (depth + DEPTH - 1) / DEPTH;
     i64 each = (i64)g.positions_down * g.positions_right, column = (i64)blockIdx.x * COLUMNS + thread, columns = batch * each;
@@ -131,6 +181,7 @@ __device__ __forceinline__ void gather_product(float* to, const float* source, c
     i64 image = is_there ? column / each : 0;
     int position = is_there ? (int)(column % each) : 0, u = position / g.positions_right, v = position % g.positions_right;
     int down = u * g.step + g.down, right = v * g.step + g.right;
+    u32 own = outside == BITS ? g.inside(down, right) : 0;
     source += image * g.channels * g.h * g.w + down * g.w + right;
     places[thread] = is_there ? image * g.rows * g.image + g.first + u * g.apart_down + v * g.apart_right : -1;
     // Beyond the depth, where weights are zero, the first tap is read again.
@@ -138,31 +189,22 @@ __device__ __forceinline__ void gather_product(float* to, const float* source, c
         int k = panel * DEPTH + thread;
         if (thread < DEPTH && panel < panels) taps[panel % 2].set(thread, g.tap(k < depth ? k : 0));
     };
+    u32 stages = shared_address(shared);
+    int line = thread / VECTORS, across = thread % VECTORS * 4;
     auto load = [&](int panel) {
-        float *a = shared + panel % 2 * STAGE, *b = a + ROWS * ALONG;
+        u32 a = stages + panel % 2 * (4 * STAGE), b = a + 4 * (ROWS * ALONG + thread);
         int first = panel * DEPTH;
         if (stride % 4 == 0) {
+            const float* from = weights + (row + line) * stride + first + across;
 #pragma unroll
-            for (int e = thread; e < ROWS * VECTORS; e += COLUMNS) {
-                int r = e / VECTORS, k = e % VECTORS * 4;
-                copy_async(a + r * ALONG + k, weights + (row + r) * stride + first + k, row + r < g.rows && first + k < depth);
-            }
+            for (int r = 0; r < ROWS; r += LINES)
+                copy_async(a + 4 * (line * ALONG + across) + 4 * r * ALONG, moved(from, r * stride), row + line + r < g.rows && first + across < depth);
         } else {
-            for (int e = thread; e < ROWS * DEPTH; e += COLUMNS) {
-                int r = e / DEPTH, k = e % DEPTH;
-                copy_one_async(a + r * ALONG + k, weights + (row + r) * stride + first + k, row + r < g.rows && first + k < depth);
-            }
+            int k = first + thread % DEPTH;
+            for (int r = thread / DEPTH; r < ROWS; r += WARPS)
+                copy_one_async(a + 4 * (r * ALONG + thread % DEPTH), weights + (row + r) * stride + k, row + r < g.rows && k < depth);
         }
-        const Taps<DEPTH>& own = taps[panel % 2];
-#pragma unroll
-        for (int k = 0; k < DEPTH; ++k) {
-            bool inside = true;
-            if (checked) {
-                int2 moves = own.moves[k];
-                inside = (u32)(down + moves.x) < (u32)g.h && (u32)(right + moves.y) < (u32)g.w;
-            }
-            copy_one_async(b + k * ACROSS + thread, source + own.at[k], inside);
-        }
+        copy_taps<DEPTH>(b, 4 * ACROSS, source, taps[panel % 2], 0, g, down, right, own);
         asm volatile("cp.async.commit_group;");
     };
     find_taps(0), find_taps(1);
@@ -178,8 +220,11 @@ __device__ __forceinline__ void gather_product(float* to, const float* source, c
         }
         __syncthreads();
         find_taps(panel + 2);
-        const float *a = shared + panel % 2 * STAGE, *b = a + ROWS * ALONG + thread / 32 * 32;
-        sums.add(a, [&](int k, int column) { return b[k * ACROSS + column]; });
+        const float* b = shared + panel % 2 * STAGE + ROWS * ALONG + thread / 32 * 32 + lane() % 4 * ACROSS + lane() / 4;
+        sums.add(stages + panel % 2 * (4 * STAGE), [&](float (&y)[4][2], int k) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) y[j][0] = b[k * ACROSS + 8 * j], y[j][1] = b[(k + 4) * ACROSS + 8 * j];
+        });
         if (exact) sums.settle();
         __syncthreads();
     }
@@ -207,10 +252,10 @@ struct WeightGradArgs {
     Geometry g;
 };
 
-template <int ROWS, bool exact, bool checked> __device__ __forceinline__ void weight_grad(const WeightGradArgs& args) {
+template <int ROWS, bool exact, Outside outside> __device__ __forceinline__ void weight_grad(const WeightGradArgs& args) {
     constexpr int STAGE = (ROWS + COLUMNS) * ALONG;
-    extern __shared__ float shared[];
-    __shared__ Taps<COLUMNS> taps;
+    extern __shared__ __align__(16) float shared[];
+    __shared__ Taps<COLUMNS, outside> taps;
     const Geometry& g = args.g;
     Gather forward = forward_of(g);
     int thread = threadIdx.x, warp = thread / 32, k = thread % DEPTH, row = blockIdx.y * ROWS, column = blockIdx.x * COLUMNS;
@@ -223,30 +268,19 @@ template <int ROWS, bool exact, bool checked> __device__ __forceinline__ void we
     // The patch of this thread in the next panel.
     i64 next = begins + k, image = next / each;
     int position = (int)(next % each);
+    u32 stages = shared_address(shared);
     auto load = [&](int panel) {
-        float *a = shared + panel % 2 * STAGE, *b = a + ROWS * ALONG;
+        u32 a = stages + panel % 2 * (4 * STAGE) + 4 * (warp * ALONG + k), b = stages + panel % 2 * (4 * STAGE) + 4 * ((ROWS + 32 * warp) * ALONG + k);
         // Beyond the last patch dy is zero, and the first patch is read again.
         bool is_there = next < ends;
         i64 own = is_there ? image : 0;
         int place = is_there ? position : 0;
         int down = place / g.j * g.stride - g.padding, right = place % g.j * g.stride - g.padding;
-        const float* dy = args.dy + (own * g.outputs + row) * each + place;
+        const float* dy = args.dy + (own * g.outputs + row + warp) * each + place;
         const float* source = args.images + own * g.c * g.h * g.w + down * g.w + right;
 #pragma unroll
-        for (int i = 0; i < ROWS / WARPS; ++i) {
-            int r = WARPS * i + warp;
-            copy_one_async(a + r * ALONG + k, dy + r * each, is_there && row + r < g.outputs);
-        }
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-            int c = 32 * warp + i;
-            bool inside = true;
-            if (checked) {
-                int2 moves = taps.moves[c];
-                inside = (u32)(down + moves.x) < (u32)g.h && (u32)(right + moves.y) < (u32)g.w;
-            }
-            copy_one_async(b + c * ALONG + k, source + taps.at[c], inside);
-        }
+        for (int r = 0; r < ROWS; r += WARPS) copy_one_async(a + 4 * r * ALONG, moved(dy, r * each), is_there && row + warp + r < g.outputs);
+        copy_taps<32>(b, 4 * ALONG, source, taps, 32 * warp, forward, down, right, outside == BITS ? forward.inside(down, right) : 0);
         asm volatile("cp.async.commit_group;");
         next += DEPTH;
         for (position += DEPTH; position >= each; position -= each) ++image;
@@ -254,6 +288,8 @@ template <int ROWS, bool exact, bool checked> __device__ __forceinline__ void we
     __syncthreads();
     if (panels > 0) load(0);
     Sums<ROWS, exact> sums;
+    // Tiles of 8 x 4: the first four and the second four of the depth, of eight columns and then of the next eight.
+    u32 tiles = 4 * ((ROWS + 32 * warp + lane() / 16 * 8 + lane() % 8) * ALONG + lane() / 8 % 2 * 4);
     for (int panel = 0; panel < panels; ++panel) {
         if (panel + 1 < panels) {
             load(panel + 1);
@@ -262,8 +298,15 @@ template <int ROWS, bool exact, bool checked> __device__ __forceinline__ void we
             asm volatile("cp.async.wait_group 0;");
         }
         __syncthreads();
-        const float *a = shared + panel % 2 * STAGE, *b = a + (ROWS + 32 * warp) * ALONG;
-        sums.add(a, [&](int k, int column) { return b[column * ALONG + k]; });
+        u32 a = stages + panel % 2 * (4 * STAGE), b = a + tiles;
+        sums.add(a, [&](float (&y)[4][2], int k) {
+#pragma unroll
+            for (int j = 0; j < 4; j += 2) {
+                float x[4];
+                load_tiles(x, b + 4 * (8 * j * ALONG + k));
+                y[j][0] = x[0], y[j][1] = x[1], y[j + 1][0] = x[2], y[j + 1][1] = x[3];
+            }
+        });
         if (exact) sums.settle();
         __syncthreads();
     }
@@ -276,35 +319,35 @@ template <int ROWS, bool exact, bool checked> __device__ __forceinline__ void we
 }
 
 // Grid (tiles of positions, tiles of rows, phases); ROWS x ALONG and DEPTH x ACROSS floats twice in shared memory.
-#define CONVOLUTION(name, ROWS, exact, checked)                                                                              \
-    KERNEL __launch_bounds__(128) name(float* y, const float* images, const float* weights, const float* bias, Geometry g) { \
+#define CONVOLUTION(name, ROWS, exact, outside)                                                                              \
+    KERNEL __launch_bounds__(128, exact ? 2 : ROWS == 32 ? 5 : 4) name(float* y, const float* images, const float* weights, const float* bias, Geometry g) { \
         begin();                                                                                                             \
         Gather own = forward_of(g);                                                                                          \
-        gather_product<ROWS, exact, checked>(y, images, weights, own.depth(), bias, own, g.batch);                           \
+        gather_product<ROWS, exact, outside>(y, images, weights, own.depth(), bias, own, g.batch);                           \
     }
-#define CONVOLUTION_INPUT_GRAD(name, ROWS, exact)                                                                            \
-    KERNEL __launch_bounds__(128) name(float* dx, const float* dy, const float* turned, Geometry g, int stride) {            \
+#define CONVOLUTION_INPUT_GRAD(name, ROWS, exact, outside)                                                                   \
+    KERNEL __launch_bounds__(128, exact ? 2 : ROWS == 32 ? 5 : 4) name(float* dx, const float* dy, const float* turned, Geometry g, int stride) {            \
         begin();                                                                                                             \
         const float* weights = turned + (i64)blockIdx.z * g.c * stride;                                                      \
-        gather_product<ROWS, exact, true>(dx, dy, weights, stride, (const float*)nullptr, input_grad_of(g, blockIdx.z), g.batch); \
+        gather_product<ROWS, exact, outside>(dx, dy, weights, stride, (const float*)nullptr, input_grad_of(g, blockIdx.z), g.batch); \
     }
 // Grid (tiles of depth, tiles of outputs, splits); (ROWS + 128) x ALONG floats twice in shared memory.
-#define CONVOLUTION_WEIGHT_GRAD(name, ROWS, exact, checked)                                                                  \
-    KERNEL __launch_bounds__(128) name(WeightGradArgs args) {                                                                \
+#define CONVOLUTION_WEIGHT_GRAD(name, ROWS, exact, outside)                                                                  \
+    KERNEL __launch_bounds__(128, exact ? 2 : ROWS == 32 ? 5 : 4) name(WeightGradArgs args) {                                                                \
         begin();                                                                                                             \
-        weight_grad<ROWS, exact, checked>(args);                                                                             \
+        weight_grad<ROWS, exact, outside>(args);                                                                             \
     }
 
-CONVOLUTION(conv2d_32, 32, false, false)
-CONVOLUTION(conv2d_64, 64, false, false)
-CONVOLUTION(conv2d_32_padded, 32, false, true)
-CONVOLUTION(conv2d_64_padded, 64, false, true)
-CONVOLUTION(conv2d_32_exact, 32, true, true)
-CONVOLUTION_INPUT_GRAD(conv2d_input_grad_32, 32, false)
-CONVOLUTION_INPUT_GRAD(conv2d_input_grad_64, 64, false)
-CONVOLUTION_INPUT_GRAD(conv2d_input_grad_32_exact, 32, true)
-CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32, 32, false, false)
-CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_64, 64, false, false)
-CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32_padded, 32, false, true)
-CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_64_padded, 64, false, true)
-CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32_exact, 32, true, true)
+CONVOLUTION(conv2d_32, 32, false, NEVER)
+CONVOLUTION(conv2d_64, 64, false, NEVER)
+CONVOLUTION(conv2d_32_padded, 32, false, BITS)
+CONVOLUTION(conv2d_64_padded, 64, false, BITS)
+CONVOLUTION(conv2d_32_exact, 32, true, MOVES)
+CONVOLUTION_INPUT_GRAD(conv2d_input_grad_32, 32, false, BITS)
+CONVOLUTION_INPUT_GRAD(conv2d_input_grad_64, 64, false, BITS)
+CONVOLUTION_INPUT_GRAD(conv2d_input_grad_32_exact, 32, true, MOVES)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32, 32, false, NEVER)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_64, 64, false, NEVER)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32_padded, 32, false, BITS)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_64_padded, 64, false, BITS)
+CONVOLUTION_WEIGHT_GRAD(conv2d_weight_grad_32_exact, 32, true, MOVES)

@@ -91,9 +91,9 @@ const FULL: usize = 528;
 /// A kernel by the rows of the result that a block computes, and by accuracy.
 #[cfg(feature = "cuda")]
 struct Kernels {
-    /// With 32 and 64 rows.
-    fast: [&'static str; 2],
-    /// The same where images are padded.
+    /// With 32 and 64 rows, where no patch reaches beyond its image; none: any patch may.
+    inside: Option<[&'static str; 2]>,
+    /// The same where patches may, for up to 32 taps.
     padded: [&'static str; 2],
     /// With 32 rows, to f32 accuracy.
     exact: &'static str,
@@ -102,27 +102,28 @@ struct Kernels {
 #[cfg(feature = "cuda")]
 impl Kernels {
     const FORWARD: Self = Self {
-        fast: ["conv2d_32", "conv2d_64"],
+        inside: Some(["conv2d_32", "conv2d_64"]),
         padded: ["conv2d_32_padded", "conv2d_64_padded"],
         exact: "conv2d_32_exact",
     };
     const INPUT_GRAD: Self = Self {
-        fast: ["conv2d_input_grad_32", "conv2d_input_grad_64"],
+        inside: None,
         padded: ["conv2d_input_grad_32", "conv2d_input_grad_64"],
         exact: "conv2d_input_grad_32_exact",
     };
     const WEIGHT_GRAD: Self = Self {
-        fast: ["conv2d_weight_grad_32", "conv2d_weight_grad_64"],
+        inside: Some(["conv2d_weight_grad_32", "conv2d_weight_grad_64"]),
         padded: ["conv2d_weight_grad_32_padded", "conv2d_weight_grad_64_padded"],
         exact: "conv2d_weight_grad_32_exact",
     };
 
-    /// The kernel for a result of so many rows, and how many of them a block computes.
-    fn choose(&self, launch: &Launch<'_>, conv: Conv2d, rows: usize) -> (&'static str, usize) {
-        if launch.is_exact() {
+    /// The kernel for a result of so many rows, from so many taps of each channel, and how many rows a block computes.
+    fn choose(&self, launch: &Launch<'_>, conv: Conv2d, taps: usize, rows: usize) -> (&'static str, usize) {
+        let inside = self.inside.filter(|_| conv.padding == 0);
+        if launch.is_exact() || (inside.is_none() && taps > 32) {
             return (self.exact, 32);
         }
-        let names = if conv.padding > 0 { &self.padded } else { &self.fast };
+        let names = inside.unwrap_or(self.padded);
         if rows > 32 { (names[1], 64) } else { (names[0], 32) }
     }
 }
@@ -174,6 +175,12 @@ impl Dims {
     /// Elements of one patch.
     fn depth(&self) -> usize {
         self.channels * self.kernel.0 * self.kernel.1
+    }
+
+    /// Elements of one channel of a patch.
+    #[cfg(feature = "cuda")]
+    fn taps(&self) -> usize {
+        self.kernel.0 * self.kernel.1
     }
 
     /// Patches of one image.
@@ -378,7 +385,7 @@ impl Op for Forward {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(0), launch.ty(1), self.conv) else { return Ok(()) };
-        let (name, rows) = Kernels::FORWARD.choose(launch, self.conv, dims.outputs);
+        let (name, rows) = Kernels::FORWARD.choose(launch, self.conv, dims.taps(), dims.outputs);
         let grid = [(dims.batch * dims.count()).div_ceil(COLUMNS), dims.outputs.div_ceil(rows), 1];
         let bias = launch.input_if(self.bias.then_some(2));
         let args = args![launch.output(0), launch.input(0), launch.input(1), bias, dims.geometry(self.conv)];
@@ -451,10 +458,10 @@ impl Op for InputGrad {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(&self.image, launch.ty(1), self.conv) else { return Ok(()) };
-        let (name, rows) = Kernels::INPUT_GRAD.choose(launch, self.conv, dims.channels);
         // Pixels of one phase at a time: those that are as far from the borders of patches.
         let stride = self.conv.stride;
         let taps = dims.kernel.0.div_ceil(stride) * dims.kernel.1.div_ceil(stride);
+        let (name, rows) = Kernels::INPUT_GRAD.choose(launch, self.conv, taps, dims.channels);
         let line = (dims.outputs * taps).next_multiple_of(4);
         let (each, geometry) = (dims.channels * line, dims.geometry(self.conv));
         let turned = launch.scratch(4 * stride * stride * each)?;
@@ -536,7 +543,7 @@ impl Op for WeightGrad {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(1), &self.weight, self.conv) else { return Ok(()) };
-        let (name, rows) = Kernels::WEIGHT_GRAD.choose(launch, self.conv, dims.outputs);
+        let (name, rows) = Kernels::WEIGHT_GRAD.choose(launch, self.conv, dims.taps(), dims.outputs);
         let (patches, length) = (dims.batch * dims.count(), dims.outputs * dims.depth());
         // Patches are divided among as many blocks as fill the GPU.
         let tiles = [dims.depth().div_ceil(COLUMNS), dims.outputs.div_ceil(rows)];

@@ -120,16 +120,16 @@ template <bool a_along, bool b_along, bool exact, int warps> __device__ __forcei
 #pragma unroll 2
         for (int d = 8 * warp; d < steps; d += 8 * warps) {
             // Any order of the depth will do, if both operands have the same: a thread takes two neighbours.
-            Split x[2][4];
+            Split<exact> x[2][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float2 pair = A::pair(as, group + 8 * i, d + 2 * quad);
-                x[i / 2][i % 2] = Split(pair.x), x[i / 2][i % 2 + 2] = Split(pair.y);
+                x[i / 2][i % 2] = Split<exact>(pair.x), x[i / 2][i % 2 + 2] = Split<exact>(pair.y);
             }
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float2 pair = B::pair(bs, group + 8 * j, d + 2 * quad);
-                Split y[2] = {Split(pair.x), Split(pair.y)};
+                Split<exact> y[2] = {Split<exact>(pair.x), Split<exact>(pair.y)};
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     if (exact) {
