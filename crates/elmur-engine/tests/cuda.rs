@@ -28,9 +28,11 @@ fn train(device: impl Into<elmur_engine::Device>) -> Vec<[f32; 3]> {
     (0..10).map(step).collect()
 }
 
+/// On a CPU, parameters that are off by 1e-4 of themselves, about what tf32 leaves of them, change the gradient norm
+/// of step 8 by 0 or by 0.013, 7e-3 of the loss: some choice falls one way or the other there.
 #[test]
 fn training_follows_the_cpu() {
-    for (precision, tolerance) in [(Precision::F32, 1e-3), (Precision::Tf32, 5e-3), (Precision::Bf16, 1e-1)] {
+    for (precision, tolerance) in [(Precision::F32, 1e-3), (Precision::Tf32, 1e-2), (Precision::Bf16, 1e-1)] {
         let Some(gpu) = gpu::gpu(precision) else { return };
         let (cpu, cuda) = (train(&Pool::new(2)), train(gpu));
         for (step, (a, b)) in cpu.iter().zip(&cuda).enumerate() {
