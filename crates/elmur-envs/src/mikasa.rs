@@ -99,6 +99,7 @@ struct Choice {
     cue: bool,
     reward: String,
     tail: Option<u64>,
+    head: Option<u64>,
     action_noise: f64,
     end_at_success: bool,
     blank_steps: u64,
@@ -127,6 +128,14 @@ impl Choice {
         if let Some(tail) = tail.filter(|tail| *tail > task.steps) {
             return Err(Error::config("tail", format!("0 to {}, or null", task.steps), tail));
         }
+        let (head, keep_failures): (Option<u64>, bool) = (spec.get("head")?, spec.get("keep_failures")?);
+        if head == Some(0) {
+            return Err(Error::config("head", "1 or more, or null", 0));
+        }
+        if head.is_some() && !keep_failures {
+            let expected = "true where `head` is set, since tasks are rarely solved by then";
+            return Err(Error::config("keep_failures", expected, keep_failures));
+        }
         let action_noise: f64 = spec.get("action_noise")?;
         if !(0.0..=1.0).contains(&action_noise) {
             return Err(Error::config("action_noise", "0 to 1", action_noise));
@@ -137,7 +146,6 @@ impl Choice {
         }
         let (joints, cue, end_at_success) =
             (spec.get("joints")?, spec.get("cue")?, spec.get("end_at_success")?);
-        spec.get::<bool>("keep_failures")?;
         Ok(Self {
             task,
             size,
@@ -147,6 +155,7 @@ impl Choice {
             cue,
             reward,
             tail,
+            head,
             action_noise,
             end_at_success,
             blank_steps,
@@ -156,6 +165,12 @@ impl Choice {
     /// Steps of an episode, where success does not end it (`tail`, `end_at_success`).
     fn steps(&self) -> u64 {
         self.task.steps - BLANK + self.blank_steps
+    }
+
+    /// The same for one purpose: demonstrations may be cut (`head`).
+    fn steps_for(&self, purpose: Purpose) -> u64 {
+        let cut = self.head.filter(|_| purpose == Purpose::Collect);
+        cut.unwrap_or(u64::MAX).min(self.steps())
     }
 
     fn thinning(&self) -> Thinning {
@@ -181,7 +196,7 @@ impl Choice {
         let options = if self.task.has_blank() { json!({"delta_time": self.blank_steps}) } else { json!({}) };
         let mut make = json!({
             "task": self.task.name, "obs": "rgb", "size": self.size, "render": self.render,
-            "levels": self.levels, "observation": names, "reward": self.reward, "max_steps": self.steps(),
+            "levels": self.levels, "observation": names, "reward": self.reward, "max_steps": self.steps_for(purpose),
             "options": options,
         });
         if purpose == Purpose::Collect {
@@ -265,7 +280,7 @@ impl Mikasa {
         max_rows(spec)?;
         let make = choice.make(purpose);
         let program = folder(spec)?.map_or_else(|| PathBuf::from(LAUNCHER), |folder| folder.join(LAUNCHER));
-        let known = interface_of(choice.observation(), choice.steps());
+        let known = interface_of(choice.observation(), choice.steps_for(purpose));
         let key = format!("{} {} {patience:?}", program.display(), Value::Object(make.clone()));
         let modules = MODULES.iter().map(|(name, source)| format!("{name}={source}").into());
         let task = Task {
@@ -338,6 +353,12 @@ impl Family for Mikasa {
                 "tail",
                 Value::Null,
                 "End demonstrations this many steps after the first solved step; null: at their full length.",
+            ),
+            Setting::new(
+                "head",
+                Value::Null,
+                "End demonstrations after this many steps, solved or not; null: never. Cheap where what has to be \
+                 learnt is in the first steps. Needs `keep_failures`.",
             ),
             Setting::new(
                 "action_noise",

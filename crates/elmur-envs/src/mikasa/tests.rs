@@ -76,6 +76,7 @@ fn settings_are_checked_and_only_some_tasks_have_blank_steps() {
         ("levels", json!(1), "2 to 256"),
         ("reward", json!("sparse"), "success or dense"),
         ("tail", json!(61), "0 to 60, or null"),
+        ("head", json!(0), "1 or more, or null"),
         ("action_noise", json!(2.0), "0 to 1"),
         ("blank_steps", json!(1_000_000), "0 to 100000"),
         ("workers", json!(0), "1 to 256"),
@@ -85,6 +86,8 @@ fn settings_are_checked_and_only_some_tasks_have_blank_steps() {
         let error = message(color3().with(key, value));
         assert!(error.contains(key) && error.contains(expected), "{error}");
     }
+    let error = message(color3().with("head", 14));
+    assert!(error.contains("keep_failures") && error.contains("true where `head` is set"), "{error}");
     assert_eq!(find(color3().with("blank_steps", 105)).unwrap().facts().max_steps, Some(160));
     assert!(
         message(EnvSpec::new("mikasa-TakeItBack").with("blank_steps", 9)).contains("one of the settings")
@@ -119,6 +122,13 @@ fn demonstrations_are_cut_and_disturbed_but_evaluations_are_not() {
     let ends = Choice::of(ends.spec()).unwrap();
     assert_eq!(ends.make(Purpose::Evaluate)["tail"], json!(0));
     assert_eq!(ends.make(Purpose::Collect), collect);
+    for (head, steps) in [(14, 14), (100, 60)] {
+        let short = find(spec.spec().clone().with("head", head).with("keep_failures", true)).unwrap();
+        assert_eq!(short.facts().max_steps, Some(60));
+        let short = Choice::of(short.spec()).unwrap();
+        assert_eq!(short.make(Purpose::Collect)["max_steps"], json!(steps));
+        assert_eq!(short.make(Purpose::Evaluate), evaluate);
+    }
     for make in [collect, evaluate] {
         assert_eq!((&make["task"], &make["max_steps"]), (&json!("RememberColor3-v0"), &json!(60)));
         assert_eq!(make["observation"], json!(["rgb", "joints"]));
