@@ -36,7 +36,7 @@ paste <(grep -o '"loss":[^,]*' "$OUT/curve-cpu/metrics.jsonl") <(grep -o '"loss"
     END { printf "200 batches of T-Maze: losses differ by at most %.2g\n", worst; exit worst > 1e-2 }'
 
 "$ELMUR" bench train --json --device cuda
-[ -z "${PEER:-}" ] || python3 "$PEER" --device cuda
+[ -z "${PEER:-}" ] || PYTHONWARNINGS=ignore python3 "$PEER" --device cuda
 for precision in bf16 f32; do "$ELMUR" bench train --json --device cuda --precision $precision; done
 for runs in 4 16; do "$ELMUR" bench train --json --device cuda --runs $runs; done
 "$ELMUR" bench train --json --device cuda --preset remember-color --no-images

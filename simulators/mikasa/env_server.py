@@ -9,7 +9,7 @@ ends it (status 3).  End of input ends it (status 0).  Whatever libraries print 
 
 Requests ("cmd"); those beyond the common protocol are this worker's own:
     list                            tasks with their length, timing and whether their assets are present
-    make   task, obs, size, render, levels, observation, reward, tail, action_noise, seeds, max_steps, options
+    make   task, obs, size, render, levels, observation, reward, tail, action_noise, expert, seeds, max_steps, options
                                     obs: "rgb" (default) or "state"; size: image side, default 128;
                                     render: side of the images before they are averaged down to size, a multiple of it,
                                     default size; levels: values that a colour of a pixel may have, default 256;
@@ -19,6 +19,8 @@ Requests ("cmd"); those beyond the common protocol are this worker's own:
                                     tail: end episodes this many steps after the first success, default never;
                                     action_noise: standard deviation of noise that is added to the arm's part of every
                                     action, drawn from the episode's seed, default 0;
+                                    expert: whether the scripted expert follows episodes, default true; if false,
+                                    "oracle" is refused, and an expert that is at a loss ends no evaluation;
                                     seeds: [first, end) for resets without a seed; max_steps: episode length, default
                                     the task's own; options: constructor arguments, for example {"delta_time": 100}
                                     (blank steps of the Remember* tasks; lengthen max_steps by as much).
@@ -176,6 +178,9 @@ class Server:
             raise Refused("bad_request", f"reward is {reward!r}; expected \"dense\" or \"success\"")
         if tail is not None and (not isinstance(tail, int) or tail < 0):
             raise Refused("bad_request", f"tail is {tail!r}; expected an integer of at least 0")
+        expert = header.get("expert", True)
+        if not isinstance(expert, bool):
+            raise Refused("bad_request", f"expert is {expert!r}; expected true or false")
         if not isinstance(noise, (int, float)) or not 0 <= noise <= 1:
             raise Refused("bad_request", f"action_noise is {noise!r}; expected a number from 0 to 1")
         facts = self.M.describe(task)
@@ -198,7 +203,7 @@ class Server:
         self.reward, self.tail, self.noise = reward, tail, float(noise)
         self.shrink, self.levels = render // size, levels
         facts["blank_steps"] = getattr(self.env.unwrapped, "DELTA_TIME", 5) if task.startswith("Remember") else facts["blank_steps"]
-        self.expert, self.limit = self.oracle.expert_for(task, self.env), limit
+        self.expert, self.limit = self.oracle.expert_for(task, self.env) if expert else None, limit
         return {"task": facts, "obs": obs, "size": size, "observation": self.parts(size),
                 "action": [{"name": "action", "dtype": "f32", "shape": [8]}], "action_low": -1.0, "action_high": 1.0,
                 "action_size": 8, "control_mode": "pd_joint_delta_pos", "control_hz": 20}, None
@@ -224,15 +229,22 @@ class Server:
         self.steps, self.planned, self.once = 0, None, False
         self.end = self.limit
         self.draws = self.M.np.random.default_rng(seed)
-        self.expert.reset()
+        if self.expert is not None:
+            self.expert.reset()
         self.cue = self.M.cue(self.task, self.env) if "cue" in self.names else None
         return {"seed": seed, "step": 0, **self.facts(info)}, self.arrays(obs, info)
 
-    def plan(self):
+    def going_on(self):
+        """Refuses what needs an episode where none is going on."""
         if self.steps is None:
             raise Refused("no_episode", "reset first")
         if self.steps >= self.end:
             raise Refused("episode_over", f"the episode ended after {self.end} steps; reset first")
+
+    def plan(self):
+        self.going_on()
+        if self.expert is None:
+            raise Refused("bad_request", "no expert follows this episode; make the environment with \"expert\": true")
         if self.planned is None:
             self.planned = self.expert.action()
         return self.planned
@@ -242,9 +254,11 @@ class Server:
 
     def do_step(self, header, arrays):
         np = self.M.np
-        expert = self.plan()        # the expert keeps count of steps, so it looks at each of them
+        self.going_on()
+        if self.expert is not None:
+            self.plan()             # the expert keeps count of steps, so it looks at each of them
         if header.get("oracle") is True:
-            action = expert
+            action = self.plan()
         else:
             action = arrays.get("action", header.get("action"))
             try:

@@ -14,7 +14,6 @@ machine without a GPU:
 """
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import os
 import sys
 import types

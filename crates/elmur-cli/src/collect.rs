@@ -48,8 +48,8 @@ pub struct Args {
     /// be imitated; the player's next actions show how to recover.
     #[arg(long, default_value_t = 0.0)]
     noise: f64,
-    /// Play on this many threads, each with an environment of its own (in Python and in simulators: a process); 0: as many as are
-    /// granted. Episodes do not depend on it.
+    /// Play on this many threads, each with its own environment; environments in Python and simulators run in a
+    /// process each. 0: as many as are granted. Episodes do not depend on it.
     #[arg(long, default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
     /// Write this file (native format), or with --npz this folder.

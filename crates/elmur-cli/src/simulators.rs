@@ -156,21 +156,30 @@ fn check(args: &Check, context: &Context) -> Result<()> {
         spec = spec.with("folder", folder.display().to_string());
     }
     let environment = context.registry.find(&spec)?;
+    let spaces = environment.spaces();
+    let (mut seen, still) = (Row::of(&spaces.observation), Row::of(&spaces.action));
+    if seen.values().bytes.is_empty() {
+        let expected = "an environment of a simulator, with images".to_owned();
+        return Err(Error::Config { key: "--env".to_owned(), expected, got: environment.name().to_owned() });
+    }
     environment.available()?;
     note("starting the simulator; the first image takes 10 to 45 seconds");
     let mut env = environment.make(Purpose::Evaluate)?;
-    let spaces = environment.spaces();
-    let (mut seen, still) = (Row::of(&spaces.observation), Row::of(&spaces.action));
     let start = Instant::now();
     let stopped =
         |error: elmur_envs::Error| if context.stop.requested() { Error::Stopped } else { error.into() };
     env.reset(0, seen.as_mut()).map_err(stopped)?;
     let ready = start.elapsed().as_secs_f64();
-    let start = Instant::now();
-    for _ in 0..args.steps {
-        env.step(still.values(), seen.as_mut()).map_err(stopped)?;
+    let mut taken = Duration::ZERO;
+    for seed in 1..=args.steps as u64 {
+        let start = Instant::now();
+        let done = env.step(still.values(), seen.as_mut()).map_err(stopped)?.done();
+        taken += start.elapsed();
+        if done {
+            env.reset(seed, seen.as_mut()).map_err(stopped)?;
+        }
     }
-    let step = start.elapsed().as_secs_f64() / args.steps as f64;
+    let step = taken.as_secs_f64() / args.steps as f64;
     let (mean, deviation) = brightness(seen.values());
     if deviation < 10.0 {
         let problem = format!(

@@ -268,7 +268,7 @@ fn layers_of_a_u_net_agree_with_the_cpu() {
             g.sum_to(square, target)
         });
     }
-    // More images than a GPU unfolds at once.
+    // Many patches, shared among blocks.
     compare("convolution of many images", |g| {
         let x = g.param("x", DType::F32, [130, 6, 64, 64])?;
         let w = g.param("w", DType::F32, [8, 6, 5, 5])?;
@@ -298,6 +298,14 @@ fn layers_of_a_u_net_agree_with_the_cpu() {
             g.conv2d(x, w, Some(bias), Conv2d { stride, padding }, Activation::Relu)
         });
     }
+    // Weights that begin between two vectors of four numbers.
+    compare("convolution with a part of other weights", |g| {
+        let x = g.param("x", DType::F32, [3, 4, 9, 10])?;
+        let all = g.param("w", DType::F32, [1 + 6 * 4 * 3 * 3])?;
+        let part = g.slice(all, 0, 1..1 + 6 * 4 * 3 * 3)?;
+        let w = g.reshape(part, [6, 4, 3, 3])?;
+        g.conv2d(x, w, None, Conv2d { stride: 1, padding: 1 }, Activation::Identity)
+    });
     compare("pooling of large images", |g| {
         let x = g.param("x", DType::F32, [3, 5, 64, 48])?;
         let y = g.max_pool2d(x, (2, 2))?;

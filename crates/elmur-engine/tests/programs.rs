@@ -438,6 +438,14 @@ fn mistakes_are_explained() {
         "conv1d: expected x [B, T, C] and weight [O, k, C], k no longer than the padded steps, stride above 0 \
          (Conv1d { stride: 1, padding: 1 }), got f32[2, 5, 12] and f32[6, 9, 12]"
     );
+    let image = g.input("image", F32, [1, 1, 1, 300]).unwrap();
+    let pixel = g.param("pixel", F32, [1, 1, 1, 1]).unwrap();
+    assert!(g.conv2d(image, pixel, None, Conv2d { stride: 255, padding: 0 }, none).is_ok());
+    let limits = "conv2d: expected a stride of at most 255; images, their results and weights of less than 2^31 numbers";
+    for conv in [Conv2d { stride: 256, padding: 0 }, Conv2d { stride: 255, padding: 1 << 40 }] {
+        let refused = message(g.conv2d(image, pixel, None, conv, none));
+        assert!(refused.starts_with(limits), "{refused}");
+    }
     assert_eq!(
         message(g.conv_transpose1d(x, kernel, None, conv, none)),
         "conv_transpose1d: expected x [B, T, C] and weight [k, O, C], got f32[2, 8] and f32[6, 9, 12]"

@@ -85,7 +85,8 @@ impl Setting {
         Self { key, default: default.into(), text, shapes_episodes: true }
     }
 
-    /// The setting as one that does not change what happens in episodes: time-outs, numbers of processes.
+    /// The setting as one that changes nothing in what is recorded: time-outs, numbers of processes, when evaluations
+    /// end.
     pub fn technical(mut self) -> Self {
         self.shapes_episodes = false;
         self

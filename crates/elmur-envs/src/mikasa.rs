@@ -2,7 +2,7 @@
 //!
 //! Every row has a process of its own that runs `simulators/mikasa/env_server.py`, which is part of this
 //! library; the simulator itself is installed apart (`elmur simulators install mikasa DIR`) and found by
-//! `ELMUR_MIKASA=DIR`. What is said there is docs/worker-protocol.md; what differs from the published
+//! `ELMUR_MIKASA=DIR`. The protocol between both is docs/worker-protocol.md; what differs from the published
 //! environments is `simulators/mikasa/README.md`.
 //!
 //! Observations are two cameras side by side, bytes [6, size, size], as in the published experiments, and what
@@ -60,8 +60,11 @@ pub const SCRIPTS: [(&str, &str); 7] = scripts![
 ];
 
 /// The worker, and the modules that it imports.
-const SERVER: &str = SCRIPTS[6].1;
-const MODULES: [(&str, &str); 2] = [("mikasa_env", SCRIPTS[4].1), ("oracle", SCRIPTS[5].1)];
+const SERVER: &str = include_str!("../../../simulators/mikasa/env_server.py");
+const MODULES: [(&str, &str); 2] = [
+    ("mikasa_env", include_str!("../../../simulators/mikasa/mikasa_env.py")),
+    ("oracle", include_str!("../../../simulators/mikasa/oracle.py")),
+];
 
 /// What names of the tasks begin with.
 const PREFIX: &str = "mikasa-";
@@ -102,6 +105,8 @@ struct Choice {
     head: Option<u64>,
     action_noise: f64,
     end_at_success: bool,
+    /// Steps of an episode, where success does not end it (`tail`, `end_at_success`).
+    steps: u64,
     blank_steps: u64,
 }
 
@@ -124,10 +129,6 @@ impl Choice {
         if !["success", "dense"].contains(&reward.as_str()) {
             return Err(Error::config("reward", "success or dense", reward));
         }
-        let tail: Option<u64> = spec.get("tail")?;
-        if let Some(tail) = tail.filter(|tail| *tail > task.steps) {
-            return Err(Error::config("tail", format!("0 to {}, or null", task.steps), tail));
-        }
         let (head, keep_failures): (Option<u64>, bool) = (spec.get("head")?, spec.get("keep_failures")?);
         if head == Some(0) {
             return Err(Error::config("head", "1 or more, or null", 0));
@@ -144,6 +145,11 @@ impl Choice {
         if blank_steps > 100_000 {
             return Err(Error::config("blank_steps", "0 to 100000", blank_steps));
         }
+        let tail: Option<u64> = spec.get("tail")?;
+        let steps = task.steps - BLANK + blank_steps;
+        if let Some(tail) = tail.filter(|tail| *tail > steps) {
+            return Err(Error::config("tail", format!("0 to {steps}, or null"), tail));
+        }
         let (joints, cue, end_at_success) =
             (spec.get("joints")?, spec.get("cue")?, spec.get("end_at_success")?);
         Ok(Self {
@@ -158,19 +164,15 @@ impl Choice {
             head,
             action_noise,
             end_at_success,
+            steps,
             blank_steps,
         })
     }
 
-    /// Steps of an episode, where success does not end it (`tail`, `end_at_success`).
-    fn steps(&self) -> u64 {
-        self.task.steps - BLANK + self.blank_steps
-    }
-
-    /// The same for one purpose: demonstrations may be cut (`head`).
+    /// The most steps of an episode for a purpose: demonstrations may be cut (`head`).
     fn steps_for(&self, purpose: Purpose) -> u64 {
         let cut = self.head.filter(|_| purpose == Purpose::Collect);
-        cut.unwrap_or(u64::MAX).min(self.steps())
+        cut.unwrap_or(u64::MAX).min(self.steps)
     }
 
     fn thinning(&self) -> Thinning {
@@ -202,8 +204,11 @@ impl Choice {
         if purpose == Purpose::Collect {
             make["tail"] = json!(self.tail);
             make["action_noise"] = json!(self.action_noise);
-        } else if self.end_at_success {
-            make["tail"] = json!(0);
+        } else {
+            make["expert"] = json!(false);
+            if self.end_at_success {
+                make["tail"] = json!(0);
+            }
         }
         match make {
             Value::Object(make) => make,
@@ -371,7 +376,8 @@ impl Family for Mikasa {
                 false,
                 "End evaluations at the first solved step instead of playing them to their full length: the rate \
                  of success is the same, and returns are not.",
-            ),
+            )
+            .technical(),
             Setting::new(
                 "keep_failures",
                 false,
@@ -421,7 +427,7 @@ impl Family for Mikasa {
             Some(ObservationName { name: known, channels_last: part.channels_last })
         };
         Facts {
-            max_steps: Some(choice.steps()),
+            max_steps: Some(choice.steps),
             good_return: None,
             metric: Metric::Success,
             max_rows: max_rows(spec).ok(),

@@ -72,6 +72,8 @@ pub struct Claim {
     file: File,
     worker: Worker,
     beaten: Mutex<Instant>,
+    /// Whether the run is this worker's: else the file is another's, and is left alone.
+    obtained: bool,
 }
 
 impl Claim {
@@ -102,8 +104,7 @@ impl Claim {
             std::thread::sleep(Duration::from_millis(10));
         }
         // Where a file system has no locks, signs of life must do.
-        let mut claim =
-            Self { path: path.to_owned(), file, worker: worker.clone(), beaten: Mutex::new(Instant::now()) };
+        let mut claim = Self::open(path, file, worker);
         let before = claim.read()?;
         let freed = before.strip_prefix(FREE);
         // Another machine's worker, or one that has made the file and not yet written to it.
@@ -112,18 +113,23 @@ impl Claim {
             None => !new && freed.is_none(),
         };
         if elsewhere && claim.silent_for()? < silence {
-            claim.forget();
             return Ok(None);
         }
         claim.write(&worker.text())?;
         if elsewhere || freed.is_some_and(|machine| machine != worker.machine) {
             std::thread::sleep(settle);
             if Worker::named_by(&claim.read()?).as_ref() != Some(worker) {
-                claim.forget();
                 return Ok(None);
             }
         }
+        claim.obtained = true;
         Ok(Some(claim))
+    }
+
+    /// A claim that is not obtained yet.
+    fn open(path: &Path, file: File, worker: &Worker) -> Self {
+        let beaten = Mutex::new(Instant::now());
+        Self { path: path.to_owned(), file, worker: worker.clone(), beaten, obtained: false }
     }
 
     /// The open file, for a process that works on the run: the claim lasts until that process has ended too.
@@ -131,19 +137,34 @@ impl Claim {
         self.file.try_clone().map_err(|e| Error::io(&self.path, e))
     }
 
-    /// Gives a sign of life, if it is time to.
+    /// Gives a sign of life, if it is time to; an error if another worker has taken the run over.
     pub fn beat(&self) -> Result<()> {
         let mut beaten = self.beaten.lock().unwrap_or_else(PoisonError::into_inner);
         if beaten.elapsed() >= BEAT {
+            self.still_ours()?;
             self.write(&self.worker.text())?;
             *beaten = Instant::now();
         }
         Ok(())
     }
 
-    fn read(&mut self) -> Result<String> {
+    /// Where a file system has no locks, a machine that gave no sign of life for long, because it slept, may have
+    /// lost its run.
+    fn still_ours(&self) -> Result<()> {
+        match Worker::named_by(&self.read()?) {
+            Some(other) if other != self.worker => {
+                let Worker { host, process, .. } = other;
+                let problem =
+                    format!("process {process} on {host} has taken this run over; it goes on there");
+                Err(Error::file(&self.path, problem))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn read(&self) -> Result<String> {
         let mut text = String::new();
-        self.file.rewind().map_err(|e| Error::io(&self.path, e))?;
+        (&self.file).rewind().map_err(|e| Error::io(&self.path, e))?;
         match (&self.file).take(4096).read_to_string(&mut text) {
             Err(e) if e.kind() != std::io::ErrorKind::InvalidData => Err(Error::io(&self.path, e)),
             _ => Ok(text),
@@ -172,17 +193,11 @@ impl Claim {
         Ok(now.unwrap_or_else(|_| SystemTime::now()).duration_since(then).unwrap_or_default())
     }
 
-    /// Drops the claim without a word: it is another's.
-    fn forget(mut self) {
-        self.worker.process = 0;
-    }
-
     /// The worker that has the run of this file now; none if it is free.
     pub fn holder(path: &Path, worker: &Worker) -> Option<Worker> {
         let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
         let locked = matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock));
-        let mut claim =
-            Self { path: path.to_owned(), file, worker: worker.clone(), beaten: Mutex::new(Instant::now()) };
+        let claim = Self::open(path, file, worker);
         let named = claim.read().ok().and_then(|text| Worker::named_by(&text));
         let alive = match &named {
             Some(named) if named.machine != worker.machine => {
@@ -190,7 +205,6 @@ impl Claim {
             }
             _ => false,
         };
-        claim.forget();
         match locked || alive {
             true => Some(named.unwrap_or(Worker {
                 machine: String::new(),
@@ -204,9 +218,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // A claim that was not obtained is not given back. One that cannot be written is void all the same when
-        // its lock is gone.
-        if self.worker.process != 0 {
+        // One that cannot be written is void all the same when its lock is gone.
+        if self.obtained && self.still_ours().is_ok() {
             let _ = self.write(&format!("{FREE}{}", self.worker.machine));
         }
     }
@@ -241,6 +254,11 @@ mod tests {
         Worker { machine: machine.to_owned(), host: machine.to_owned(), process }
     }
 
+    /// Ends a worker that has no time to give its claim back.
+    fn kill(mut claim: Claim) {
+        claim.obtained = false;
+    }
+
     const NOW: Duration = Duration::ZERO;
 
     #[test]
@@ -265,7 +283,7 @@ mod tests {
         let claim = Claim::take(&place.file(), &a).unwrap().unwrap();
         let child = claim.handed_down().unwrap();
         // What a killed worker leaves: its name in the file, and the child's copy of the file.
-        claim.forget();
+        kill(claim);
         assert!(Claim::take(&place.file(), &b).unwrap().is_none());
         drop(child);
         assert!(Claim::take(&place.file(), &b).unwrap().is_some());
@@ -274,12 +292,12 @@ mod tests {
     #[test]
     fn a_dead_workers_claim_is_free_at_once_on_its_machine_and_after_silence_elsewhere() {
         let place = Place::new("dead");
-        Claim::take(&place.file(), &worker("m", 1)).unwrap().unwrap().forget();
+        kill(Claim::take(&place.file(), &worker("m", 1)).unwrap().unwrap());
         let other = worker("other", 7);
         assert!(Claim::take(&place.file(), &other).unwrap().is_none());
         assert_eq!(Claim::holder(&place.file(), &other), Some(worker("m", 1)));
         assert!(Claim::take_after(&place.file(), &other, NOW, NOW).unwrap().is_some());
-        Claim::take(&place.file(), &worker("m", 1)).unwrap().unwrap().forget();
+        kill(Claim::take(&place.file(), &worker("m", 1)).unwrap().unwrap());
         assert!(Claim::take(&place.file(), &worker("m", 2)).unwrap().is_some());
     }
 
@@ -293,5 +311,18 @@ mod tests {
             fs::write(place.file(), damaged).unwrap();
             assert!(Claim::take_after(&place.file(), &worker("m", 1), NOW, NOW).unwrap().is_some());
         }
+    }
+
+    #[test]
+    fn a_claim_that_was_lost_is_neither_renewed_nor_given_back() {
+        let place = Place::new("lost");
+        let claim = Claim::take(&place.file(), &worker("m", 1)).unwrap().unwrap();
+        let other = worker("other", 7);
+        fs::write(place.file(), other.text()).unwrap();
+        *claim.beaten.lock().unwrap() = Instant::now() - BEAT;
+        let error = claim.beat().unwrap_err().to_string();
+        assert!(error.contains("process 7 on other has taken this run over"), "{error}");
+        drop(claim);
+        assert_eq!(Worker::named_by(&fs::read_to_string(place.file()).unwrap()), Some(other));
     }
 }

@@ -89,7 +89,8 @@ pub struct PlannedRun {
     pub column: usize,
     /// Seed of the run.
     pub seed: u64,
-    /// Settings that differ from the preset's; in [`BEGIN_WITH`] the folder's name of the run below.
+    /// Settings that differ from the preset's; in [`BEGIN_WITH`] the name of the folder of the run in
+    /// `before`.
     pub settings: Map<String, Value>,
     /// Index in [`Plan::runs`] of the run whose weights this one begins with.
     pub before: Option<usize>,
@@ -376,7 +377,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Applies the settings of a run and checks that it can be trained and tested where its data lie.
+    /// Applies the settings of a run and checks that it can be trained and has an environment to be tested in.
     fn check_run(&self, task: &str, column: &Column, settings: &Merged, how: &Evaluate) -> Result<RunConfig> {
         if let Some((key, place)) = ELSEWHERE.iter().find(|(key, _)| settings.values.contains_key(*key)) {
             let at = settings.origin(key);

@@ -103,7 +103,7 @@ fn markdown(plan: &Plan, table: &Table, results: &Results) -> String {
         cells.resize(head.len(), String::new());
         cells
     };
-    line(&effort("batches per run", &|effort| format!("{:.0}", effort.batches)));
+    line(&effort("batches per run", &|effort| format!("{:.0}", effort.batches_per_run())));
     line(&effort("time of training, all runs", &|effort| clock(effort.seconds)));
     text.push('\n');
     text.push_str(&missing(plan, results));
@@ -188,7 +188,7 @@ fn csv(plan: &Plan, table: &Table) -> String {
     let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
     for row in &table.rows {
         for (i, (column, cell)) in plan.columns.iter().zip(&row.cells).enumerate() {
-            let effort = table.efforts[i].filter(|_| row.is_sum);
+            let effort = row.efforts[i];
             let (key, value) =
                 row.at.clone().map_or_else(Default::default, |(key, value)| (key, value.to_string()));
             let mut line = vec![
@@ -204,7 +204,7 @@ fn csv(plan: &Plan, table: &Table) -> String {
                 cell.map_or(0, |cell| cell.count).to_string(),
                 planned(plan, row, *cell).to_string(),
                 cell.is_some_and(|cell| cell.best).to_string(),
-                number(effort.map(|effort| effort.batches)),
+                number(effort.map(|effort| effort.batches_per_run())),
                 number(effort.map(|effort| effort.seconds)),
                 number(row.player),
             ];

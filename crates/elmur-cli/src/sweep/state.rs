@@ -8,9 +8,10 @@
 //! OUT/runs/RUN.failed.json    why a run failed
 //! OUT/runs/RUN.claim          which worker has the run
 //! OUT/runs/RUN.log            what training and evaluation said
+//! OUT/runs/RUN.rows           scores, while a run is evaluated
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -139,12 +140,9 @@ fn read_results(path: &Path) -> Result<Results> {
 
 /// Writes a file of results, one line per run: small changes of a sweep are small changes of the file.
 pub fn write_results(path: &Path, plan: &Plan, results: &Results) -> Result<()> {
-    let place = |result: &&RunResult| {
-        let of_plan = plan.runs.iter().position(|run| run.id == result.id);
-        (of_plan.unwrap_or(usize::MAX), result.id.clone())
-    };
+    let places: HashMap<&str, usize> = plan.runs.iter().enumerate().map(|(i, run)| (&*run.id, i)).collect();
     let mut sorted: Vec<&RunResult> = results.values().collect();
-    sorted.sort_by_key(place);
+    sorted.sort_by_key(|result| (places.get(&*result.id).copied().unwrap_or(usize::MAX), &result.id));
     let lines: Vec<String> = sorted.iter().map(|result| json!(result).to_string()).collect();
     let text = format!("{{\"sweep\":{},\"results\":[\n{}\n]}}\n", json!(plan.name), lines.join(",\n"));
     Ok(write_atomic(path, text.as_bytes())?)

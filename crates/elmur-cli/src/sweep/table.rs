@@ -40,6 +40,8 @@ pub struct Row {
     pub player: Option<f64>,
     /// Numbers from elsewhere, one per column of references.
     pub references: Vec<Option<f64>>,
+    /// What the row's runs took, one per column of the plan.
+    pub efforts: Vec<Option<Effort>>,
     /// Whether the row is a sum.
     pub is_sum: bool,
 }
@@ -54,13 +56,36 @@ impl Row {
     }
 }
 
-/// What the runs of a column took.
+/// What some runs took, all together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Effort {
-    /// Mean number of batches of a run.
-    pub batches: f64,
-    /// Seconds of training, all runs together.
+    /// Number of runs.
+    pub runs: usize,
+    /// Batches.
+    pub batches: u64,
+    /// Seconds of training.
     pub seconds: f64,
+}
+
+impl Effort {
+    /// That of these runs; none if there are none.
+    fn of(runs: &[&RunResult]) -> Option<Self> {
+        let one = |run: &&RunResult| Self { runs: 1, batches: run.batches, seconds: run.train_seconds };
+        runs.iter().map(one).reduce(Self::and)
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            runs: self.runs + other.runs,
+            batches: self.batches + other.batches,
+            seconds: self.seconds + other.seconds,
+        }
+    }
+
+    /// Mean number of batches of a run.
+    pub fn batches_per_run(&self) -> f64 {
+        self.batches as f64 / self.runs as f64
+    }
 }
 
 /// A whole table.
@@ -90,12 +115,7 @@ impl Table {
                 rows.push(sum);
             }
         }
-        let effort = |column: usize| {
-            let runs = of_column(plan, results, None, column);
-            let batches = Statistics::of(runs.iter().map(|run| run.batches as f64)).mean;
-            let seconds = runs.iter().map(|run| run.train_seconds).sum();
-            (!runs.is_empty()).then_some(Effort { batches, seconds })
-        };
+        let effort = |column: usize| Effort::of(&of_column(plan, results, None, column));
         Self { rows, efforts: (0..plan.columns.len()).map(effort).collect() }
     }
 }
@@ -130,14 +150,17 @@ fn row(plan: &Plan, results: &Results, task: usize, at: Option<&(String, Value)>
     mark_best(&mut cells);
     let player = all.iter().find_map(|score| score.good_return).filter(|_| measure == Some(Measure::Return));
     let references = plan.references.iter().map(|(_, numbers)| numbers[task]).collect();
-    Row { name: plan.tasks[task].clone(), at: at.cloned(), measure, cells, player, references, is_sum: false }
+    let effort = |column: usize| Effort::of(&of_column(plan, results, Some(task), column));
+    let efforts = (0..plan.columns.len()).map(effort).collect();
+    let (name, at) = (plan.tasks[task].clone(), at.cloned());
+    Row { name, at, measure, cells, player, references, efforts, is_sum: false }
 }
 
 /// Marks the best of a row: all that look equal to it. A single cell is no winner.
 fn mark_best(cells: &mut [Option<Cell>]) {
     let thousandths = |cell: &Cell| (1000.0 * cell.mean).round() as i64;
-    let complete = || cells.iter().flatten().filter(|cell| cell.count > 0);
-    let (Some(most), 2..) = (complete().map(thousandths).max(), complete().count()) else { return };
+    let there = || cells.iter().flatten();
+    let (Some(most), 2..) = (there().map(thousandths).max(), there().count()) else { return };
     for cell in cells.iter_mut().flatten() {
         cell.best = thousandths(cell) == most;
     }
@@ -174,6 +197,9 @@ fn sum_of(name: &str, at: Option<(String, Value)>, rows: &[&Row]) -> Row {
         references: (0..references)
             .map(|i| whole(rows.iter().map(|row| row.references[i]).collect()))
             .collect(),
+        efforts: (0..columns)
+            .map(|column| rows.iter().filter_map(|row| row.efforts[column]).reduce(Effort::and))
+            .collect(),
         is_sum: true,
     }
 }
@@ -188,7 +214,10 @@ mod tests {
 
     fn row(cells: Vec<Option<Cell>>, player: Option<f64>) -> Row {
         let (name, references) = ("a".to_owned(), vec![player]);
-        Row { name, at: None, measure: None, cells, player, references, is_sum: false }
+        let effort =
+            |cell: &Option<Cell>| cell.map(|cell| Effort { runs: cell.count, batches: 6, seconds: 1.5 });
+        let efforts = cells.iter().map(effort).collect();
+        Row { name, at: None, measure: None, cells, player, references, efforts, is_sum: false }
     }
 
     #[test]
@@ -212,6 +241,9 @@ mod tests {
         assert_eq!((a.mean, a.count, a.planned, a.best), (1.0, 2, 2, false));
         assert_eq!((b.mean, b.count, b.planned, b.best), (0.25, 1, 2, false));
         assert_eq!((sum.player, sum.references), (Some(1.5), vec![Some(1.5)]));
+        let [Some(first), Some(second)] = sum.efforts[..] else { panic!("{:?}", sum.efforts) };
+        assert_eq!((first.batches_per_run(), first.seconds), (3.0, 3.0));
+        assert_eq!((second.batches_per_run(), second.seconds), (3.0, 1.5));
         let known = row(vec![cell(0.5, 2), cell(0.25, 2)], None);
         let whole = sum_of("x", None, &[&rows[0], &known]);
         assert_eq!(whole.player, None);

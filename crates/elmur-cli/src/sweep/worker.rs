@@ -447,20 +447,26 @@ impl Sweep<'_> {
         let from = fs::metadata(log).map_or(0, |about| about.len());
         let mut child = command.spawn().map_err(|e| Error::io(&self.program, e))?;
         let mut told = false;
+        let mut lost = None;
         let status = loop {
             match child.try_wait() {
                 Ok(Some(status)) => break status,
                 Ok(None) => {}
                 Err(e) => return Err(Error::io(&self.program, e)),
             }
-            if self.ends() && !told {
+            if (self.ends() || lost.is_some()) && !told {
                 told = true;
                 stop(&mut child);
             }
-            claim.beat()?;
+            if lost.is_none() {
+                lost = claim.beat().err();
+            }
             self.tell();
             std::thread::sleep(LOOK);
         };
+        if let Some(error) = lost {
+            return Err(error);
+        }
         Ok(match status.code() {
             Some(0) => None,
             _ if told => Some(Outcome::Interrupted),

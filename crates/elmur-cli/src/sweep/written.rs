@@ -13,36 +13,59 @@ const CPU: &str = "cpu";
 
 /// A sweep as its file has it.
 pub struct Written {
+    /// Title of the report.
     pub name: String,
+    /// Presets.
     pub tasks: Vec<String>,
+    /// `preset`, or names of policies.
     pub policies: Vec<String>,
+    /// Seeds of every combination.
     pub seeds: Vec<u64>,
+    /// Settings of all runs.
     pub settings: Map<String, Value>,
+    /// Settings by policy, with patterns as keys.
     pub per_policy: Map<String, Value>,
+    /// Settings by task, with patterns as keys.
     pub per_task: Map<String, Value>,
+    /// For tasks, the task whose weights their runs begin with.
     pub begin_with: Map<String, Value>,
+    /// Variants of all runs.
     pub cases: Vec<WrittenCase>,
+    /// How runs are evaluated.
     pub evaluate: WrittenEvaluation,
+    /// The device that trains.
     pub device: String,
+    /// Groups of tasks whose scores are added up, with patterns of tasks; none: those of the paper.
     pub groups: Option<Map<String, Value>>,
+    /// Columns of numbers from elsewhere, by task.
     pub references: Map<String, Value>,
+    /// A file of results that need not be computed again.
     pub known: Option<PathBuf>,
+    /// The sweep's folder.
     pub out: PathBuf,
 }
 
 /// A variant of all runs.
 pub struct WrittenCase {
+    /// Name in reports.
     pub name: String,
+    /// Settings of the variant.
     pub settings: Map<String, Value>,
 }
 
 /// How runs are evaluated, as the file has it.
 pub struct WrittenEvaluation {
+    /// Test episodes of a run.
     pub episodes: usize,
+    /// Lengths of the environment to evaluate at, one row of the report each.
     pub lengths: Vec<u64>,
+    /// A setting of the environment with its values, one row each.
     pub set: Map<String, Value>,
+    /// What is measured, if it is not the environment's own choice.
     pub metric: Option<elmur_envs::Metric>,
+    /// Whether actions are drawn instead of the likeliest being taken.
     pub sample: bool,
+    /// The device that acts.
     pub device: String,
 }
 

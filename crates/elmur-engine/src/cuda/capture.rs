@@ -32,7 +32,14 @@ type Leaves = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
 impl Step {
     /// Queues the step's work, or its deferred work, with a launch that has the step's operands.
     pub(super) fn queue(&self, launch: &mut Launch<'_>, deferred: bool) -> Result<()> {
-        if deferred { self.op.cuda_deferred(launch) } else { self.op.cuda(launch) }
+        if !deferred {
+            return self.op.cuda(launch);
+        }
+        // Work that does not wait for the step's own finds nothing of it.
+        if !self.op.deferred_reads_scratch() {
+            launch.handoff.clear();
+        }
+        self.op.cuda_deferred(launch)
     }
 
     /// Outputs that deferred work writes; none if nobody reads them.

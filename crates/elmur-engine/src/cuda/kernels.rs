@@ -443,12 +443,16 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_of_the_tables_of_attention_exists() {
-        let source = include_str!("../ops/attention/gpu.rs");
-        let names: Vec<_> = source.split('"').filter(|text| text.starts_with("attention_")).collect();
-        assert!(names.len() > 60, "{}", names.len());
-        for name in names {
-            assert!(file_of(name).is_some(), "no kernel {name}");
+    fn every_kernel_of_the_tables_of_attention_and_convolutions_exists() {
+        for (source, prefix, least) in [
+            (include_str!("../ops/attention/gpu.rs"), "attention_", 60),
+            (include_str!("../ops/conv.rs"), "conv2d_", 14),
+        ] {
+            let names: Vec<_> = source.split('"').filter(|text| text.starts_with(prefix)).collect();
+            assert!(names.len() >= least, "{}", names.len());
+            for name in names {
+                assert!(file_of(name).is_some(), "no kernel {name}");
+            }
         }
     }
 

@@ -75,8 +75,8 @@ __device__ __forceinline__ const float* moved(const float* from, int offset) {
     return to;
 }
 
-// Copies 16 bytes to shared memory, or zeros; both addresses are multiples of 16. Complete after
-// copies_done() and a barrier.
+// Copies 16 bytes to shared memory, or zeros; both addresses are multiples of 16. Complete after copies_done(), or
+// copies_done_but_last() when others were committed since, and a barrier.
 __device__ __forceinline__ void copy_async(u32 to, const float* from, bool inside) {
     int bytes = inside ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
@@ -91,6 +91,12 @@ __device__ __forceinline__ void copy_one_async(u32 to, const float* from, bool i
 __device__ __forceinline__ void copy_one_async(float* to, const float* from, bool inside) { copy_one_async(shared_address(to), from, inside); }
 
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Makes one group of the copies since the last call.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for all groups of copies but the last.
+__device__ __forceinline__ void copies_done_but_last() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
 // Number of this block in its cluster.
 __device__ __forceinline__ int cluster_rank() {

@@ -10,14 +10,14 @@ struct Geometry {
     int batch, c, h, w, outputs, p, q, i, j, stride, padding;
 };
 
-// What a position reads for one number of the depth: where it lies from the position's own place on, how far that
-// place is moved, which tap of a channel it is, and where the weight lies.
+// What a position reads for one number of the depth: `at` numbers on from the position's own place, which is `down` rows
+// and `right` columns away; tap `number` of its channel; the weight lies at `weight`.
 struct Tap {
     int at, down, right, number, weight;
 };
 
-// Whether taps may lie outside of the source, where it is zero: nowhere; as bits of a word, for up to 32 taps of a
-// channel; or wherever their moves lead.
+// Whether taps may lie outside of the source, where it is zero, and how that is found out: they never do; by a bit for
+// each of up to 32 taps of a channel; or by comparing rows and columns with the source's borders.
 enum Outside { NEVER, BITS, MOVES };
 
 // The taps of a panel, or of a block's columns.
@@ -165,10 +165,10 @@ template <int ROWS, bool exact> struct Sums {
     }
 };
 
-// to [batch, rows, ...] from source [batch, channels, h, w] and weights [rows, depth], whose rows begin `stride`
+// to [batch, rows, ...] from source [batch, channels, h, w] and weights [rows, depth], whose rows begin `pitch`
 // numbers apart (+ bias per row, which may be null).
 template <int ROWS, bool exact, Outside outside>
-__device__ __forceinline__ void gather_product(float* to, const float* source, const float* weights, int stride, const float* bias, const Gather& g, int batch) {
+__device__ __forceinline__ void gather_product(float* to, const float* source, const float* weights, int pitch, const float* bias, const Gather& g, int batch) {
     constexpr int STAGE = ROWS * ALONG + DEPTH * ACROSS, VECTORS = DEPTH / 4, LINES = COLUMNS / VECTORS;
     extern __shared__ __align__(16) float shared[];
     __shared__ Taps<DEPTH, outside> taps[2];
@@ -191,21 +191,22 @@ __device__ __forceinline__ void gather_product(float* to, const float* source, c
     };
     u32 stages = shared_address(shared);
     int line = thread / VECTORS, across = thread % VECTORS * 4;
+    bool in_fours = pitch % 4 == 0 && (u64)weights % 16 == 0;
     auto load = [&](int panel) {
         u32 a = stages + panel % 2 * (4 * STAGE), b = a + 4 * (ROWS * ALONG + thread);
         int first = panel * DEPTH;
-        if (stride % 4 == 0) {
-            const float* from = weights + (row + line) * stride + first + across;
+        if (in_fours) {
+            const float* from = weights + (row + line) * pitch + first + across;
 #pragma unroll
             for (int r = 0; r < ROWS; r += LINES)
-                copy_async(a + 4 * (line * ALONG + across) + 4 * r * ALONG, moved(from, r * stride), row + line + r < g.rows && first + across < depth);
+                copy_async(a + 4 * (line * ALONG + across) + 4 * r * ALONG, moved(from, r * pitch), row + line + r < g.rows && first + across < depth);
         } else {
             int k = first + thread % DEPTH;
             for (int r = thread / DEPTH; r < ROWS; r += WARPS)
-                copy_one_async(a + 4 * (r * ALONG + thread % DEPTH), weights + (row + r) * stride + k, row + r < g.rows && k < depth);
+                copy_one_async(a + 4 * (r * ALONG + thread % DEPTH), weights + (row + r) * pitch + k, row + r < g.rows && k < depth);
         }
         copy_taps<DEPTH>(b, 4 * ACROSS, source, taps[panel % 2], 0, g, down, right, own);
-        asm volatile("cp.async.commit_group;");
+        commit_copies();
     };
     find_taps(0), find_taps(1);
     __syncthreads();
@@ -214,9 +215,9 @@ __device__ __forceinline__ void gather_product(float* to, const float* source, c
     for (int panel = 0; panel < panels; ++panel) {
         if (panel + 1 < panels) {
             load(panel + 1);
-            asm volatile("cp.async.wait_group 1;");
+            copies_done_but_last();
         } else {
-            asm volatile("cp.async.wait_group 0;");
+            copies_done();
         }
         __syncthreads();
         find_taps(panel + 2);
@@ -235,13 +236,13 @@ __device__ __forceinline__ void gather_product(float* to, const float* source, c
     });
 }
 
-// Weights as the gradient of images takes them: to [phases, c, stride], of every phase the weights of one row of C side
-// by side, and zeros up to the stride.
-KERNEL conv2d_turn_weights(float* to, const float* weights, Geometry g, int stride) {
+// Weights as the gradient of images takes them: to [phases, c, pitch], of every phase the weights of one row of C side
+// by side, and zeros up to the pitch.
+KERNEL conv2d_turn_weights(float* to, const float* weights, Geometry g, int pitch) {
     begin();
     Gather turned = input_grad_of(g, blockIdx.y);
-    int e = (int)thread_number(), r = e / stride, k = e % stride;
-    if (r < g.c) to[(i64)blockIdx.y * g.c * stride + e] = k < turned.depth() ? weights[r * turned.weight_row + turned.tap(k).weight] : 0.0f;
+    int e = (int)thread_number(), r = e / pitch, k = e % pitch;
+    if (r < g.c) to[(i64)blockIdx.y * g.c * pitch + e] = k < turned.depth() ? weights[r * turned.weight_row + turned.tap(k).weight] : 0.0f;
 }
 
 // partial[split, outputs, depth]: sums over a share of all patches of dy x patch.
@@ -281,7 +282,7 @@ template <int ROWS, bool exact, Outside outside> __device__ __forceinline__ void
 #pragma unroll
         for (int r = 0; r < ROWS; r += WARPS) copy_one_async(a + 4 * r * ALONG, moved(dy, r * each), is_there && row + warp + r < g.outputs);
         copy_taps<32>(b, 4 * ALONG, source, taps, 32 * warp, forward, down, right, outside == BITS ? forward.inside(down, right) : 0);
-        asm volatile("cp.async.commit_group;");
+        commit_copies();
         next += DEPTH;
         for (position += DEPTH; position >= each; position -= each) ++image;
     };
@@ -293,9 +294,9 @@ template <int ROWS, bool exact, Outside outside> __device__ __forceinline__ void
     for (int panel = 0; panel < panels; ++panel) {
         if (panel + 1 < panels) {
             load(panel + 1);
-            asm volatile("cp.async.wait_group 1;");
+            copies_done_but_last();
         } else {
-            asm volatile("cp.async.wait_group 0;");
+            copies_done();
         }
         __syncthreads();
         u32 a = stages + panel % 2 * (4 * STAGE), b = a + tiles;
@@ -326,10 +327,10 @@ template <int ROWS, bool exact, Outside outside> __device__ __forceinline__ void
         gather_product<ROWS, exact, outside>(y, images, weights, own.depth(), bias, own, g.batch);                           \
     }
 #define CONVOLUTION_INPUT_GRAD(name, ROWS, exact, outside)                                                                   \
-    KERNEL __launch_bounds__(128, exact ? 2 : ROWS == 32 ? 5 : 4) name(float* dx, const float* dy, const float* turned, Geometry g, int stride) {            \
+    KERNEL __launch_bounds__(128, exact ? 2 : ROWS == 32 ? 5 : 4) name(float* dx, const float* dy, const float* turned, Geometry g, int pitch) {             \
         begin();                                                                                                             \
-        const float* weights = turned + (i64)blockIdx.z * g.c * stride;                                                      \
-        gather_product<ROWS, exact, outside>(dx, dy, weights, stride, (const float*)nullptr, input_grad_of(g, blockIdx.z), g.batch); \
+        const float* weights = turned + (i64)blockIdx.z * g.c * pitch;                                                       \
+        gather_product<ROWS, exact, outside>(dx, dy, weights, pitch, (const float*)nullptr, input_grad_of(g, blockIdx.z), g.batch);  \
     }
 // Grid (tiles of depth, tiles of outputs, splits); (ROWS + 128) x ALONG floats twice in shared memory.
 #define CONVOLUTION_WEIGHT_GRAD(name, ROWS, exact, outside)                                                                  \

@@ -74,9 +74,11 @@ kernel_args! {
     }
 }
 
-/// Positions (or numbers of a patch), and numbers summed at a time, of a block of the GPU's kernels.
+/// Columns of the result that a block of the GPU's kernels computes: positions, or numbers of a patch.
 #[cfg(feature = "cuda")]
 const COLUMNS: usize = 128;
+
+/// Products that a block of the GPU's kernels adds up at a time.
 #[cfg(feature = "cuda")]
 const DEPTH: usize = 32;
 
@@ -91,9 +93,9 @@ const FULL: usize = 528;
 /// A kernel by the rows of the result that a block computes, and by accuracy.
 #[cfg(feature = "cuda")]
 struct Kernels {
-    /// With 32 and 64 rows, where no patch reaches beyond its image; none: any patch may.
+    /// With 32 and 64 rows, where no patch reaches beyond its image; none if there are no such kernels.
     inside: Option<[&'static str; 2]>,
-    /// The same where patches may, for up to 32 taps.
+    /// With 32 and 64 rows, where patches may reach beyond their image, for up to 32 taps of a channel.
     padded: [&'static str; 2],
     /// With 32 rows, to f32 accuracy.
     exact: &'static str,
@@ -153,6 +155,17 @@ impl Dims {
             kernel: (h, v),
             patches,
         })
+    }
+
+    /// Whether strides and extents are such as a GPU's grids and the places of numbers in its kernels allow.
+    fn fit_kernels(&self, conv: Conv2d) -> bool {
+        let product = |extents: &[usize]| extents.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
+        let fits = |extents: &[usize]| product(extents).is_some_and(|n| n < 1 << 31);
+        let padded = |n: usize| n.saturating_add(conv.padding.saturating_mul(2));
+        conv.stride <= 255
+            && fits(&[self.channels, padded(self.image.0), padded(self.image.1)])
+            && fits(&[self.outputs, self.patches.0, self.patches.1])
+            && fits(&[self.outputs, self.channels, self.kernel.0, self.kernel.1])
     }
 
     #[cfg(feature = "cuda")]
@@ -330,6 +343,11 @@ impl Op for Forward {
             );
             return mismatch("conv2d", expected, format!("{x} and {w}"));
         };
+        if !dims.fit_kernels(self.conv) {
+            let expected =
+                "a stride of at most 255; images, their results and weights of less than 2^31 numbers";
+            return mismatch("conv2d", expected, format!("{x}, {w} and {:?}", self.conv));
+        }
         if self.bias {
             want("conv2d", "bias", &inputs[2], x.dtype, &[dims.outputs])?;
         }
@@ -462,14 +480,14 @@ impl Op for InputGrad {
         let stride = self.conv.stride;
         let taps = dims.kernel.0.div_ceil(stride) * dims.kernel.1.div_ceil(stride);
         let (name, rows) = Kernels::INPUT_GRAD.choose(launch, self.conv, taps, dims.channels);
-        let line = (dims.outputs * taps).next_multiple_of(4);
-        let (each, geometry) = (dims.channels * line, dims.geometry(self.conv));
+        let pitch = (dims.outputs * taps).next_multiple_of(4);
+        let (each, geometry) = (dims.channels * pitch, dims.geometry(self.conv));
         let turned = launch.scratch(4 * stride * stride * each)?;
-        let args = args![turned, launch.input(1), geometry, line as i32];
+        let args = args![turned, launch.input(1), geometry, pitch as i32];
         launch.kernel("conv2d_turn_weights", [each.div_ceil(256), stride * stride, 1], 256, 0, args)?;
         let pixels = dims.batch * dims.image.0.div_ceil(stride) * dims.image.1.div_ceil(stride);
         let grid = [pixels.div_ceil(COLUMNS), dims.channels.div_ceil(rows), stride * stride];
-        let args = args![launch.output(0), launch.input(0), turned, geometry, line as i32];
+        let args = args![launch.output(0), launch.input(0), turned, geometry, pitch as i32];
         launch.kernel(name, grid, THREADS, gather_shared(rows), args)
     }
 }
@@ -557,5 +575,24 @@ impl Op for WeightGrad {
         let shared = 2 * 4 * (rows + COLUMNS) * (DEPTH + 4);
         launch.kernel(name, [tiles[0], tiles[1], splits], THREADS, shared, args)?;
         crate::ops::reduce::cuda_sum_columns(launch, dw, partial, splits, length, self.accumulate)
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+
+    /// Shared memory is reserved here and laid out there.
+    #[test]
+    fn kernels_have_the_tiles_that_they_are_launched_for() {
+        let source = include_str!("conv.cu");
+        let warps = COLUMNS / 32;
+        for line in [
+            format!("constexpr int WARPS = {warps}, COLUMNS = 32 * WARPS, DEPTH = {DEPTH};"),
+            "constexpr int ALONG = DEPTH + 4, ACROSS = COLUMNS + 8;".to_owned(),
+        ] {
+            assert!(source.contains(&line), "conv.cu has no line {line}");
+        }
+        assert_eq!(THREADS as usize, 32 * warps);
     }
 }

@@ -115,7 +115,8 @@ impl Op for Forward {
     fn backward(&self, b: &mut Backward<'_>) -> Result<()> {
         if let Some(dy) = b.grad(0) {
             let inputs = [b.inputs[0], b.outputs[1], b.inputs[1], dy];
-            let grads = b.graph.push(Gradient { groups: self.groups }, &inputs)?;
+            let is_image = Dims::new(b.graph.ty(b.inputs[0])?).is_some_and(|dims| dims.is_image);
+            let grads = b.graph.push(Gradient { groups: self.groups, is_image }, &inputs)?;
             grads.into_iter().enumerate().for_each(|(input, grad)| b.set(input, grad));
         }
         Ok(())
@@ -290,6 +291,7 @@ kernel_args! {
 #[derive(Debug)]
 struct Gradient {
     groups: usize,
+    is_image: bool,
 }
 
 /// Samples of one partial sum of dgamma and dbeta: depends on the shape alone, so that sums have the same bits
@@ -326,7 +328,7 @@ impl Op for Gradient {
                 let at = first * len..(first + count) * len;
                 let stats = &stats[2 * self.groups * first..];
                 let (x, dy) = (&x[at.clone()], &dy[at]);
-                match dims.is_image {
+                match self.is_image {
                     true => gradient_images(x, stats, self.groups, gamma, dy, dx, sums, dims.places),
                     false => gradient_samples(x, stats, self.groups, gamma, dy, dx, sums, len),
                 }
@@ -345,7 +347,7 @@ impl Op for Gradient {
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(0)) else { return Ok(()) };
         let count = dims.batch * self.groups;
-        if dims.is_image {
+        if self.is_image {
             let wanted = launch.output(1) != 0 || launch.output(2) != 0;
             let partial = if wanted { launch.scratch(4 * 2 * dims.batch * dims.channels)? } else { 0 };
             let args = ImageNormArgs {
@@ -386,11 +388,16 @@ impl Op for Gradient {
     fn deferred(&self, outputs: usize) -> std::ops::Range<usize> {
         1..outputs
     }
+    /// Of images the sums of every sample are there after `cuda`; of steps nothing is.
+    #[cfg(feature = "cuda")]
+    fn deferred_reads_scratch(&self) -> bool {
+        self.is_image
+    }
     #[cfg(feature = "cuda")]
     fn cuda_deferred(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(0)) else { return Ok(()) };
-        let Dims { batch, channels, places: steps, is_image } = dims;
-        if is_image {
+        let Dims { batch, channels, places: steps, .. } = dims;
+        if self.is_image {
             let partial = launch.handoff.first().copied().unwrap_or(0);
             for (output, at) in [(1, 0), (2, 4 * (batch * channels) as u64)] {
                 let grad = launch.output(output);

@@ -90,7 +90,7 @@ template <bool a_along, bool b_along, bool exact, int warps> __device__ __forcei
         int depth = begins + panel * DEPTH;
         A::template load<THREADS>(to, a, row, m, depth, ends, k, wide_a);
         B::template load<THREADS>(to + A::SIZE, b, column, n, depth, ends, k, wide_b);
-        asm volatile("cp.async.commit_group;");
+        commit_copies();
     };
     if (panels > 0) load(0);
     // What is added to this thread's part of C is loaded while the panels are copied. The addend may be C
@@ -110,9 +110,9 @@ template <bool a_along, bool b_along, bool exact, int warps> __device__ __forcei
     for (int panel = 0; panel < panels; ++panel) {
         if (panel + 1 < panels) {
             load(panel + 1);
-            asm volatile("cp.async.wait_group 1;");
+            copies_done_but_last();
         } else {
-            asm volatile("cp.async.wait_group 0;");
+            copies_done();
         }
         __syncthreads();
         const float *as = shared + panel % 2 * STAGE, *bs = as + A::SIZE;

@@ -1,6 +1,6 @@
 // Products of small tiles on tensor cores.
 
-// A number as tensor cores take it, who cut off all but 11 bits of it (tf32). exact: rounded to these, and what that
+// A number as tensor cores take it, which use only the first 11 bits of it (tf32). exact: rounded to these, and what that
 // leaves of it; numbers beyond 4e34 become NaN. (The conversion instruction is eight times slower than these
 // operations.) Otherwise what is cut off on average is added before (ln 2 / 2 of the last bit's value at 1): so errors
 // have no sign, and what has 11 bits stays as it is.

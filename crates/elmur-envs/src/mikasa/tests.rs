@@ -89,6 +89,7 @@ fn settings_are_checked_and_only_some_tasks_have_blank_steps() {
     let error = message(color3().with("head", 14));
     assert!(error.contains("keep_failures") && error.contains("true where `head` is set"), "{error}");
     assert_eq!(find(color3().with("blank_steps", 105)).unwrap().facts().max_steps, Some(160));
+    assert!(find(color3().with("blank_steps", 105).with("tail", 160)).is_ok());
     assert!(
         message(EnvSpec::new("mikasa-TakeItBack").with("blank_steps", 9)).contains("one of the settings")
     );
@@ -118,6 +119,7 @@ fn demonstrations_are_cut_and_disturbed_but_evaluations_are_not() {
     assert_eq!((&collect["tail"], &collect["action_noise"]), (&json!(5), &json!(0.1)));
     let evaluate = choice.make(Purpose::Evaluate);
     assert_eq!((evaluate.get("tail"), evaluate.get("action_noise")), (None, None));
+    assert_eq!((collect.get("expert"), &evaluate["expert"]), (None, &json!(false)));
     let ends = find(spec.spec().clone().with("end_at_success", true)).unwrap();
     let ends = Choice::of(ends.spec()).unwrap();
     assert_eq!(ends.make(Purpose::Evaluate)["tail"], json!(0));

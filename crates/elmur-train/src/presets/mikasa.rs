@@ -12,7 +12,7 @@ use crate::schedule::Schedule;
 /// What the names of presets begin with.
 const PREFIX: &str = "mikasa-";
 
-/// Demonstrations that the paper learned from, for those who have no recordings.
+/// Number of demonstrations that are played where no recordings are given: as many as in the paper.
 const EPISODES: usize = 1000;
 
 /// Suffix of the names of presets with the published choices.
@@ -122,6 +122,8 @@ mod tests {
             let env = RunConfig::preset(&format!("mikasa-{name}")).unwrap().env;
             if cfg!(unix) {
                 let env = env.unwrap();
+                let found = Registry::builtin().find(&env).unwrap();
+                assert_eq!(found.facts().max_steps, Some(steps as u64), "{name}");
                 let settings = (&env.settings["size"], &env.settings["render"]);
                 assert_eq!((env.name, settings), (format!("mikasa-{name}-v0"), (&64.into(), &128.into())));
             }

@@ -22,8 +22,8 @@ pub(super) enum Family {
 const SHORT: usize = 120;
 
 impl Family {
-    /// The tasks that a run without environment is of: two cameras in, eight numbers out. TakeItBack's episodes are
-    /// the longest ones.
+    /// The family of tasks of a run, known by its policy alone: two cameras in, eight numbers out; TakeItBack's
+    /// episodes are the longest ones.
     pub fn of(run: &RunConfig) -> Option<Self> {
         let ends = run.model.architecture().ends();
         let cameras = ends.observation.iter().any(|encoder| encoder.is_image() && encoder.shape()[0] == 6);
