@@ -1,5 +1,6 @@
 //! `elmur collect`: an environment's player plays, and what happened goes to disk.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,6 +132,18 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// A setting that the program did not have when a file was begun is not noted in it later either, unless it has another
+/// value than its default.
+fn leave_out_new(metadata: &mut BTreeMap<String, String>, environment: &Environment, begun: &Path) {
+    let Ok(begun) = open(begun, None) else { return };
+    for setting in environment.settings() {
+        let is_default = environment.spec().settings.get(setting.key) == Some(&setting.default);
+        if is_default && !begun.metadata().contains_key(setting.key) {
+            metadata.remove(setting.key);
+        }
+    }
+}
+
 fn tell(path: &Path, summary: &Summary, as_json: bool) {
     let Summary { episodes, steps, returns, .. } = summary;
     if as_json {
@@ -164,6 +177,13 @@ impl Target {
         if !wrappers.is_none() {
             metadata.insert("wrappers".to_owned(), wrappers.names().join(", "));
         }
+        let mut aside = args.out.clone().into_os_string();
+        aside.push(".tmp");
+        leave_out_new(
+            &mut metadata,
+            environment,
+            if args.append { args.out.as_ref() } else { Path::new(&aside) },
+        );
         if args.npz {
             let write = if args.force { NpzWriter::replace } else { NpzWriter::create };
             return Ok(Self::Npz(write(args.out.clone(), spaces)?.with_metadata(&metadata)));

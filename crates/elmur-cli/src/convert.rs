@@ -100,6 +100,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let mut metadata = reader.metadata().clone();
     let mut spaces = reader.spaces().clone();
     if let Some(environment) = &environment {
+        check_origin(args, environment, &reader)?;
         metadata.insert("env".to_owned(), environment.name().to_owned());
         let given = |key: &str| args.set.iter().any(|text| text.split('=').next() == Some(key));
         note_settings(environment, given, &mut metadata);
@@ -154,6 +155,34 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         say(&json!({ "dataset": out, "episodes": episodes, "steps": steps }).to_string());
     } else {
         say(&format!("{out}: {episodes} episodes, {steps} steps"));
+    }
+    Ok(())
+}
+
+/// Refuses recordings that say that they are of another environment, or whose pictures have another size than those of
+/// this one, where they are not thinned.
+fn check_origin(args: &Args, environment: &Environment, reader: &EpisodeReader) -> Result<()> {
+    let (name, before) = (environment.name(), reader.metadata().get("env"));
+    if let Some(before) = before.filter(|before| *before != name) {
+        return Err(Error::file(
+            &args.source,
+            format!("recorded in {before}, not in {name}; leave --env out"),
+        ));
+    }
+    let pictures = |spaces: &Spaces| -> Vec<Vec<usize>> {
+        let shape = |leaf: &Leaf<'_>| match leaf {
+            Leaf::Bytes { shape } => Some(shape.to_vec()),
+            _ => None,
+        };
+        spaces.observation.leaves().iter().filter_map(shape).collect()
+    };
+    let (had, has) = (pictures(reader.spaces()), pictures(environment.plain().spaces()));
+    if environment.facts().thinning.is_none() && !had.is_empty() && had != has {
+        let problem = format!(
+            "expected pictures of {has:?}, which {name} has with these settings; the recordings have {had:?}; change \
+             the settings with --set"
+        );
+        return Err(Error::file(&args.source, problem));
     }
     Ok(())
 }

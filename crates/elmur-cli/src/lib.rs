@@ -283,7 +283,8 @@ fn refuse(error: &clap::Error) -> ! {
     use clap::error::ErrorKind::{InvalidValue, ValueValidation};
     if matches!(error.kind(), InvalidValue | ValueValidation) {
         let text = error.to_string();
-        report(text.lines().next().unwrap_or_default());
+        let told = text.lines().take(1).chain(text.lines().filter(|line| line.contains("[possible values")));
+        report(&told.map(str::trim).collect::<Vec<_>>().join(" "));
         std::process::exit(2);
     }
     error.exit()

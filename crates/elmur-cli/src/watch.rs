@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use elmur_base::{Kind, Row, Space, Values};
 use elmur_data::{Column, is_data, open};
 use elmur_plot::{Film, Frame, Picture, SlotSteps};
-use elmur_train::{Result, Seeds, Watched, watch};
+use elmur_train::{Error, Result, Seeds, Watched, watch};
 use serde_json::json;
 
 use crate::plot::{make_folder, plot_error};
@@ -39,6 +39,9 @@ pub struct Args {
     /// Write OUT.png.
     #[arg(long)]
     out: PathBuf,
+    /// Replace a film that is there.
+    #[arg(long)]
+    force: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -46,22 +49,32 @@ pub struct Args {
 
 /// Runs `elmur watch`.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    make_folder(&args.out)?;
+    // The ending may be given, or left to this.
+    let out = if args.out.extension().is_some_and(|e| e == "png") {
+        args.out.with_extension("")
+    } else {
+        args.out.clone()
+    };
+    let path = PathBuf::from(format!("{}.png", out.display()));
+    if path.exists() && !args.force {
+        return Err(Error::file(&path, "exists; choose another --out, or replace it with --force"));
+    }
+    make_folder(&out)?;
     let (film, title, success) = if is_data(&args.what) { recorded(args)? } else { acted(args, context)? };
     let mut bar = Bar::new("painting", 0, film.frames.len() as u64);
     {
         // Nothing is lost: the file is written at the end.
         let _watch = signals::EndAtOnce::new(&context.stop);
         let start = Instant::now();
-        elmur_plot::film(&args.out, &title, &film, &mut |done| {
+        elmur_plot::film(&out, &title, &film, &mut |done| {
             if start.elapsed() > Duration::from_secs(2) {
                 bar.update(done as u64, "frames", "");
             }
         })
-        .map_err(|error| plot_error(&args.out, error))?;
+        .map_err(|error| plot_error(&out, error))?;
     }
     bar.finish();
-    let (path, frames) = (format!("{}.png", args.out.display()), film.frames.len());
+    let (path, frames) = (path.display().to_string(), film.frames.len());
     if args.json {
         say(&json!({"film": path, "steps": frames, "success": success}).to_string());
     } else {

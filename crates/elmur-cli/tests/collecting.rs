@@ -74,3 +74,50 @@ fn an_interrupted_append_says_how_much_was_added() {
     let output = ended(child, 5);
     assert!(text(&output).contains("of 1000000 episodes were added"), "{}", text(&output));
 }
+
+#[test]
+fn an_append_that_is_refused_changes_nothing() {
+    let folder = Folder::new("append-refused");
+    let out = folder.path("a.elmur");
+    fine(&collect("9", "3", &out, &[]));
+    let whole = std::fs::read(&out).unwrap();
+    let torn = &whole[..whole.len() - 5];
+    std::fs::write(&out, torn).unwrap();
+    refused(
+        &collect("15", "1", &out, &["--append"]),
+        &["recorded with another environment, or other settings"],
+    );
+    assert_eq!(std::fs::read(&out).unwrap(), torn);
+    fine(&collect("9", "1", &out, &["--append"]));
+    assert_eq!(std::fs::read(&out).unwrap(), whole);
+}
+
+/// A program that has gained a setting since a file was begun goes on with it, where the setting has its default.
+#[test]
+fn files_of_a_program_with_fewer_settings_can_be_continued() {
+    let folder = Folder::new("append-older");
+    let (now, older) = (folder.path("now.elmur"), folder.path("older.elmur"));
+    fine(&collect("30", "2", &now, &[]));
+    let data = elmur_data::open(&now, None).unwrap();
+    let mut notes = data.metadata().clone();
+    assert!(notes.remove("length").is_some(), "{notes:?}");
+    let mut writer = elmur_data::Writer::create(&older, data.spaces(), notes).unwrap();
+    (0..2).for_each(|i| writer.push(&data.episode(i).unwrap()).unwrap());
+    writer.finish().unwrap();
+    fine(&collect("30", "1", &older, &["--append"]));
+    assert_eq!(elmur_data::open(&older, None).unwrap().episodes(), 3);
+    refused(&collect("9", "1", &older, &["--append"]), &["other settings"]);
+}
+
+#[test]
+fn recordings_are_not_given_another_name() {
+    let folder = Folder::new("relabel");
+    let (data, out) = (folder.path("a.elmur"), folder.path("b.elmur"));
+    fine(&collect("9", "2", &data, &[]));
+    refused(
+        &["convert", &data, &out, "--env", "popgym-RepeatFirstEasy"],
+        &["recorded in tmaze", "leave --env out"],
+    );
+    assert!(!Path::new(&out).exists());
+    mistake(&["eval", &data, "--metric", "luck"], "[possible values: ");
+}

@@ -340,9 +340,13 @@ mod unix {
         assert_eq!(told["steps"].as_u64(), Some(60));
         let bytes = std::fs::read(format!("{film}.png")).unwrap();
         assert!(bytes.starts_with(b"\x89PNG") && bytes.windows(4).any(|part| part == b"acTL"));
-        let told = rows(&fine(&["watch", &data, "--episode", "2", "--out", &film, "--json"])).remove(0);
+        let named = format!("{film}.png");
+        refused(&["watch", &data, "--out", &named], &["film.png", "exists", "--force"]);
+        let again = ["watch", &data, "--episode", "2", "--out", &named, "--force", "--json"];
+        let told = rows(&fine(&again)).remove(0);
+        assert_eq!(told["film"].as_str(), Some(&*named));
         assert_eq!(told["steps"].as_u64(), Some(60));
-        refused(&["watch", &data, "--episode", "6", "--out", &film], &["`episode`", "0 to 5"]);
+        refused(&["watch", &data, "--episode", "6", "--out", &film, "--force"], &["`episode`", "0 to 5"]);
     }
 
     /// Runs the program where no simulator is named.

@@ -474,6 +474,26 @@ fn data_are_asked_for_by_runs_that_need_them() {
     fine(&["sweep", "run", &file, "--only", "bc-mlp"]);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_missing_simulator_is_noticed_before_anything_is_trained() {
+    let folder = Folder::new("sweep-simulator");
+    let data = write(&folder, "data.elmur", &json!(null));
+    let file = write(
+        &folder,
+        "sweep.json",
+        &json!({
+            "name": "robots", "tasks": ["mikasa-RememberColor3"], "policies": ["preset"], "seeds": [0],
+            "settings": {"data.file": data, "env.folder": folder.path("nowhere")}, "evaluate": {"episodes": 1},
+            "out": folder.path("out"),
+        }),
+    );
+    let parts = ["sweep.json", "mikasa-RememberColor3 preset, seed 0", "elmur simulators install mikasa DIR"];
+    refused(&["sweep", "run", &file], &parts);
+    assert!(!Path::new(&folder.path("out")).exists(), "something was begun");
+    fine(&["sweep", "status", &file]);
+}
+
 #[test]
 fn mistakes_in_the_file_are_refused_before_anything_starts() {
     let folder = Folder::new("sweep-mistakes");

@@ -286,7 +286,6 @@ impl Writer {
             Ok(())
         })?;
         let Indexed { header, records, end, .. } = index(&mut BufReader::new(&file), &path)?;
-        file.set_len(end).map_err(|e| Error::io(&path, e))?;
         Ok(Self { path, aside: None, replace: false, file, header, end, episodes: records.len() })
     }
 
@@ -331,7 +330,13 @@ impl Writer {
         if most.is_some_and(|most| self.end + bytes.len() as u64 > most) {
             return Ok(false);
         }
-        let written = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&bytes));
+        // What lies behind the last whole episode goes when the next one comes.
+        let mut write = || -> std::io::Result<()> {
+            self.file.set_len(self.end)?;
+            self.file.seek(SeekFrom::Start(self.end))?;
+            self.file.write_all(&bytes)
+        };
+        let written = write();
         if let Err(cause) = written {
             let _ = self.file.set_len(self.end);
             return Err(Error::io(&self.path, cause));

@@ -277,6 +277,14 @@ impl Prepared {
             notes.push(format!("the data end in a torn record: {bytes} bytes are not read"));
         }
         let mut environment = config.environment(registry)?;
+        if let (Some(environment), Some(recorded)) = (&environment, data.metadata().get("env"))
+            && recorded != environment.name()
+        {
+            let name = environment.name();
+            notes.push(format!(
+                "the data were recorded in {recorded}, and the run is of {name}: is that meant?"
+            ));
+        }
         if let Some((recorded, changes)) = as_recorded(environment.as_ref(), registry, &*data) {
             config.env = Some(recorded);
             config.complete(registry, keep_ends)?;

@@ -134,6 +134,12 @@ impl Plan {
         Check { path, registry }.plan(Written::read(path, value)?)
     }
 
+    /// The environment that a run is tested in.
+    pub fn environment_of(&self, run: &PlannedRun, registry: &Registry) -> Result<Option<Environment>> {
+        let preset = crate::train::config_of(&self.tasks[run.task])?;
+        overrides::apply(&preset, &self.changes(run), registry)?.validation_environment(registry)
+    }
+
     /// A run in a few words.
     pub fn label(&self, run: &PlannedRun) -> String {
         let Column { policy, case } = &self.columns[run.column];

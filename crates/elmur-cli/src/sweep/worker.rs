@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use elmur_base::Stop;
 use elmur_engine::{Device, Precision};
+use elmur_envs::Registry;
 use elmur_pool::granted_threads;
 use elmur_train::{Error, Result, RunFolder};
 use serde_json::Value;
@@ -84,6 +85,22 @@ fn check_data(plan: &Plan, file: &Path, needed: &HashSet<usize>) -> Result<()> {
     }
 }
 
+/// Refuses a sweep of whose runs that are `left` one cannot be tested here, because its simulator is missing: that would
+/// be noticed after its training.
+fn check_environments(plan: &Plan, file: &Path, left: &[usize], registry: &Registry) -> Result<()> {
+    let mut checked = HashSet::new();
+    for run in left.iter().map(|i| &plan.runs[*i]) {
+        if checked.insert((run.task, run.column))
+            && let Some(environment) = plan.environment_of(run, registry)?
+        {
+            environment
+                .available()
+                .map_err(|error| Error::file(file, format!("{}: {error}", plan.label(run))))?;
+        }
+    }
+    Ok(())
+}
+
 /// Runs `elmur sweep run`.
 pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     let plan = Plan::read(&args.file, &context.registry)?;
@@ -113,6 +130,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     let left: Vec<usize> = selected.iter().copied().filter(lacks_result).collect();
     let needed: HashSet<usize> = plan.with_those_before(&left).into_iter().collect();
     check_data(&plan, &args.file, &needed)?;
+    check_environments(&plan, &args.file, &left, &context.registry)?;
     let runs = plan.runs_folder();
     fs::create_dir_all(&runs).map_err(|e| Error::io(&runs, e))?;
     let selected = plan.with_those_before(&selected);
