@@ -337,7 +337,13 @@ pub fn list_presets(as_json: bool) {
         ("popgym-TASK-bc-lstm", "the same as popgym-TASK policy=bc-lstm"),
         ("popgym-TASK-dt", "the same as popgym-TASK policy=dt"),
     ];
-    endings.iter().chain(&MIKASA).for_each(|(name, summary)| say(&format!("  {name:<24} {summary}")));
+    endings.iter().for_each(|(name, summary)| say(&format!("  {name:<24} {summary}")));
+    say(&format!("  {:<24} {}:", MIKASA[0].0, MIKASA[0].1));
+    let task =
+        |name: &String| name.strip_prefix("mikasa-").filter(|task| !task.contains('-')).map(str::to_owned);
+    let robots: Vec<String> = RunConfig::preset_names().iter().filter_map(task).collect();
+    robots.chunks(6).for_each(|tasks| say(&format!("    {}", tasks.join(" "))));
+    say(&format!("  {:<24} {}", MIKASA[1].0, MIKASA[1].1));
     say("Policies, for elmur train PRESET policy=POLICY with any preset, your own environment or data:");
     for policy in PolicyName::all().filter(|policy| !policy.compat) {
         let names = [vec![policy.name()], policy.aliases()].concat().join(", ");

@@ -35,7 +35,7 @@ pub struct Args {
     /// Resume the run in this folder from its newest whole checkpoint.
     #[arg(long, value_name = "RUN", conflicts_with = "out")]
     resume: Option<PathBuf>,
-    /// Learn from this dataset (as data.file=PATH): a native file, a folder of .npz files. With --resume: where
+    /// Learn from this dataset (as data.file=PATH): any that `elmur convert` reads. With --resume: where
     /// the run's data lie now.
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
