@@ -446,9 +446,14 @@ mod tests {
     fn every_kernel_of_the_tables_of_attention_and_convolutions_exists() {
         for (source, prefix, least) in [
             (include_str!("../ops/attention/gpu.rs"), "attention_", 60),
-            (include_str!("../ops/conv.rs"), "conv2d_", 14),
+            (include_str!("../ops/conv.rs"), "conv2d_", 13),
         ] {
-            let names: Vec<_> = source.split('"').filter(|text| text.starts_with(prefix)).collect();
+            // Without a number of rows or of a head's width it is the name of an op.
+            let is_kernel = |text: &&str| {
+                text.strip_prefix(prefix)
+                    .is_some_and(|rest| rest.contains(|letter: char| letter.is_ascii_digit()))
+            };
+            let names: Vec<_> = source.split('"').filter(is_kernel).collect();
             assert!(names.len() >= least, "{}", names.len());
             for name in names {
                 assert!(file_of(name).is_some(), "no kernel {name}");
