@@ -424,12 +424,16 @@ fn memory_comes_back_from_a_thousand_programs() {
     };
     (0..10).for_each(|_| build());
     gpu.synchronize().unwrap();
-    let (before, _) = gpu.memory().unwrap();
-    (0..1000).for_each(|_| build());
-    gpu.synchronize().unwrap();
-    let (after, _) = gpu.memory().unwrap();
-    // Other tests of this process allocate at the same time; a leak would be a thousand programs large.
-    assert!(before.saturating_sub(after) < 64 << 20, "{before} bytes free before, {after} after");
+    // Other tests and other processes may allocate meanwhile; a leak of a thousand programs shows every time.
+    let lost = || {
+        let (before, _) = gpu.memory().unwrap();
+        (0..1000).for_each(|_| build());
+        gpu.synchronize().unwrap();
+        let (after, _) = gpu.memory().unwrap();
+        before.saturating_sub(after)
+    };
+    let least = (0..5).map(|_| lost()).find(|lost| *lost < 64 << 20);
+    assert!(least.is_some(), "five times a thousand programs kept 64 MiB or more");
 }
 
 #[test]
