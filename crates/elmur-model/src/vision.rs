@@ -16,6 +16,9 @@
 //! PyTorch, on single frames of RememberColor3 (32 x 32 pixels, the answer told), explained two thirds of the variance
 //! of actions after 110 batches of 128 frames with features place by place, and none with queries.
 //!
+//! Features of places, x(p), are also kept for architectures whose tokens look at them later, when they know what to look
+//! for ([`Elmur::look`](crate::Elmur)).
+//!
 //! norm is group norm: the numbers of eight channels and all places have mean 0 and variance 1, then a scale and a
 //! shift per channel.
 
@@ -87,13 +90,13 @@ impl<'a> Residual<'a> {
     }
 
     /// Places of the grids of all cameras.
-    fn places(&self) -> usize {
+    pub fn places(&self) -> usize {
         let halved = |n: usize| self.widths.iter().fold(n, |n, _| n.div_ceil(2));
         self.cameras.saturating_mul(halved(self.size.0)).saturating_mul(halved(self.size.1))
     }
 
     /// Channels of the grid.
-    fn features(&self) -> usize {
+    pub fn features(&self) -> usize {
         self.widths.last().copied().unwrap_or(0)
     }
 
@@ -182,6 +185,7 @@ impl Net<'_> {
         let x = self.g.reshape(x, [images * cameras, features, grid[2] * grid[3]])?;
         let x = self.g.transpose(x, &[0, 2, 1])?;
         let x = self.g.reshape(x, [images, places, features])?;
+        self.places.push(x);
         let mut read = Vec::new();
         if form.queries > 0 {
             let position = self.param(&format!("{name}.position"), [places, features], Init::Normal(0.1))?;
