@@ -97,7 +97,7 @@ remains() { case "$remains" in *"$1"*) ;; *) remains+="  left behind: $1"$'\n' ;
 same() { cmp -s "$OUT/reference/$1" "$OUT/killed/$1" || fault "$1 differs"; }
 
 # Rows of a run's metrics without the time they took.
-rows() { sed -E 's/,?"seconds":[^,}]*//' "$OUT/$1/metrics.jsonl"; }
+rows() { sed -E 's/,?"(data_)?seconds":[^,}]*//g' "$OUT/$1/metrics.jsonl"; }
 
 # Lines of the demo that do not tell how long it took.
 table() { grep -vE '(trained|Done) in [0-9]' "$OUT/$1/stdout"; }

@@ -144,6 +144,13 @@ fn leave_out_new(metadata: &mut BTreeMap<String, String>, environment: &Environm
     }
 }
 
+/// Tells that a collection is continued.
+fn note_resumed(episodes: usize) {
+    if episodes > 0 {
+        note(&format!("going on after {episodes} episodes of an interrupted collection"));
+    }
+}
+
 fn tell(path: &Path, summary: &Summary, as_json: bool) {
     let Summary { episodes, steps, returns, .. } = summary;
     if as_json {
@@ -177,17 +184,17 @@ impl Target {
         if !wrappers.is_none() {
             metadata.insert("wrappers".to_owned(), wrappers.names().join(", "));
         }
+        if args.npz {
+            let resume = if args.force { NpzWriter::resume_replacing } else { NpzWriter::resume };
+            let mut writer = resume(args.out.clone(), spaces, &metadata)?;
+            writer.truncate(args.episodes)?;
+            note_resumed(writer.episodes());
+            return Ok(Self::Npz(writer));
+        }
         let mut aside = args.out.clone().into_os_string();
         aside.push(".tmp");
-        leave_out_new(
-            &mut metadata,
-            environment,
-            if args.append { args.out.as_ref() } else { Path::new(&aside) },
-        );
-        if args.npz {
-            let write = if args.force { NpzWriter::replace } else { NpzWriter::create };
-            return Ok(Self::Npz(write(args.out.clone(), spaces)?.with_metadata(&metadata)));
-        }
+        let begun = if args.append { args.out.as_path() } else { Path::new(&aside) };
+        leave_out_new(&mut metadata, environment, begun);
         if args.append && args.out.exists() {
             let writer = Writer::append_to(&args.out)?;
             if writer.spaces() != spaces || *writer.metadata() != metadata {
@@ -205,9 +212,7 @@ impl Target {
         let mut writer = resume(args.out.clone(), spaces, metadata)?;
         // Fewer than an interrupted collection had recorded may be wanted now.
         writer.truncate(args.episodes)?;
-        if writer.episodes() > 0 {
-            note(&format!("going on after {} episodes of an interrupted collection", writer.episodes()));
-        }
+        note_resumed(writer.episodes());
         Ok(Self::Native { writer, appended: false })
     }
 
@@ -246,12 +251,13 @@ impl Target {
     /// Ends a collection of these episodes that was stopped or failed. What was recorded is kept for the next
     /// try.
     fn give_up(self, stopped: bool, wanted: &Range<usize>) {
+        let kept = self.episodes();
         match self {
-            Self::Native { writer, appended: false } if writer.episodes() > 0 => {
+            Self::Native { appended: false, .. } | Self::Npz(_) if kept > 0 => {
                 if stopped {
+                    let place = if matches!(self, Self::Npz(_)) { "folder" } else { "file" };
                     note(&format!(
-                        "{} episodes are kept beside the file; the same command goes on from there",
-                        writer.episodes()
+                        "{kept} episodes are kept beside the {place}; the same command goes on from there"
                     ));
                 }
             }

@@ -32,6 +32,29 @@ fn a_folder_that_is_replaced_stays_when_the_new_collection_is_killed() {
 }
 
 #[test]
+fn a_folder_of_npz_is_continued_where_it_was_stopped() {
+    let folder = Folder::new("npz-resume");
+    let [npz, whole] = ["npz", "whole"].map(|name| folder.path(name));
+    for (how, told) in [("KILL", ""), ("TERM", "kept beside the folder")] {
+        let before = std::fs::read_dir(format!("{npz}.tmp")).map_or(0, Iterator::count);
+        let child = start(&collect("300", "1000000", &npz, &["--npz"]));
+        until(format!("{npz}.tmp/train_data_{}.npz", before + 3), 1);
+        signal(&child, how);
+        let said = text(&ended(child, 5));
+        assert!(said.contains(told), "{said}");
+    }
+    refused(&collect("200", "9", &npz, &["--npz"]), &["other settings", "--force"]);
+    fine(&collect("300", "9", &npz, &["--npz"]));
+    fine(&collect("300", "9", &whole, &["--npz"]));
+    assert_eq!(names(&npz), names(&whole));
+    for name in names(&npz) {
+        let bytes = |of: &str| std::fs::read(format!("{of}/{name}")).unwrap();
+        assert!(bytes(&npz) == bytes(&whole), "{name}");
+    }
+    assert_eq!(names(&folder.0).len(), 2);
+}
+
+#[test]
 fn fewer_episodes_than_an_interrupted_collection_had_are_those_of_an_undisturbed_one() {
     let folder = Folder::new("fewer");
     let [out, whole, other] = ["a.elmur", "new/folder/whole.elmur", "b.elmur"].map(|name| folder.path(name));

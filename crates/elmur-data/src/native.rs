@@ -16,6 +16,10 @@ use crate::indexed::{Indexed, index};
 use crate::layout::Layout;
 use crate::source::Source;
 
+/// What is said of episodes that a collection of another kind left.
+pub(crate) const INTERRUPTED: &str = "an interrupted collection with other settings, seed or spaces; finish that one, \
+                                      choose another name, or drop it with --force";
+
 /// Reads a stream of the `.elmur` format: an iterator of checked episodes.
 #[derive(Debug)]
 pub struct Reader<R> {
@@ -242,9 +246,7 @@ impl Writer {
         };
         if (&header.spaces, &header.metadata) != (&self.header.spaces, &self.header.metadata) {
             if !self.replace && size > end {
-                let problem = "an interrupted collection with other settings, seed or spaces; finish that one, \
-                               choose another name, or drop it with --force";
-                return Err(Error::file(self.place(), problem));
+                return Err(Error::file(self.place(), INTERRUPTED));
             }
             return self.emptied();
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::episode::{ColumnRef, EpisodeRef};
 use crate::error::{Error, Result};
 use crate::keys::ObservationKey;
 use crate::layout::ElementType;
-use crate::native::lock_at;
+use crate::native::{INTERRUPTED, lock_at};
 use crate::npy::{FINAL, SEVERAL};
 use crate::npz::list;
 use crate::source::Source;
@@ -24,15 +24,21 @@ use crate::source::Source;
 const ROBOT: &str = "mikasa-";
 /// Name of the cameras in the data published for them.
 const RGB: &str = "rgb";
-/// Name of the file in the folder aside that is locked while a writer is at work.
+/// Name of the file in the folder aside that is locked while a writer is at work. It holds the spaces and metadata of
+/// a collection that can be continued.
 const LOCK: &str = ".lock";
+/// Most bytes that are read of it.
+const MOST_NOTES: u64 = 16 << 20;
+/// Name of an episode's file in the folder aside while it is written.
+const PART: &str = ".part";
 
 /// Writes a folder of `.npz` files, one episode at a time: the layout of the published datasets. It has no
 /// place for metadata. An episode that was not terminated is read back as cut off. The observation after the
 /// last action, where there is one, is an array of its own, `final_obs`.
 ///
 /// Files are written to the folder `<name>.tmp`, which [`NpzWriter::finish`] renames. What an interrupted
-/// writer left there is removed by the next. A second writer at the same time is an error.
+/// writer left there is continued by [`NpzWriter::resume`] and removed by [`NpzWriter::create`]. A second writer at the
+/// same time is an error.
 #[derive(Debug)]
 pub struct NpzWriter {
     folder: PathBuf,
@@ -62,11 +68,41 @@ impl NpzWriter {
         Self::aside(folder.into(), spaces, true)
     }
 
+    /// [`NpzWriter::create`] and [`NpzWriter::with_metadata`] that go on after the episodes of an interrupted writer of
+    /// the same spaces and metadata, if there are some in `<name>.tmp`; [`NpzWriter::episodes`] says how many. Episodes
+    /// of other spaces or metadata are an error, so that they are not lost: see [`NpzWriter::resume_replacing`].
+    pub fn resume(
+        folder: impl Into<PathBuf>,
+        spaces: &Spaces,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self> {
+        Self::locked(folder.into(), spaces, false)?.continued(metadata)
+    }
+
+    /// [`NpzWriter::resume`] for a folder that may hold `.npz` files already, as [`NpzWriter::replace`]. Episodes of
+    /// other spaces or metadata in `<name>.tmp` are removed.
+    pub fn resume_replacing(
+        folder: impl Into<PathBuf>,
+        spaces: &Spaces,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self> {
+        Self::locked(folder.into(), spaces, true)?.continued(metadata)
+    }
+
     fn aside(folder: PathBuf, spaces: &Spaces, replace: bool) -> Result<Self> {
+        let mut writer = Self::locked(folder, spaces, replace)?;
+        writer.truncate(0)?;
+        writer.note("")?;
+        Ok(writer)
+    }
+
+    /// A writer on the locked folder aside, whatever episodes that holds.
+    fn locked(folder: PathBuf, spaces: &Spaces, replace: bool) -> Result<Self> {
         spaces.validate()?;
         refuse_existing(&folder, replace)?;
         let aside = with_ending(&folder, ".tmp");
         let lock = locked(&aside)?;
+        let episodes = list(&aside)?.len();
         let writer = Self {
             folder,
             aside,
@@ -75,13 +111,72 @@ impl NpzWriter {
             spaces: spaces.clone(),
             keys: None,
             robot: false,
-            episodes: 0,
+            episodes,
         };
         if let Err(error) = writer.restore().and_then(|()| refuse_existing(&writer.folder, replace)) {
-            writer.discard();
+            if episodes == 0 {
+                writer.discard();
+            }
             return Err(error);
         }
         Ok(writer)
+    }
+
+    /// Goes on after the episodes aside if they are of these spaces and metadata.
+    fn continued(mut self, metadata: &BTreeMap<String, String>) -> Result<Self> {
+        let notes = serde_json::to_string(&(&self.spaces, metadata))
+            .map_err(|e| Error::file(&self.folder, e.to_string()))?;
+        let path = self.aside.join(LOCK);
+        let mut found = Vec::new();
+        if let Some(lock) = &self.lock {
+            lock.take(MOST_NOTES).read_to_end(&mut found).map_err(|e| Error::io(&path, e))?;
+        }
+        if found != notes.as_bytes() {
+            if !self.replace && self.episodes > 0 {
+                return Err(Error::file(&self.aside, INTERRUPTED));
+            }
+            self.truncate(0)?;
+        }
+        // Episodes whose numbers follow each other from 0 on; anything else was not written here.
+        if (0..self.episodes).any(|number| !self.file_of(number).is_file()) {
+            self.truncate(0)?;
+        }
+        self.note(&notes)?;
+        Ok(self.with_metadata(metadata))
+    }
+
+    /// Writes what the folder aside is to hold into the locked file.
+    fn note(&mut self, notes: &str) -> Result<()> {
+        let path = self.aside.join(LOCK);
+        let Some(lock) = &mut self.lock else { return Ok(()) };
+        let mut write = || -> std::io::Result<()> {
+            lock.set_len(0)?;
+            lock.seek(SeekFrom::Start(0))?;
+            lock.write_all(notes.as_bytes())?;
+            lock.sync_all()
+        };
+        write().map_err(|e| Error::io(&path, e))
+    }
+
+    /// Name of the file aside of an episode.
+    fn file_of(&self, number: usize) -> PathBuf {
+        self.aside.join(format!("train_data_{number}.npz"))
+    }
+
+    /// Removes the last episodes so that at most `episodes` are left.
+    pub fn truncate(&mut self, episodes: usize) -> Result<()> {
+        if episodes >= self.episodes {
+            return Ok(());
+        }
+        let removed = match episodes {
+            0 => list(&self.aside)?,
+            _ => (episodes..self.episodes).map(|number| self.file_of(number)).collect(),
+        };
+        for path in removed {
+            fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+        }
+        self.episodes = episodes;
+        Ok(())
     }
 
     /// Where the folder that is replaced lies while the new one takes its name.
@@ -124,21 +219,25 @@ impl NpzWriter {
     /// floats are several arrays, and actions that do are an error.
     pub fn push<'a>(&mut self, episode: impl Into<EpisodeRef<'a>>) -> Result<()> {
         let (episode, number) = (episode.into(), self.episodes);
-        let path = self.aside.join(format!("train_data_{number}.npz"));
+        let path = self.file_of(number);
         episode.check(&self.spaces).map_err(|fault| Error::episode(&path, number, fault))?;
         let bytes = archive(&episode, &self.spaces, self.keys.as_deref(), self.robot)
             .map_err(|problem| Error::file(&path, problem))?;
         let write = || -> std::io::Result<()> {
-            let mut file = File::create(&path)?;
+            let part = self.aside.join(PART);
+            let mut file = File::create(&part)?;
             file.write_all(&bytes)?;
-            file.sync_all()
+            file.sync_all()?;
+            drop(file);
+            fs::rename(&part, &path)
         };
         write().map_err(|e| Error::io(&path, e))?;
         self.episodes += 1;
         Ok(())
     }
 
-    /// Stops writing and removes what was written.
+    /// Stops writing and removes what was written. A writer that is dropped instead leaves it for
+    /// [`NpzWriter::resume`].
     pub fn discard(self) {
         let _ = fs::remove_dir_all(self.aside);
     }
@@ -195,26 +294,28 @@ fn with_ending(path: &Path, ending: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Makes the folder aside, locks it against other writers and empties it. A folder that holds anything but
-/// episodes is left alone.
+/// Makes the folder aside and locks it against other writers. A folder that holds anything but episodes is left
+/// alone.
 fn locked(aside: &Path) -> Result<File> {
     let path = aside.join(LOCK);
     let prepare = || {
         fs::create_dir_all(aside).map_err(|e| Error::io(aside, e))?;
         refuse_foreign(aside)
     };
-    let lock = lock_at(&path, OpenOptions::new().write(true).create(true).truncate(false), prepare)?;
-    for path in list(aside)? {
-        fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+    let lock =
+        lock_at(&path, OpenOptions::new().read(true).write(true).create(true).truncate(false), prepare)?;
+    match fs::remove_file(aside.join(PART)) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(aside, e)),
+        _ => Ok(lock),
     }
-    Ok(lock)
 }
 
 fn refuse_foreign(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
         let entry = entry.map_err(|e| Error::io(folder, e))?;
         let episode = entry.path().extension().is_some_and(|extension| extension == "npz");
-        if !(episode && entry.path().is_file()) && entry.file_name() != LOCK {
+        let own = entry.file_name() == LOCK || entry.file_name() == PART;
+        if !(episode && entry.path().is_file()) && !own {
             let name = entry.file_name();
             let problem = format!(
                 "holds {}, not only episodes; remove it, or choose another folder",

@@ -337,6 +337,44 @@ fn a_folder_of_npz_appears_when_it_is_whole_and_a_retry_starts_over() {
 }
 
 #[test]
+fn an_interrupted_folder_of_npz_is_continued() {
+    let folder = Folder::new("npz-resume");
+    let (out, aside) = (folder.join("npz"), folder.join("npz.tmp"));
+    let data = plain();
+    let notes = |seed: &str| BTreeMap::from([("seed".to_owned(), seed.to_owned())]);
+    let resume = |seed: &str| NpzWriter::resume(&out, data.spaces(), &notes(seed));
+    let mut writer = resume("1").unwrap();
+    (0..5).for_each(|i| writer.push(data.episode(i)).unwrap());
+    drop(writer);
+    // Killed while the sixth was written; others' episodes are not lost unasked.
+    fs::write(aside.join(".part"), b"half of an ep").unwrap();
+    let refused = resume("2").unwrap_err().to_string();
+    assert!(refused.contains("interrupted collection with other settings"), "{refused}");
+    let mut writer = resume("1").unwrap();
+    assert_eq!(writer.episodes(), 5);
+    writer.truncate(3).unwrap();
+    assert_eq!((writer.episodes(), aside.join("train_data_3.npz").exists()), (3, false));
+    (3..data.episodes().len()).for_each(|i| writer.push(data.episode(i)).unwrap());
+    writer.finish().unwrap();
+    assert_eq!(open(&out, None).unwrap().fingerprint(), data.fingerprint());
+    assert!(!aside.exists() && fs::read_dir(&out).unwrap().count() == data.episodes().len());
+    // A folder that is there is replaced only when asked, and then other episodes aside are dropped.
+    assert!(resume("1").unwrap_err().to_string().contains("already"));
+    let replacing = |seed: &str| NpzWriter::resume_replacing(&out, data.spaces(), &notes(seed)).unwrap();
+    replacing("3").push(data.episode(2)).unwrap();
+    assert_eq!(replacing("3").episodes(), 1);
+    assert_eq!(replacing("4").episodes(), 0);
+    // What a writer without notes left is not taken for one's own.
+    drop(replacing("4"));
+    fs::remove_dir_all(&out).unwrap();
+    let mut plain = NpzWriter::create(&out, data.spaces()).unwrap();
+    plain.push(data.episode(0)).unwrap();
+    drop(plain);
+    assert!(resume("4").is_err());
+    assert_eq!(NpzWriter::create(&out, data.spaces()).unwrap().episodes(), 0);
+}
+
+#[test]
 fn converting_keeps_everything_that_both_formats_hold() {
     let folder = Folder::new("convert");
     let data = plain();

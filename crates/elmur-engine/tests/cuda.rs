@@ -349,10 +349,11 @@ fn moved_images_are_those_of_the_cpu() {
         let mut g = Graph::new();
         let bytes = g.input("bytes", DType::U8, [5, 3, 6, 20, 17]).unwrap();
         let rng = g.rng("rng").unwrap();
-        let draws = g.random_below(1 << 24, [5, 2], rng).unwrap();
+        let draws = g.random_below(1 << 24, [5, 3], rng).unwrap();
         let draws = g.cast(draws, DType::F32).unwrap();
-        let draws = g.scale(draws, 0.5f64.powi(24)).unwrap();
-        let moved = g.shift_images(bytes, draws, 7).unwrap();
+        let coloured = g.scale(draws, 0.5f64.powi(24)).unwrap();
+        let draws = g.slice(coloured, 1, 0..2).unwrap();
+        let moved = g.shift_images(bytes, coloured, 7).unwrap();
         let floats = g.cast(bytes, DType::F32).unwrap();
         let floats = g.shift_images(floats, draws, 16).unwrap();
         g.output("moved", moved).unwrap();

@@ -629,6 +629,38 @@ fn images_move_by_their_row_s_draws_and_repeat_their_edges() {
 }
 
 #[test]
+fn a_third_draw_lets_every_three_channels_change_places() {
+    // Six rows of two cameras with one pixel a channel: every order is drawn, and cameras do not mix.
+    let changed = run::<u8>(|g| {
+        let x = g.constant(&[0u8, 1, 2, 3, 4, 5].repeat(6), [6, 1, 6, 1, 1])?;
+        let draws: Vec<f64> = (0..6).flat_map(|row| [0.5, 0.5, (row as f64 + 0.5) / 6.0]).collect();
+        let draws = g.constant(&draws, [6, 3])?;
+        g.shift_images(x, draws, 0)
+    });
+    let orders: Vec<&[u8]> = changed.chunks(6).collect();
+    assert_eq!(orders[0], [0, 1, 2, 3, 4, 5]);
+    let mut first: Vec<&[u8]> = orders.iter().map(|order| &order[..3]).collect();
+    first.sort();
+    assert_eq!(first, [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]]);
+    for order in orders {
+        assert!((0..3).all(|c| order[3 + c] == order[c] + 3), "{order:?}");
+    }
+    // Pictures move as well, and four channels have no threes.
+    let both = run::<f64>(|g| {
+        let x = g.constant(&(0..27).map(f64::from).collect::<Vec<_>>(), [1, 3, 3, 3])?;
+        let draws = g.constant(&[0.5, 0.9, 0.2], [1, 3])?;
+        g.shift_images(x, draws, 1)
+    });
+    assert_eq!(both[..3], [10.0, 11.0, 11.0]);
+    assert_eq!(both[18..21], [1.0, 2.0, 2.0]);
+    let mut g = Graph::new();
+    let x = g.input("x", DType::U8, [1, 4, 3, 3]).unwrap();
+    let draws = g.input("draws", DType::F32, [1, 3]).unwrap();
+    let error = g.shift_images(x, draws, 1).unwrap_err().to_string();
+    assert!(error.contains("threes of channels"), "{error}");
+}
+
+#[test]
 fn whole_numbers_are_drawn_evenly() {
     let mut g = Graph::new();
     let rng = g.rng("rng").unwrap();

@@ -203,8 +203,6 @@ pub struct Net<'a> {
     pub(crate) drops: bool,
     /// Gates and chosen experts of all mixtures so far whose balance counts; filled in training.
     pub routes: Vec<(Value, Value)>,
-    /// Features of places of pictures that were encoded, [rows * steps, places, features] each.
-    pub(crate) places: Vec<Value>,
     pub(crate) label_smoothing: f64,
     /// How pictures are changed in training.
     pub(crate) augment: Augment,
@@ -264,7 +262,6 @@ impl<'a> Net<'a> {
             rng: None,
             drops: true,
             routes: Vec::new(),
-            places: Vec::new(),
             label_smoothing: 0.0,
             augment: Augment::default(),
             bytes: Vec::new(),

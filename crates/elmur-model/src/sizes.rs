@@ -176,10 +176,6 @@ mod tests {
         };
         change(&|c| c.observation.push(residual(2, &[8, 16, 8], (3, 5))));
         change(&|c| c.observation = vec![residual(1, &[24], (3, 0)), residual(2, &[24], (0, 2))]);
-        change(&|c| {
-            c.observation.push(residual(2, &[8, 24], (0, 2)));
-            c.look = true;
-        });
         let seen = vec![
             Encoder::Vector { dim: 5, bytes: false },
             Encoder::Image { channels: 2, height: 16, width: 17, bytes: true },

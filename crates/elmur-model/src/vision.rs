@@ -16,9 +16,6 @@
 //! PyTorch, on single frames of RememberColor3 (32 x 32 pixels, the answer told), explained two thirds of the variance
 //! of actions after 110 batches of 128 frames with features place by place, and none with queries.
 //!
-//! Features of places, x(p), are also kept for architectures whose tokens look at them later, when they know what to look
-//! for ([`Elmur::look`](crate::Elmur)).
-//!
 //! norm is group norm: the numbers of eight channels and all places have mean 0 and variance 1, then a scale and a
 //! shift per channel.
 
@@ -43,6 +40,8 @@ pub struct Augment {
     pub shift: usize,
     /// Pixels are multiplied by a number from 1 - `brightness` to 1 + `brightness`.
     pub brightness: f64,
+    /// Red, green and blue change places, in one of their six orders.
+    pub colours: bool,
 }
 
 /// What decides the form of a residual encoder.
@@ -90,13 +89,13 @@ impl<'a> Residual<'a> {
     }
 
     /// Places of the grids of all cameras.
-    pub fn places(&self) -> usize {
+    fn places(&self) -> usize {
         let halved = |n: usize| self.widths.iter().fold(n, |n, _| n.div_ceil(2));
         self.cameras.saturating_mul(halved(self.size.0)).saturating_mul(halved(self.size.1))
     }
 
     /// Channels of the grid.
-    pub fn features(&self) -> usize {
+    fn features(&self) -> usize {
         self.widths.last().copied().unwrap_or(0)
     }
 
@@ -140,15 +139,17 @@ impl Net<'_> {
     /// pictures are changed as [`Augment`] says.
     pub(crate) fn numbers(&mut self, encoder: &Encoder, x: Value) -> Result<Value> {
         let bytes = self.g.ty(x)?.dtype == DType::U8;
-        let Augment { shift, brightness } = self.augment;
+        let Augment { shift, brightness, colours } = self.augment;
         let changes = encoder.is_image() && self.drop_with(0.0).is_some();
-        let draws = match changes && (shift > 0 || brightness > 0.0) {
-            true => Some(self.carried("augment", &[3], Start::Uniform)?),
+        // Two distances, an order of the colours where they change places, the light.
+        let moves = if colours { 3 } else { 2 };
+        let draws = match changes && (shift > 0 || brightness > 0.0 || colours) {
+            true => Some(self.carried("augment", &[moves + 1], Start::Uniform)?),
             false => None,
         };
         let mut x = x;
-        if let Some(draws) = draws.filter(|_| shift > 0) {
-            let moves = self.g.slice(draws, 1, 0..2)?;
+        if let Some(draws) = draws.filter(|_| shift > 0 || colours) {
+            let moves = self.g.slice(draws, 1, 0..moves)?;
             x = self.g.shift_images(x, moves, shift)?;
         }
         if bytes {
@@ -156,7 +157,7 @@ impl Net<'_> {
             x = self.g.scale(numbers, 1.0 / 255.0)?;
         }
         if let Some(draws) = draws.filter(|_| brightness > 0.0) {
-            let light = self.g.slice(draws, 1, 2..3)?;
+            let light = self.g.slice(draws, 1, moves..moves + 1)?;
             let light = self.g.affine(light, 2.0 * brightness, 1.0 - brightness)?;
             let light = self.g.reshape(light, [self.rows(), 1, 1, 1, 1])?;
             x = self.g.mul(x, light)?;
@@ -185,7 +186,6 @@ impl Net<'_> {
         let x = self.g.reshape(x, [images * cameras, features, grid[2] * grid[3]])?;
         let x = self.g.transpose(x, &[0, 2, 1])?;
         let x = self.g.reshape(x, [images, places, features])?;
-        self.places.push(x);
         let mut read = Vec::new();
         if form.queries > 0 {
             let position = self.param(&format!("{name}.position"), [places, features], Init::Normal(0.1))?;

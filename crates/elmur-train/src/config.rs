@@ -97,6 +97,11 @@ pub struct DataConfig {
     /// Multiply pixels by a number from 1 - x to 1 + x in training, the same for all pictures of a crop: 0 to 1.
     #[serde(default)]
     pub brightness: f64,
+    /// Let red, green and blue of pictures change places in training, in one of their six orders, the same for all
+    /// pictures of a crop, so that more arrangements of colours are seen than were recorded. Pictures need threes of
+    /// channels.
+    #[serde(default)]
+    pub colours: bool,
 }
 
 impl DataConfig {
@@ -387,6 +392,11 @@ impl RunConfig {
         let side = images.flat_map(|encoder| encoder.shape()[1..].to_vec()).min().unwrap_or(usize::MAX);
         let expected = format!("less than the {side} pixels of a picture's shorter side");
         check(data.shift < side.min(1 << 16), "data.shift", &expected, data.shift.to_string())?;
+        let mut images =
+            self.model.architecture().ends().observation.iter().filter(|encoder| encoder.is_image());
+        let coloured = !data.colours || images.all(|encoder| encoder.shape()[0].is_multiple_of(3));
+        let expected = "false, or pictures of three channels a camera";
+        check(coloured, "data.colours", expected, "true".to_owned())?;
         if data.file.is_none() && self.env.is_some() {
             let (episodes, most) = (data.episodes, 1 << 28);
             let fits = (1..=most).contains(&episodes);

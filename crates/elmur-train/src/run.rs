@@ -214,7 +214,7 @@ impl Run<'_, '_> {
             self.last_good = self.saved.as_ref().map(|(batch, _)| *batch);
             let seconds = self.clock.elapsed().as_secs_f64();
             self.clock = Instant::now();
-            let row = batch_row(&report, seconds);
+            let row = batch_row(&report, seconds, trainer.take_waited().as_secs_f64());
             self.metrics.row("train", report.batch, &row)?;
             self.progress.losses.0 += report.loss;
             self.progress.losses.1 += 1;
@@ -385,7 +385,8 @@ fn same_environment(old: Option<&EnvSpec>, new: Option<&EnvSpec>, technical: &dy
     old.name == new.name && old.wrappers == new.wrappers && settings.into_iter().all(same)
 }
 
-fn batch_row(report: &BatchReport, seconds: f64) -> Value {
+/// A line of metrics: `seconds` since the batch before, and how many of them the data were waited for.
+fn batch_row(report: &BatchReport, seconds: f64, waited: f64) -> Value {
     let mut row = json!({
         "batch": report.batch, "epoch": report.epoch, "loss": report.loss, "action_loss": report.action_loss,
     });
@@ -395,6 +396,7 @@ fn batch_row(report: &BatchReport, seconds: f64) -> Value {
     }
     row["gradient_norm"] = report.gradient_norm.into();
     row["lr"] = report.lr.into();
+    row["data_seconds"] = waited.into();
     row["seconds"] = seconds.into();
     row
 }

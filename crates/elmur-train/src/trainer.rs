@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use elmur_base::files::write_atomic;
 use elmur_base::{Kind, StepWeights, Stop};
@@ -70,6 +71,8 @@ pub struct Trainer {
     own: Option<Arc<OwnStates>>,
     /// Reads or plays the batches that come next.
     loader: Loader,
+    /// How long batches were waited for.
+    waited: Duration,
     request: Request,
     /// Crops in one epoch.
     epoch_len: u64,
@@ -163,7 +166,11 @@ impl Trainer {
         };
         let settings = TrainSettings {
             ties: config.data.ties,
-            augment: Augment { shift: config.data.shift, brightness: config.data.brightness },
+            augment: Augment {
+                shift: config.data.shift,
+                brightness: config.data.brightness,
+                colours: config.data.colours,
+            },
             bytes: if stream.is_some() { Vec::new() } else { recorded_bytes(&*architecture, &**source) },
             ..t.program_settings(table)
         };
@@ -228,6 +235,7 @@ impl Trainer {
             within: None,
             own,
             loader,
+            waited: Duration::ZERO,
             request,
             epoch_len,
             batches: 0,
@@ -309,7 +317,12 @@ impl Trainer {
         let runs = t.segments / window.unroll;
         let mut within = match self.within.take() {
             Some(within) => within,
-            None => Within { batch: self.loader.next_batch()?, runs: 0, report: BatchReport::default() },
+            None => {
+                let start = Instant::now();
+                let batch = self.loader.next_batch()?;
+                self.waited += start.elapsed();
+                Within { batch, runs: 0, report: BatchReport::default() }
+            }
         };
         let first = within.runs;
         while within.runs < runs {
@@ -368,6 +381,12 @@ impl Trainer {
             self.loader.recycle(batch);
         }
         Ok(imitated)
+    }
+
+    /// How long batches were waited for since this was last asked: next to nothing where data come faster than
+    /// they are learnt from.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
     }
 
     /// Whether a batch was interrupted ([`Trainer::queue_until`]).

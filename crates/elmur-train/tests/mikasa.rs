@@ -124,7 +124,8 @@ fn moved_pictures_resume_to_the_byte_from_any_format_and_within_a_batch() {
     let place = folder("resume");
     let packed = place.join("packed.elmur");
     save(&*open_with(recordings(), None, &Limits::default()).unwrap(), &packed).unwrap();
-    let changes = ["model.d_model=16", "model.layers=1", "data.shift=3", "data.brightness=0.2"];
+    let changes =
+        ["model.d_model=16", "model.layers=1", "data.shift=3", "data.brightness=0.2", "data.colours=true"];
     let preset = "mikasa-RememberColor3-compat";
     let of = |data: &Path, more: &[&str]| prepared(preset, data, &[&changes[..], more].concat());
     let (npz, native) = (of(&recordings(), &[]), of(&packed, &[]));
@@ -143,7 +144,7 @@ fn moved_pictures_resume_to_the_byte_from_any_format_and_within_a_batch() {
     whole.save(&place.join("whole")).unwrap();
     parts.save(&place.join("parts")).unwrap();
     assert!(bytes(&place.join("whole")) == bytes(&place.join("parts")));
-    let mut unmoved = trainer(&of(&packed, &["data.shift=0", "data.brightness=0"]));
+    let mut unmoved = trainer(&of(&packed, &["data.shift=0", "data.brightness=0", "data.colours=false"]));
     unmoved.step().unwrap();
     unmoved.step().unwrap();
     unmoved.save(&place.join("unmoved")).unwrap();
@@ -179,6 +180,7 @@ fn steps_after_success_weigh_less_in_the_loss() {
         ("train.after_success=2", "train.after_success"),
         ("data.shift=64", "less than the 64 pixels"),
         ("data.brightness=-1", "data.brightness"),
+        ("data.colours=2", "data.colours"),
     ] {
         let error = overrides::apply(&preset, &[change], &Registry::builtin()).unwrap_err().to_string();
         assert!(error.contains(text), "{error}");

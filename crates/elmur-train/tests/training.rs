@@ -166,7 +166,10 @@ fn stop_and_resume_equals_a_run_without_stop_to_the_byte() {
             text.lines()
                 .map(|line| {
                     let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
-                    row.as_object_mut().unwrap().remove("seconds");
+                    let seconds = |key| row.as_object_mut().unwrap().remove(key).and_then(|s| s.as_f64());
+                    if let [Some(all), Some(data)] = ["seconds", "data_seconds"].map(seconds) {
+                        assert!(data >= 0.0 && all >= 0.0, "{data} of {all}");
+                    }
                     row
                 })
                 .collect()

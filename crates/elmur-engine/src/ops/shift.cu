@@ -1,7 +1,8 @@
-// Images of h by w pixels, of which a row has so many; they move by at most `most`.
+// Images of h by w pixels, of which a row has so many; they move by at most `most`, and with a third draw of a row
+// the channels of every three change places.
 struct ShiftSize {
     i64 images;
-    int h, w, most;
+    int h, w, most, draws;
 };
 
 // How far a draw in 0..1 moves.
@@ -15,9 +16,13 @@ __device__ __forceinline__ i64 shift_source(i64 at, const float* draws, const Sh
     i64 rest = at;
     int j = rest % s.w; rest /= s.w;
     int i = rest % s.h; rest /= s.h;
-    i64 row = rest / s.images;
-    int from_i = min(max(i + shift_distance(draws[2 * row], s.most), 0), s.h - 1);
-    int from_j = min(max(j + shift_distance(draws[2 * row + 1], s.most), 0), s.w - 1);
+    const float* draw = draws + rest / s.images * s.draws;
+    int from_i = min(max(i + shift_distance(draw[0], s.most), 0), s.h - 1);
+    int from_j = min(max(j + shift_distance(draw[1], s.most), 0), s.w - 1);
+    if (s.draws == 3) {
+        int order = min((int)(draw[2] * 6.0f), 5), own = rest % 3;
+        rest += (order + (order < 3 ? own : 3 - own)) % 3 - own;
+    }
     return (rest * s.h + from_i) * s.w + from_j;
 }
 

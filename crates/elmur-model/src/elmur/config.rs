@@ -36,12 +36,6 @@ pub struct Elmur {
     /// Whether sub-layers normalise what they read, `x + f(norm(x))`, instead of what they leave,
     /// `norm(x + f(x))`.
     pub pre_norm: bool,
-    /// Whether the token of a step also looks at the places of its pictures in every layer, by attention that
-    /// asks for what it has seen and remembered so far; needs one `residual_image` and `tokens` =
-    /// `observation`.
-    // Left out where it is false, as in files from before it was there: their fingerprints still fit.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub look: bool,
     /// Share of embeddings, position encodings, attention outputs and feed-forward outputs that training sets
     /// to zero: 0 or more and below 1.
     pub dropout: f64,

@@ -201,40 +201,6 @@ impl Elmur {
         Ok((x, map))
     }
 
-    /// What tokens can look at: features of the places of their pictures, with a vector of the place's own
-    /// added, [rows * T, places, features].
-    pub(super) fn places(&self, net: &mut Net<'_>) -> Result<Option<Value>> {
-        let seen = std::mem::take(&mut net.places);
-        let (true, [places]) = (self.look, &seen[..]) else { return Ok(None) };
-        let shape = net.g.shape(*places)?.to_vec();
-        let position = net.param("look.position", &shape[1..], Init::Normal(0.1))?;
-        Ok(Some(net.g.add(*places, position)?))
-    }
-
-    /// Tokens look at the places of their own step's pictures: the new token states. Every head asks with a vector of
-    /// features, and features are keys and values alike, so that places need no maps of their own:
-    /// W [Σ_p a(h, p) f(p) for all h], a(h, p) = softmax over p of (Q_h x) f(p) / √features.
-    pub(super) fn look(&self, net: &mut Net<'_>, layer: usize, x: Value, places: Value) -> Result<Value> {
-        let (d, heads, name) = (self.d_model, self.heads, format!("layers.{layer}.look"));
-        let shape = net.g.shape(places)?.to_vec();
-        let (steps, features) = (shape[0], shape[2]);
-        let all = heads * features;
-        self.sublayer(net, x, &format!("{name}.norm"), |net, x| {
-            let tokens = net.g.shape(x)?.to_vec();
-            let q = net.linear(x, &format!("{name}.q"), all, Init::xavier(features, d))?;
-            let q = net.g.reshape(q, [steps, heads, features])?;
-            let scores = net.g.matmul_with(q, places, false, true)?;
-            let scores = net.g.scale(scores, 1.0 / (features as f64).sqrt())?;
-            let weights = net.g.softmax(scores)?;
-            let weights = net.dropout(weights, self.attention_dropout)?;
-            let seen = net.g.matmul(weights, places)?;
-            let seen = net.g.reshape(seen, [tokens[0], tokens[1], all])?;
-            let (init, bias) = (Init::xavier(d, all), Some(Init::Constant(0.0)));
-            let y = net.linear_act(seen, &format!("{name}.out"), d, init, bias, Act::Identity)?;
-            net.dropout(y, self.dropout)
-        })
-    }
-
     /// The feed-forward sub-layer of the `token` or `memory` track.
     pub(super) fn feed_forward(
         &self,

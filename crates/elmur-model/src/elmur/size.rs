@@ -3,7 +3,6 @@
 use super::config::{Elmur, Ffn, MemoryInit, NormType};
 use crate::error::Result;
 use crate::sizes::{Sizes, check_depth};
-use crate::vision::Residual;
 
 impl Elmur {
     /// The parameters, added up; an error for models that are too large to build.
@@ -33,15 +32,6 @@ impl Elmur {
                 s.param("d_model", layers, &[d])?;
                 self.add_norms(s, 1)?;
             }
-        }
-        if let Some(eyes) = self.observation.iter().find_map(Residual::of).filter(|_| self.look) {
-            let (places, features) = (eyes.places(), eyes.features());
-            s.param("look", 1, &[places, features])?;
-            // Queries, outputs with a bias.
-            s.param("look", layers, &[2, heads, features, d])?;
-            s.param("look", layers, &[d])?;
-            s.value("look", &[self.segment_length, places, heads.max(features)])?;
-            self.add_norms(s, 1)?;
         }
         if m.write {
             self.add_ffn(s)?;

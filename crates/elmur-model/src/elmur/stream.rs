@@ -44,7 +44,7 @@ impl Architecture for Elmur {
         Window::of(self.segment_length, self.memory.gradient.segments())
     }
 
-    /// A segment: every layer attends, reads its memory, looks at the pictures, and writes its memory at the end.
+    /// A segment: every layer attends, reads its memory, and writes it at the end.
     fn forward(&self, net: &mut Net<'_>) -> Result<Value> {
         let (tokens, d) = (self.segment_tokens(), self.d_model);
         let times = Times {
@@ -62,7 +62,6 @@ impl Architecture for Elmur {
         }
         let x = net.embed(self.tokens.tokens(), Act::Tanh)?;
         let mut x = net.dropout(x, self.dropout)?;
-        let places = self.places(net)?;
         for layer in 0..self.layers {
             let memory = &mut memories[if self.memory.shared { 0 } else { layer }];
             x = self.attend(net, layer, x, Context::Segment { encodings })?;
@@ -73,9 +72,6 @@ impl Architecture for Elmur {
                 if let Some(map) = map {
                     net.tap_by_token(&format!("read.{layer}"), map)?;
                 }
-            }
-            if let Some(places) = places {
-                x = self.look(net, layer, x, places)?;
             }
             x = self.feed_forward(net, layer, "token", x)?;
             let written = self.write(net, layer, x, *memory, times)?;
@@ -162,7 +158,6 @@ impl Elmur {
     fn tokens_of_step(&self, net: &mut Net<'_>, tokens: &[Token]) -> Result<Value> {
         let (all, d) = (self.segment_tokens(), self.d_model);
         let mut x = net.embed(tokens, Act::Tanh)?;
-        let places = self.places(net)?;
         for layer in 0..self.layers {
             let projected = net.derived(&projected_state(layer), [all, d])?;
             x = self.attend(net, layer, x, Context::Cache { projected })?;
@@ -175,9 +170,6 @@ impl Elmur {
                 if let Some(map) = map {
                     net.tap_by_token(&format!("read.{layer}"), map)?;
                 }
-            }
-            if let Some(places) = places {
-                x = self.look(net, layer, x, places)?;
             }
             x = self.feed_forward(net, layer, "token", x)?;
             net.append(&hidden_state(layer), x)?;

@@ -1,9 +1,8 @@
 //! Settings of an ELMUR model that the types leave open, checked one by one.
 
 use super::config::{Elmur, Ffn, MemoryGradient, MemoryInit, Replacement};
-use crate::ends::{Token, TokenFormat};
+use crate::ends::Token;
 use crate::error::{Error, Result};
-use crate::vision::Residual;
 
 impl Elmur {
     /// Checks everything that the types leave open.
@@ -36,10 +35,6 @@ impl Elmur {
         check(size(m.max_distance), "memory.max_distance", "1 to 1048576", m.max_distance.to_string())?;
         let has_actions = self.tokens.has(Token::Action);
         check(!(m.shared && has_actions), "memory.shared", "false with action tokens", "true".to_owned())?;
-        let eyes = self.observation.iter().filter_map(Residual::of).count();
-        let looks = eyes == 1 && self.tokens == TokenFormat::Observation;
-        let expected = "false unless one observation is a residual_image and tokens = observation";
-        check(looks || !self.look, "look", expected, "true".to_owned())?;
         let total = m.slots.saturating_mul(self.d_model).saturating_mul(self.layers);
         check(
             total <= 1 << 28,

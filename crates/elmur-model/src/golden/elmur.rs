@@ -103,7 +103,6 @@ impl Arguments {
             ffn,
             norm: if rms { NormType::Rms } else { NormType::Layer },
             pre_norm: self.pre_lnorm,
-            look: false,
             dropout: 0.0,
             attention_dropout: 0.0,
             compat: Compat { empty_slot_blend: true, newest_first_times: true, absolute_offset: true },

@@ -42,7 +42,6 @@ pub fn small() -> Elmur {
         },
         norm: NormType::Layer,
         pre_norm: false,
-        look: false,
         dropout: 0.1,
         attention_dropout: 0.1,
         compat: Compat::default(),

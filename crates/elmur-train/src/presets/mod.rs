@@ -140,6 +140,7 @@ fn demonstrations(episodes: usize) -> DataConfig {
         held_out: held_out(),
         shift: 0,
         brightness: 0.0,
+        colours: false,
     }
 }
 
