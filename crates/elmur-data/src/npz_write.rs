@@ -315,7 +315,8 @@ fn refuse_foreign(folder: &Path) -> Result<()> {
         let entry = entry.map_err(|e| Error::io(folder, e))?;
         let episode = entry.path().extension().is_some_and(|extension| extension == "npz");
         let own = entry.file_name() == LOCK || entry.file_name() == PART;
-        if !(episode && entry.path().is_file()) && !own {
+        let known = own || episode && entry.path().is_file();
+        if !known {
             let name = entry.file_name();
             let problem = format!(
                 "holds {}, not only episodes; remove it, or choose another folder",
