@@ -78,6 +78,10 @@ pub enum Encoder {
         /// 256. Policies learn sooner from them where things are; 0: the grid is read by queries alone.
         #[serde(default, skip_serializing_if = "is_zero")]
         grid: usize,
+        /// Number of features of which it is read where in a camera's picture they are (spatial softmax): 0 to 256.
+        /// What they have learned at one place holds at all places.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        keypoints: usize,
     },
 }
 
@@ -152,7 +156,7 @@ impl Encoder {
     pub fn resized(&self, leaf: &Leaf<'_>) -> Self {
         match (self, Encoder::of(leaf)) {
             (
-                Encoder::ResidualImage { cameras, widths, queries, grid, .. },
+                Encoder::ResidualImage { cameras, widths, queries, grid, keypoints, .. },
                 Encoder::Image { channels, height, width, bytes },
             ) if channels.is_multiple_of((*cameras).max(1)) => Encoder::ResidualImage {
                 channels,
@@ -163,6 +167,7 @@ impl Encoder {
                 widths: widths.clone(),
                 queries: *queries,
                 grid: *grid,
+                keypoints: *keypoints,
             },
             (_, encoder) => encoder,
         }

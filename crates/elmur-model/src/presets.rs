@@ -201,6 +201,7 @@ pub fn mikasa(steps: usize) -> Elmur {
         widths: vec![32, 64, 64],
         queries: 0,
         grid: 16,
+        keypoints: 0,
     };
     Elmur {
         d_model: 128,

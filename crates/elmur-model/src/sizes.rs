@@ -164,7 +164,7 @@ mod tests {
             change(&|c| c.observation.push(Encoder::Categorical { sizes: vec![3, 4], encoding }));
         }
         change(&|c| c.observation.push(Encoder::Image { channels: 2, height: 9, width: 40, bytes: true }));
-        let residual = |cameras, widths: &[usize], (queries, grid)| Encoder::ResidualImage {
+        let residual = |cameras, widths: &[usize], (queries, grid, keypoints)| Encoder::ResidualImage {
             channels: 6,
             height: 20,
             width: 33,
@@ -173,9 +173,16 @@ mod tests {
             widths: widths.to_vec(),
             queries,
             grid,
+            keypoints,
         };
-        change(&|c| c.observation.push(residual(2, &[8, 16, 8], (3, 5))));
-        change(&|c| c.observation = vec![residual(1, &[24], (3, 0)), residual(2, &[24], (0, 2))]);
+        change(&|c| c.observation.push(residual(2, &[8, 16, 8], (3, 5, 4))));
+        change(&|c| {
+            c.observation = vec![
+                residual(1, &[24], (3, 0, 0)),
+                residual(2, &[24], (0, 2, 0)),
+                residual(2, &[24], (0, 0, 1)),
+            ]
+        });
         let seen = vec![
             Encoder::Vector { dim: 5, bytes: false },
             Encoder::Image { channels: 2, height: 16, width: 17, bytes: true },

@@ -2,14 +2,16 @@
 //!
 //! The residual encoder sees every camera alone, with the same weights. A 5x5 convolution and residual blocks,
 //! each of which halves height and width, leave a grid of features. Places are kept apart: a few features of
-//! every place are read by weights of the place's own, and learned queries look at places by attention:
+//! every place are read by weights of the place's own, of some features it is read where in the picture of a camera they
+//! are (keypoints), and learned queries look at places by attention:
 //!
 //! ```text
 //! x0 = relu(norm(conv5x5/2(camera)))
 //! x  = relu(norm(conv3x3(relu(norm(conv3x3/2(x))))) + conv1x1/2(x))            one block per further width
 //! f(p) = x(p) + position(p)                                               p: places of all cameras
 //! a(q, p) = softmax over p of query(q) f(p)
-//! y = W [Σ_p a(q, p) f(p) for all q, relu(V x(p) + c) for all p] + b
+//! k(j, p) = softmax over the places p of one camera of key(j) x(p)
+//! y = W [Σ_p a(q, p) f(p) for all q, relu(V x(p) + c) for all p, Σ_p k(j, p) (column, row)(p) for all j and cameras] + b
 //! ```
 //!
 //! Queries alone begin with the mean over all places, in which a thing of a few pixels hardly counts. A prototype in
@@ -31,6 +33,8 @@ use crate::sizes::Sizes;
 const GROUP: usize = 8;
 /// Rows and columns of the first convolution.
 const STEM: usize = 5;
+/// Spread of the scores of keypoints in a new policy, for features of spread 1: wide enough that single places stand out.
+const KEY: f64 = 3.0;
 
 /// How pictures are changed in training: by draws that all steps of a crop share, so that what is remembered stays
 /// true of what is seen.
@@ -53,17 +57,21 @@ pub(crate) struct Residual<'a> {
     widths: &'a [usize],
     queries: usize,
     grid: usize,
+    keypoints: usize,
 }
 
 impl<'a> Residual<'a> {
     /// The form of an encoder that is residual.
     pub fn of(encoder: &'a Encoder) -> Option<Self> {
-        let Encoder::ResidualImage { channels, height, width, cameras, widths, queries, grid, .. } = encoder
+        let Encoder::ResidualImage {
+            channels, height, width, cameras, widths, queries, grid, keypoints, ..
+        } = encoder
         else {
             return None;
         };
         let (channels, size) = (*channels, (*height, *width));
-        Some(Self { channels, size, cameras: *cameras, widths, queries: *queries, grid: *grid })
+        let (queries, grid, keypoints) = (*queries, *grid, *keypoints);
+        Some(Self { channels, size, cameras: *cameras, widths, queries, grid, keypoints })
     }
 
     /// Refuses forms that cannot be built, or are too large.
@@ -81,9 +89,11 @@ impl<'a> Residual<'a> {
         if !(1..=8).contains(&widths.len()) || !widths.iter().all(fits) {
             return fail("1 to 8 widths that are multiples of 8 up to 1024", format!("{widths:?}"));
         }
-        if self.queries > 256 || self.grid > 256 || self.queries + self.grid == 0 {
-            let got = format!("{} queries and grid {}", self.queries, self.grid);
-            return fail("0 to 256 queries and a grid of 0 to 256, not both 0", got);
+        let read = [self.queries, self.grid, self.keypoints];
+        if read.iter().any(|n| *n > 256) || read == [0; 3] {
+            let got =
+                format!("{} queries, grid {} and {} keypoints", self.queries, self.grid, self.keypoints);
+            return fail("0 to 256 queries, a grid of 0 to 256 and 0 to 256 keypoints, not all 0", got);
         }
         Ok(())
     }
@@ -127,8 +137,13 @@ impl<'a> Residual<'a> {
             sizes.param(key, 1, &[self.grid])?;
             sizes.value(key, &[steps, self.grid, self.places()])?;
         }
+        if self.keypoints > 0 {
+            sizes.param(key, 1, &[self.keypoints, inputs])?;
+            sizes.value(key, &[steps, self.keypoints, self.places()])?;
+        }
         let (queried, kept) = (self.queries.saturating_mul(inputs), self.grid.saturating_mul(self.places()));
-        let read = queried.saturating_add(kept);
+        let found = self.keypoints.saturating_mul(2 * self.cameras);
+        let read = queried.saturating_add(kept).saturating_add(found);
         sizes.param(key, 1, &[d, read])?;
         sizes.param(key, 1, &[d])
     }
@@ -185,8 +200,12 @@ impl Net<'_> {
         let (features, places) = (form.features(), cameras * grid[2] * grid[3]);
         let x = self.g.reshape(x, [images * cameras, features, grid[2] * grid[3]])?;
         let x = self.g.transpose(x, &[0, 2, 1])?;
-        let x = self.g.reshape(x, [images, places, features])?;
         let mut read = Vec::new();
+        if form.keypoints > 0 {
+            let found = self.keypoints(x, name, form.keypoints, (grid[2], grid[3]))?;
+            read.push(self.g.reshape(found, [shape[0], shape[1], cameras * form.keypoints * 2])?);
+        }
+        let x = self.g.reshape(x, [images, places, features])?;
         if form.queries > 0 {
             let position = self.param(&format!("{name}.position"), [places, features], Init::Normal(0.1))?;
             let placed = self.g.add(x, position)?;
@@ -203,8 +222,27 @@ impl Net<'_> {
             read.push(self.g.reshape(few, [shape[0], shape[1], places * form.grid])?);
         }
         let seen = if read.len() == 1 { read[0] } else { self.g.concat(&read, 2)? };
-        let init = Init::fan_in(form.queries * features + form.grid * places);
+        let init = Init::fan_in(form.queries * features + form.grid * places + 2 * cameras * form.keypoints);
         self.linear_act(seen, name, self.ends.width, init, Some(init), Act::Identity)
+    }
+
+    /// Where in a picture `count` learned features are: of features [cameras, rows x columns, channels] the mean column
+    /// and row, from -1 to 1, with the weights of a softmax over places, [cameras, count, 2].
+    fn keypoints(&mut self, x: Value, name: &str, count: usize, grid: (usize, usize)) -> Result<Value> {
+        let shape = self.g.shape(x)?.to_vec();
+        let init = Init::Normal(KEY / (shape[2] as f64).sqrt());
+        let scores = self.linear(x, &format!("{name}.keypoints"), count, init)?;
+        let scores = self.g.transpose(scores, &[0, 2, 1])?;
+        let weights = self.g.softmax(scores)?;
+        let along = |i: usize, n: usize| (2 * i + 1) as f32 / n as f32 - 1.0;
+        let places: Vec<f32> = (0..grid.0 * grid.1)
+            .flat_map(|p| [along(p % grid.1, grid.1), along(p / grid.1, grid.0)])
+            .collect();
+        let places = self.g.constant(&places, [1, grid.0 * grid.1, 2])?;
+        let places = self.g.cast(places, self.dtype)?;
+        let rows = self.g.reshape(weights, [1, shape[0] * count, grid.0 * grid.1])?;
+        let found = self.g.matmul(rows, places)?;
+        Ok(self.g.reshape(found, [shape[0], count, 2])?)
     }
 
     /// relu(norm(conv(relu(norm(conv/2(x))))) + conv1x1/2(x)).

@@ -27,6 +27,7 @@ fn residual() -> Encoder {
         widths: vec![8, 16],
         queries: 3,
         grid: 2,
+        keypoints: 4,
     }
 }
 
@@ -108,8 +109,8 @@ fn gradients_of_the_residual_encoder_are_those_of_central_differences() {
     };
     loss(&store);
     let names: Vec<String> = store.names().into_iter().filter(|name| name.starts_with("encoder")).collect();
-    // A stem, a block of two convolutions and a skip, places, queries, the grid's features and a linear map.
-    assert_eq!(names.len(), 3 + 7 + 1 + 1 + 2 + 2, "{names:?}");
+    // A stem, a block of two convolutions and a skip, places, queries, the grid's features, keypoints and a linear map.
+    assert_eq!(names.len(), 3 + 7 + 1 + 1 + 2 + 1 + 2, "{names:?}");
     let mut known = Vec::new();
     let mut graded = program(&model, &settings(Augment::default(), None), Begin::Fresh, &store);
     run(&mut graded, "loss");
@@ -240,15 +241,15 @@ fn weights_of_steps_weigh_their_errors() {
     }
 }
 
-/// Changes the number of cameras, the widths, and queries and grid of an encoder.
-type Change<'a> = dyn Fn(&mut usize, &mut Vec<usize>, (&mut usize, &mut usize)) + 'a;
+/// Changes the number of cameras, the widths, and queries, grid and keypoints of an encoder.
+type Change<'a> = dyn Fn(&mut usize, &mut Vec<usize>, [&mut usize; 3]) + 'a;
 
 #[test]
 fn residual_encoders_are_checked_and_follow_the_size_of_pictures() {
     let changed = |change: &Change<'_>| {
         let mut encoder = residual();
-        if let Encoder::ResidualImage { cameras, widths, queries, grid, .. } = &mut encoder {
-            change(cameras, widths, (queries, grid));
+        if let Encoder::ResidualImage { cameras, widths, queries, grid, keypoints, .. } = &mut encoder {
+            change(cameras, widths, [queries, grid, keypoints]);
         }
         encoder.validate().map_err(|error| error.to_string())
     };
@@ -258,12 +259,13 @@ fn residual_encoders_are_checked_and_follow_the_size_of_pictures() {
     assert!(changed(&|_, widths, _| widths.clear()).unwrap_err().contains("1 to 8 widths"));
     assert!(changed(&|_, widths, _| widths[0] = 12).unwrap_err().contains("multiples of 8"));
     assert!(changed(&|_, widths, _| widths[1] = 1 << 40).unwrap_err().contains("up to 1024"));
-    assert!(changed(&|_, _, (queries, _)| *queries = 0).is_ok());
-    assert!(changed(&|_, _, (_, grid)| *grid = 0).is_ok());
-    let nothing = changed(&|_, _, (queries, grid)| (*queries, *grid) = (0, 0));
-    assert!(nothing.unwrap_err().contains("not both 0, got 0 queries and grid 0"));
-    assert!(changed(&|_, _, (queries, _)| *queries = 257).unwrap_err().contains("0 to 256 queries"));
-    assert!(changed(&|_, _, (_, grid)| *grid = 257).unwrap_err().contains("grid of 0 to 256"));
+    assert!(changed(&|_, _, [queries, ..]| *queries = 0).is_ok());
+    assert!(changed(&|_, _, [_, grid, _]| *grid = 0).is_ok());
+    assert!(changed(&|_, _, [queries, grid, _]| (*queries, *grid) = (0, 0)).is_ok());
+    let nothing = changed(&|_, _, read| read.into_iter().for_each(|n| *n = 0));
+    assert!(nothing.unwrap_err().contains("not all 0, got 0 queries, grid 0 and 0 keypoints"));
+    assert!(changed(&|_, _, [queries, ..]| *queries = 257).unwrap_err().contains("0 to 256 queries"));
+    assert!(changed(&|_, _, [_, grid, _]| *grid = 257).unwrap_err().contains("grid of 0 to 256"));
     // Another size stays residual, with its cameras; what is no picture gets the usual encoder.
     let picture = residual().resized(&Leaf::Bytes { shape: &[6, 32, 40] });
     let Encoder::ResidualImage { channels: 6, height: 32, width: 40, bytes: true, cameras: 2, .. } = picture
@@ -287,10 +289,10 @@ fn residual_encoders_are_checked_and_follow_the_size_of_pictures() {
 
 #[test]
 fn acting_step_by_step_sees_pictures_as_whole_windows_do() {
-    let [channels, height, width] = SHAPE;
-    let (cameras, widths, queries, grid) = (2, vec![8, 16], 3, 2);
-    let bytes =
-        Encoder::ResidualImage { channels, height, width, bytes: true, cameras, widths, queries, grid };
+    let mut bytes = residual();
+    if let Encoder::ResidualImage { bytes, .. } = &mut bytes {
+        *bytes = true;
+    }
     let model = model(bytes);
     let params = init::parameters(&model, 3).unwrap();
     let pixels: Vec<u8> = (0..ROWS * STEPS * pixels()).map(|i| (i * 37 + i / 110 * 11) as u8).collect();
