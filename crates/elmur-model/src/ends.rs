@@ -69,17 +69,20 @@ pub enum Encoder {
         bytes: bool,
         /// Number of cameras, whose channels follow each other: a divisor of the channels.
         cameras: usize,
-        /// Channels of the first convolution and of each residual block behind it, multiples of 8; each halves height
-        /// and width.
+        /// Channels of the first convolution and of each residual block behind it, multiples of 8.
         widths: Vec<usize>,
-        /// Number of queries that look at places of the grid: 0 to 256, and at least 1 where `grid` is 0.
+        /// For each of `widths`, 2 if it halves height and width and 1 if it keeps them; none: all halve them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        strides: Vec<usize>,
+        /// Number of queries that look at places of the grid: 0 to 256. At least one of `queries`, `grid` and `keypoints`
+        /// is not 0.
         queries: usize,
-        /// Number of features of every place of the grid that are read by weights of the place's own: 0 to
-        /// 256. Policies learn sooner from them where things are; 0: the grid is read by queries alone.
+        /// Number of features of every place of the grid that are read by weights of the place's own: 0 to 256.
+        /// Policies learn sooner from them than from queries where things are.
         #[serde(default, skip_serializing_if = "is_zero")]
         grid: usize,
-        /// Number of features of which it is read where in a camera's picture they are (spatial softmax): 0 to 256.
-        /// What they have learned at one place holds at all places.
+        /// Number of features of which it is read where in a camera's picture they are (spatial softmax) and how strongly
+        /// they show: 0 to 256. What they have learned at one place holds at all places.
         #[serde(default, skip_serializing_if = "is_zero")]
         keypoints: usize,
     },
@@ -156,7 +159,7 @@ impl Encoder {
     pub fn resized(&self, leaf: &Leaf<'_>) -> Self {
         match (self, Encoder::of(leaf)) {
             (
-                Encoder::ResidualImage { cameras, widths, queries, grid, keypoints, .. },
+                Encoder::ResidualImage { cameras, widths, strides, queries, grid, keypoints, .. },
                 Encoder::Image { channels, height, width, bytes },
             ) if channels.is_multiple_of((*cameras).max(1)) => Encoder::ResidualImage {
                 channels,
@@ -165,6 +168,7 @@ impl Encoder {
                 bytes,
                 cameras: *cameras,
                 widths: widths.clone(),
+                strides: strides.clone(),
                 queries: *queries,
                 grid: *grid,
                 keypoints: *keypoints,

@@ -199,6 +199,7 @@ pub fn mikasa(steps: usize) -> Elmur {
         bytes: true,
         cameras: 2,
         widths: vec![32, 64, 64],
+        strides: Vec::new(),
         queries: 0,
         grid: 16,
         keypoints: 0,

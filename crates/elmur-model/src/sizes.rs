@@ -164,23 +164,26 @@ mod tests {
             change(&|c| c.observation.push(Encoder::Categorical { sizes: vec![3, 4], encoding }));
         }
         change(&|c| c.observation.push(Encoder::Image { channels: 2, height: 9, width: 40, bytes: true }));
-        let residual = |cameras, widths: &[usize], (queries, grid, keypoints)| Encoder::ResidualImage {
-            channels: 6,
-            height: 20,
-            width: 33,
-            bytes: true,
-            cameras,
-            widths: widths.to_vec(),
-            queries,
-            grid,
-            keypoints,
+        let residual = |cameras, widths: &[usize], strides: &[usize], (queries, grid, keypoints)| {
+            Encoder::ResidualImage {
+                channels: 6,
+                height: 20,
+                width: 33,
+                bytes: true,
+                cameras,
+                widths: widths.to_vec(),
+                strides: strides.to_vec(),
+                queries,
+                grid,
+                keypoints,
+            }
         };
-        change(&|c| c.observation.push(residual(2, &[8, 16, 8], (3, 5, 4))));
+        change(&|c| c.observation.push(residual(2, &[8, 16, 8], &[1, 2, 1], (3, 5, 4))));
         change(&|c| {
             c.observation = vec![
-                residual(1, &[24], (3, 0, 0)),
-                residual(2, &[24], (0, 2, 0)),
-                residual(2, &[24], (0, 0, 1)),
+                residual(1, &[24], &[], (3, 0, 0)),
+                residual(2, &[24], &[], (0, 2, 0)),
+                residual(2, &[24], &[1], (0, 0, 1)),
             ]
         });
         let seen = vec![

@@ -1,17 +1,17 @@
 //! Pictures to features: the residual encoder, and changes of pictures in training.
 //!
 //! The residual encoder sees every camera alone, with the same weights. A 5x5 convolution and residual blocks,
-//! each of which halves height and width, leave a grid of features. Places are kept apart: a few features of
+//! each of which halves height and width or keeps them, leave a grid of features. Places are kept apart: a few features of
 //! every place are read by weights of the place's own, of some features it is read where in the picture of a camera they
-//! are (keypoints), and learned queries look at places by attention:
+//! are and how strongly they show (keypoints), and learned queries look at places by attention:
 //!
 //! ```text
 //! x0 = relu(norm(conv5x5/2(camera)))
 //! x  = relu(norm(conv3x3(relu(norm(conv3x3/2(x))))) + conv1x1/2(x))            one block per further width
 //! f(p) = x(p) + position(p)                                               p: places of all cameras
 //! a(q, p) = softmax over p of query(q) f(p)
-//! k(j, p) = softmax over the places p of one camera of key(j) x(p)
-//! y = W [Σ_p a(q, p) f(p) for all q, relu(V x(p) + c) for all p, Σ_p k(j, p) (column, row)(p) for all j and cameras] + b
+//! s(j, p) = key(j) x(p), k(j, p) = softmax of s(j, p) over the places p of one camera
+//! y = W [Σ_p a(q, p) f(p) for all q, relu(V x(p) + c) for all p, Σ_p k(j, p) (column, row)(p) and log mean_p e^s(j, p) for all j and cameras] + b
 //! ```
 //!
 //! Queries alone begin with the mean over all places, in which a thing of a few pixels hardly counts. A prototype in
@@ -55,6 +55,7 @@ pub(crate) struct Residual<'a> {
     size: (usize, usize),
     cameras: usize,
     widths: &'a [usize],
+    strides: &'a [usize],
     queries: usize,
     grid: usize,
     keypoints: usize,
@@ -64,14 +65,23 @@ impl<'a> Residual<'a> {
     /// The form of an encoder that is residual.
     pub fn of(encoder: &'a Encoder) -> Option<Self> {
         let Encoder::ResidualImage {
-            channels, height, width, cameras, widths, queries, grid, keypoints, ..
+            channels,
+            height,
+            width,
+            cameras,
+            widths,
+            strides,
+            queries,
+            grid,
+            keypoints,
+            ..
         } = encoder
         else {
             return None;
         };
         let (channels, size) = (*channels, (*height, *width));
         let (queries, grid, keypoints) = (*queries, *grid, *keypoints);
-        Some(Self { channels, size, cameras: *cameras, widths, queries, grid, keypoints })
+        Some(Self { channels, size, cameras: *cameras, widths, strides, queries, grid, keypoints })
     }
 
     /// Refuses forms that cannot be built, or are too large.
@@ -89,6 +99,13 @@ impl<'a> Residual<'a> {
         if !(1..=8).contains(&widths.len()) || !widths.iter().all(fits) {
             return fail("1 to 8 widths that are multiples of 8 up to 1024", format!("{widths:?}"));
         }
+        let strides = self.strides;
+        if !strides.is_empty()
+            && (strides.len() != widths.len() || strides.iter().any(|s| ![1, 2].contains(s)))
+        {
+            let got = format!("{strides:?} for {} widths", widths.len());
+            return fail("strides of 1 or 2, one for each width, or none", got);
+        }
         let read = [self.queries, self.grid, self.keypoints];
         if read.iter().any(|n| *n > 256) || read == [0; 3] {
             let got =
@@ -98,9 +115,14 @@ impl<'a> Residual<'a> {
         Ok(())
     }
 
+    /// Stride of the first convolution or of a block.
+    fn stride(&self, i: usize) -> usize {
+        self.strides.get(i).copied().unwrap_or(2)
+    }
+
     /// Places of the grids of all cameras.
     fn places(&self) -> usize {
-        let halved = |n: usize| self.widths.iter().fold(n, |n, _| n.div_ceil(2));
+        let halved = |n: usize| (0..self.widths.len()).fold(n, |n, i| n.div_ceil(self.stride(i)));
         self.cameras.saturating_mul(halved(self.size.0)).saturating_mul(halved(self.size.1))
     }
 
@@ -116,7 +138,7 @@ impl<'a> Residual<'a> {
         let mut pixels = self.size.0.saturating_mul(self.size.1);
         for (i, width) in self.widths.iter().enumerate() {
             let kernel = if i == 0 { STEM * STEM } else { 9 };
-            pixels = pixels.div_ceil(4);
+            pixels = pixels.div_ceil(self.stride(i) * self.stride(i));
             sizes.value(key, &[steps, self.cameras, inputs.max(*width), kernel, pixels])?;
             sizes.param(key, 1, &[*width, inputs, kernel])?;
             sizes.param(key, 2, &[*width])?;
@@ -142,7 +164,7 @@ impl<'a> Residual<'a> {
             sizes.value(key, &[steps, self.keypoints, self.places()])?;
         }
         let (queried, kept) = (self.queries.saturating_mul(inputs), self.grid.saturating_mul(self.places()));
-        let found = self.keypoints.saturating_mul(2 * self.cameras);
+        let found = self.keypoints.saturating_mul(3 * self.cameras);
         let read = queried.saturating_add(kept).saturating_add(found);
         sizes.param(key, 1, &[d, read])?;
         sizes.param(key, 1, &[d])
@@ -190,10 +212,10 @@ impl Net<'_> {
             let name = format!("{name}.{i}");
             x = match i {
                 0 => {
-                    let y = self.image_conv(x, &name, *width, STEM, 2)?;
+                    let y = self.image_conv(x, &name, *width, STEM, form.stride(i))?;
                     self.image_norm(y, &name, Act::Relu)?
                 }
-                _ => self.residual_block(x, &name, *width)?,
+                _ => self.residual_block(x, &name, *width, form.stride(i))?,
             };
         }
         let grid = self.g.shape(x)?.to_vec();
@@ -203,7 +225,7 @@ impl Net<'_> {
         let mut read = Vec::new();
         if form.keypoints > 0 {
             let found = self.keypoints(x, name, form.keypoints, (grid[2], grid[3]))?;
-            read.push(self.g.reshape(found, [shape[0], shape[1], cameras * form.keypoints * 2])?);
+            read.push(self.g.reshape(found, [shape[0], shape[1], cameras * form.keypoints * 3])?);
         }
         let x = self.g.reshape(x, [images, places, features])?;
         if form.queries > 0 {
@@ -222,12 +244,13 @@ impl Net<'_> {
             read.push(self.g.reshape(few, [shape[0], shape[1], places * form.grid])?);
         }
         let seen = if read.len() == 1 { read[0] } else { self.g.concat(&read, 2)? };
-        let init = Init::fan_in(form.queries * features + form.grid * places + 2 * cameras * form.keypoints);
+        let init = Init::fan_in(form.queries * features + form.grid * places + 3 * cameras * form.keypoints);
         self.linear_act(seen, name, self.ends.width, init, Some(init), Act::Identity)
     }
 
     /// Where in a picture `count` learned features are: of features [cameras, rows x columns, channels] the mean column
-    /// and row, from -1 to 1, with the weights of a softmax over places, [cameras, count, 2].
+    /// and row, from -1 to 1, with the weights of a softmax over places, and the logarithm of what the softmax divides
+    /// by, per place, [cameras, count, 3].
     fn keypoints(&mut self, x: Value, name: &str, count: usize, grid: (usize, usize)) -> Result<Value> {
         let shape = self.g.shape(x)?.to_vec();
         let init = Init::Normal(KEY / (shape[2] as f64).sqrt());
@@ -242,17 +265,21 @@ impl Net<'_> {
         let places = self.g.cast(places, self.dtype)?;
         let rows = self.g.reshape(weights, [1, shape[0] * count, grid.0 * grid.1])?;
         let found = self.g.matmul(rows, places)?;
-        Ok(self.g.reshape(found, [shape[0], count, 2])?)
+        let found = self.g.reshape(found, [shape[0], count, 2])?;
+        let strength = self.g.logsumexp(scores)?;
+        let strength = self.g.affine(strength, 1.0, -((grid.0 * grid.1) as f64).ln())?;
+        let strength = self.g.reshape(strength, [shape[0], count, 1])?;
+        Ok(self.g.concat(&[found, strength], 2)?)
     }
 
-    /// relu(norm(conv(relu(norm(conv/2(x))))) + conv1x1/2(x)).
-    fn residual_block(&mut self, x: Value, name: &str, width: usize) -> Result<Value> {
+    /// relu(norm(conv(relu(norm(conv/stride(x))))) + conv1x1/stride(x)).
+    fn residual_block(&mut self, x: Value, name: &str, width: usize, stride: usize) -> Result<Value> {
         let (a, b) = (format!("{name}.a"), format!("{name}.b"));
-        let y = self.image_conv(x, &a, width, 3, 2)?;
+        let y = self.image_conv(x, &a, width, 3, stride)?;
         let y = self.image_norm(y, &a, Act::Relu)?;
         let y = self.image_conv(y, &b, width, 3, 1)?;
         let y = self.image_norm(y, &b, Act::Identity)?;
-        let skip = self.image_conv(x, &format!("{name}.skip"), width, 1, 2)?;
+        let skip = self.image_conv(x, &format!("{name}.skip"), width, 1, stride)?;
         let sum = self.g.add(y, skip)?;
         Ok(self.g.relu(sum)?)
     }

@@ -25,6 +25,7 @@ fn residual() -> Encoder {
         bytes: false,
         cameras: 2,
         widths: vec![8, 16],
+        strides: vec![2, 1],
         queries: 3,
         grid: 2,
         keypoints: 4,

@@ -201,6 +201,16 @@ pub fn evaluate(
     Ok(Outcome { episodes })
 }
 
+/// Most rows that an evaluation makes: as many as the environment says that are worth making, but no more than there are
+/// threads where their number is given and that of workers is not.
+fn most_rows(evaluation: &Evaluation<'_>, facts: &Facts) -> usize {
+    let given = evaluation.env.spec().settings.get("workers").is_some_and(|workers| !workers.is_null());
+    match (facts.max_rows, evaluation.threads) {
+        (Some(most), Some(threads)) if !given => most.min(threads),
+        (most, _) => most.unwrap_or(usize::MAX),
+    }
+}
+
 /// Episodes that act side by side, of so many, where the environment sets no limit.
 pub(crate) fn group_size(episodes: usize, device: &Device) -> usize {
     let most = if device.is_cpu() { (episodes / 4).clamp(10, 50) } else { 4096 };
@@ -252,7 +262,7 @@ fn act_out(
     facts: &Facts,
     tick: &dyn Fn(f64),
 ) -> Result<Vec<EpisodeResult>> {
-    let rows = seeds.len().min(facts.max_rows.unwrap_or(usize::MAX)).max(1);
+    let rows = seeds.len().min(most_rows(evaluation, facts)).max(1);
     let interrupted = |error: elmur_envs::Error| if stop.requested() { Error::Stopped } else { error.into() };
     let mut env = evaluation.env.make_rows(Purpose::Evaluate, rows, Pool::serial()).map_err(interrupted)?;
     env.set_autoreset(Autoreset::Disabled);

@@ -5,6 +5,7 @@
 //! OUT/results.json            results of all runs that are done
 //! OUT/runs/RUN/               the run itself, as `elmur train` makes it
 //! OUT/runs/RUN.json           result of a run that is done
+//! OUT/runs/RUN.trained.json   that a run is trained, with which commit and on which machine
 //! OUT/runs/RUN.failed.json    why a run failed
 //! OUT/runs/RUN.claim          which worker has the run
 //! OUT/runs/RUN.log            what training and evaluation said
@@ -13,7 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use elmur_base::files::{read_small, write_atomic};
@@ -172,6 +173,30 @@ pub fn write_result(plan: &Plan, run: &PlannedRun, result: &RunResult) -> Result
     let path = plan.path_of(run, ".json");
     let text = serde_json::to_vec_pretty(result).map_err(|e| Error::file(&path, e))?;
     Ok(write_atomic(&path, &text)?)
+}
+
+/// The file that says that a run is trained.
+fn trained_path(plan: &Plan, run: &PlannedRun) -> PathBuf {
+    plan.path_of(run, ".trained.json")
+}
+
+/// Whether a run is trained, evaluated or not.
+pub fn is_trained(plan: &Plan, run: &PlannedRun) -> bool {
+    trained_path(plan, run).exists() && RunFolder::is_run(&plan.path_of(run, ""))
+}
+
+/// Notes that a run is trained.
+pub fn write_trained(plan: &Plan, run: &PlannedRun, commit: Option<&str>, machine: &str) -> Result<()> {
+    let note = json!({"commit": commit, "machine": machine});
+    Ok(write_atomic(&trained_path(plan, run), note.to_string().as_bytes())?)
+}
+
+/// The commit and the machine that trained a run.
+pub fn trained_by(plan: &Plan, run: &PlannedRun) -> (Option<String>, String) {
+    let text = read_small(&trained_path(plan, run), MAX_RESULTS).unwrap_or_default();
+    let note: Value = serde_json::from_str(&text).unwrap_or_default();
+    let word = |key: &str| note[key].as_str().map(str::to_owned);
+    (word("commit"), word("machine").unwrap_or_else(|| "unknown".to_owned()))
 }
 
 /// Why a run failed, if it did.

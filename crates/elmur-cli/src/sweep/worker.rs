@@ -46,6 +46,10 @@ pub struct Args {
     /// Stop after this many minutes: running runs are saved, to be continued by the next `elmur sweep run`.
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     limit_minutes: Option<u64>,
+    /// Train without evaluating, for a machine without the simulator: runs are left to be evaluated by an `elmur sweep
+    /// run` where it is.
+    #[arg(long)]
+    train_only: bool,
     /// Try runs again that have failed.
     #[arg(long)]
     retry_failed: bool,
@@ -129,8 +133,11 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
     };
     let left: Vec<usize> = selected.iter().copied().filter(lacks_result).collect();
     let needed: HashSet<usize> = plan.with_those_before(&left).into_iter().collect();
-    check_data(&plan, &args.file, &needed)?;
-    check_environments(&plan, &args.file, &left, &context.registry)?;
+    let untrained = needed.iter().copied().filter(|i| !state::is_trained(&plan, &plan.runs[*i])).collect();
+    check_data(&plan, &args.file, &untrained)?;
+    if !args.train_only {
+        check_environments(&plan, &args.file, &left, &context.registry)?;
+    }
     let runs = plan.runs_folder();
     fs::create_dir_all(&runs).map_err(|e| Error::io(&runs, e))?;
     let selected = plan.with_those_before(&selected);
@@ -153,6 +160,7 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         device,
         threads,
         jobs: args.jobs,
+        train_only: args.train_only,
         wait: args.wait,
         deadline: args.limit_minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes)),
         stop: &context.stop,
@@ -176,6 +184,7 @@ struct Sweep<'a> {
     device: String,
     threads: usize,
     jobs: usize,
+    train_only: bool,
     wait: bool,
     deadline: Option<Instant>,
     stop: &'a Stop,
@@ -204,6 +213,8 @@ enum Outcome {
     /// A process was killed from outside, or crashed.
     Killed(String),
     Interrupted,
+    /// Trained, and left to be evaluated elsewhere.
+    Trained,
 }
 
 /// What a worker finds to do.
@@ -346,7 +357,9 @@ impl Sweep<'_> {
     /// them.
     fn is_settled(&self, i: usize) -> bool {
         let run = &self.plan.runs[i];
-        let is_done = self.known.contains_key(&run.id) || self.plan.path_of(run, ".json").exists();
+        let is_done = self.known.contains_key(&run.id)
+            || self.plan.path_of(run, ".json").exists()
+            || self.train_only && state::is_trained(self.plan, run);
         self.has_failed(i) || is_done && (!self.needed.contains(&i) || self.has_weights(i))
     }
 
@@ -354,11 +367,12 @@ impl Sweep<'_> {
         self.plan.path_of(&self.plan.runs[i], ".failed.json").exists()
     }
 
-    /// Whether a run is done here, with weights that others can begin with.
+    /// Whether a run is trained here, with weights that others can begin with.
     fn has_weights(&self, i: usize) -> bool {
         let run = &self.plan.runs[i];
         let folder = RunFolder::open(&self.plan.path_of(run, ""));
-        self.plan.path_of(run, ".json").exists() && folder.is_ok_and(|folder| folder.best().exists())
+        let is_done = self.plan.path_of(run, ".json").exists() || state::is_trained(self.plan, run);
+        is_done && folder.is_ok_and(|folder| folder.best().exists())
     }
 
     /// Trains and evaluates a run, and keeps what came of it.
@@ -385,6 +399,7 @@ impl Sweep<'_> {
                 report(&format!("failed: {label}: {reason}"));
             }
             Outcome::Interrupted => note(&format!("saved: {label}")),
+            Outcome::Trained => note(&format!("trained: {label}: to be evaluated")),
         }
         shared.settled.insert(i);
         Ok(())
@@ -400,21 +415,31 @@ impl Sweep<'_> {
             note(&format!("{}: trained by another process outside of the sweep", self.plan.label(run)));
             return Ok(Outcome::Interrupted);
         }
-        let mut command = self.command(&log, claim)?;
-        command.arg("train");
-        if begun {
-            command.arg("--resume").arg(&folder);
-        } else {
-            command.arg(&self.plan.tasks[run.task]).args(self.plan.changes(run)).arg("--out").arg(&folder);
-            command.args(["--seed", &run.seed.to_string()]);
+        if !state::is_trained(self.plan, run) {
+            let mut command = self.command(&log, claim)?;
+            command.arg("train");
+            if begun {
+                command.arg("--resume").arg(&folder);
+            } else {
+                command
+                    .arg(&self.plan.tasks[run.task])
+                    .args(self.plan.changes(run))
+                    .arg("--out")
+                    .arg(&folder);
+                command.args(["--seed", &run.seed.to_string()]);
+            }
+            command.args(["--json", "--die-with-parent", "--device", &self.device]);
+            command.args(["--threads", &self.threads.to_string()]);
+            command.stdout(log.try_clone().map_err(|e| Error::io(&path, e))?);
+            let word = if begun { "resumed" } else { "begun" };
+            note(&format!("{word}: {}", self.plan.label(run)));
+            if let Some(outcome) = self.finish(command, claim, &path)? {
+                return Ok(outcome);
+            }
+            state::write_trained(self.plan, run, self.commit.as_deref(), &self.machine)?;
         }
-        command.args(["--json", "--die-with-parent", "--device", &self.device]);
-        command.args(["--threads", &self.threads.to_string()]);
-        command.stdout(log.try_clone().map_err(|e| Error::io(&path, e))?);
-        let word = if begun { "resumed" } else { "begun" };
-        note(&format!("{word}: {}", self.plan.label(run)));
-        if let Some(outcome) = self.finish(command, claim, &path)? {
-            return Ok(outcome);
+        if self.train_only {
+            return Ok(Outcome::Trained);
         }
         let rows = self.plan.path_of(run, ".rows");
         let mut command = self.command(&log, claim)?;
@@ -522,6 +547,7 @@ impl Sweep<'_> {
     fn result(&self, run: &PlannedRun, scores: Vec<TestScore>) -> RunResult {
         let column = &self.plan.columns[run.column];
         let (batches, train_seconds) = state::batches_of(self.plan, run);
+        let (commit, machine) = state::trained_by(self.plan, run);
         RunResult {
             id: run.id.clone(),
             task: self.plan.tasks[run.task].clone(),
@@ -532,9 +558,9 @@ impl Sweep<'_> {
             scores,
             batches,
             train_seconds: (1e3 * train_seconds).round() / 1e3,
-            commit: self.commit.clone(),
+            commit,
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            machine: self.machine.clone(),
+            machine,
             finished: state::utc(SystemTime::now()),
         }
     }
