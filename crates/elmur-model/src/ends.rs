@@ -81,8 +81,8 @@ pub enum Encoder {
         /// Policies learn sooner from them than from queries where things are.
         #[serde(default, skip_serializing_if = "is_zero")]
         grid: usize,
-        /// Number of features of which it is read where in a camera's picture they are (spatial softmax) and how strongly
-        /// they show: 0 to 256. What they have learned at one place holds at all places.
+        /// Number of features of which it is read where in a camera's picture they are (spatial softmax):
+        /// 0 to 256. What they have learned at one place holds at all places.
         #[serde(default, skip_serializing_if = "is_zero")]
         keypoints: usize,
     },

@@ -3,7 +3,7 @@
 //! The residual encoder sees every camera alone, with the same weights. A 5x5 convolution and residual blocks,
 //! each of which halves height and width or keeps them, leave a grid of features. Places are kept apart: a few features of
 //! every place are read by weights of the place's own, of some features it is read where in the picture of a camera they
-//! are and how strongly they show (keypoints), and learned queries look at places by attention:
+//! are (keypoints), and learned queries look at places by attention:
 //!
 //! ```text
 //! x0 = relu(norm(conv5x5/2(camera)))
@@ -11,7 +11,7 @@
 //! f(p) = x(p) + position(p)                                               p: places of all cameras
 //! a(q, p) = softmax over p of query(q) f(p)
 //! s(j, p) = key(j) x(p), k(j, p) = softmax of s(j, p) over the places p of one camera
-//! y = W [Σ_p a(q, p) f(p) for all q, relu(V x(p) + c) for all p, Σ_p k(j, p) (column, row)(p) and log mean_p e^s(j, p) for all j and cameras] + b
+//! y = W [Σ_p a(q, p) f(p) for all q, relu(V x(p) + c) for all p, Σ_p k(j, p) (column, row)(p) for all j and cameras] + b
 //! ```
 //!
 //! Queries alone begin with the mean over all places, in which a thing of a few pixels hardly counts. A prototype in
@@ -164,7 +164,7 @@ impl<'a> Residual<'a> {
             sizes.value(key, &[steps, self.keypoints, self.places()])?;
         }
         let (queried, kept) = (self.queries.saturating_mul(inputs), self.grid.saturating_mul(self.places()));
-        let found = self.keypoints.saturating_mul(3 * self.cameras);
+        let found = self.keypoints.saturating_mul(2 * self.cameras);
         let read = queried.saturating_add(kept).saturating_add(found);
         sizes.param(key, 1, &[d, read])?;
         sizes.param(key, 1, &[d])
@@ -225,7 +225,7 @@ impl Net<'_> {
         let mut read = Vec::new();
         if form.keypoints > 0 {
             let found = self.keypoints(x, name, form.keypoints, (grid[2], grid[3]))?;
-            read.push(self.g.reshape(found, [shape[0], shape[1], cameras * form.keypoints * 3])?);
+            read.push(self.g.reshape(found, [shape[0], shape[1], cameras * form.keypoints * 2])?);
         }
         let x = self.g.reshape(x, [images, places, features])?;
         if form.queries > 0 {
@@ -244,13 +244,12 @@ impl Net<'_> {
             read.push(self.g.reshape(few, [shape[0], shape[1], places * form.grid])?);
         }
         let seen = if read.len() == 1 { read[0] } else { self.g.concat(&read, 2)? };
-        let init = Init::fan_in(form.queries * features + form.grid * places + 3 * cameras * form.keypoints);
+        let init = Init::fan_in(form.queries * features + form.grid * places + 2 * cameras * form.keypoints);
         self.linear_act(seen, name, self.ends.width, init, Some(init), Act::Identity)
     }
 
     /// Where in a picture `count` learned features are: of features [cameras, rows x columns, channels] the mean column
-    /// and row, from -1 to 1, with the weights of a softmax over places, and the logarithm of what the softmax divides
-    /// by, per place, [cameras, count, 3].
+    /// and row, from -1 to 1, with the weights of a softmax over places, [cameras, count, 2].
     fn keypoints(&mut self, x: Value, name: &str, count: usize, grid: (usize, usize)) -> Result<Value> {
         let shape = self.g.shape(x)?.to_vec();
         let init = Init::Normal(KEY / (shape[2] as f64).sqrt());
@@ -265,11 +264,7 @@ impl Net<'_> {
         let places = self.g.cast(places, self.dtype)?;
         let rows = self.g.reshape(weights, [1, shape[0] * count, grid.0 * grid.1])?;
         let found = self.g.matmul(rows, places)?;
-        let found = self.g.reshape(found, [shape[0], count, 2])?;
-        let strength = self.g.logsumexp(scores)?;
-        let strength = self.g.affine(strength, 1.0, -((grid.0 * grid.1) as f64).ln())?;
-        let strength = self.g.reshape(strength, [shape[0], count, 1])?;
-        Ok(self.g.concat(&[found, strength], 2)?)
+        Ok(self.g.reshape(found, [shape[0], count, 2])?)
     }
 
     /// relu(norm(conv(relu(norm(conv/stride(x))))) + conv1x1/stride(x)).
