@@ -619,3 +619,31 @@ fn mistakes_in_the_file_are_refused_before_anything_starts() {
     let file = write(&folder, "sweep.json", &sweep);
     refused(&["sweep", "report", &file], &["known.json", "not a file of `elmur sweep report`"]);
 }
+
+/// Training may happen where no simulator is: runs that are trained alone are evaluated later, without their data, and
+/// their results say who trained them.
+#[test]
+fn runs_that_are_trained_alone_are_evaluated_by_a_later_sweep() {
+    let folder = Folder::new("sweep-train-only");
+    let mut sweep = tiny_sweep(&folder);
+    sweep["seeds"] = json!([0]);
+    let data = folder.path("maze.elmur");
+    fine(&["collect", "tmaze", "--length", "9", "--episodes", "20", "--out", &data]);
+    sweep["settings"]["data.file"] = json!(data);
+    sweep["settings"].as_object_mut().unwrap().remove("data.episodes");
+    let file = write(&folder, "sweep.json", &sweep);
+    let train = ["sweep", "run", &file, "--train-only", "--machine", "a machine that trains"];
+    for times in ["first", "again"] {
+        let trained = elmur(&train);
+        assert_eq!(trained.status.code(), Some(75), "{times}: {trained:?}");
+    }
+    let run = run_folder(&folder, "out", "tmaze-quick-preset");
+    assert!(!Path::new(&format!("{run}.json")).exists(), "it was evaluated");
+    let weights = std::fs::read(format!("{run}/checkpoints/last/model.safetensors")).unwrap();
+    std::fs::remove_file(&data).unwrap();
+    fine(&["sweep", "run", &file, "--machine", "a machine with the simulator"]);
+    assert_eq!(std::fs::read(format!("{run}/checkpoints/last/model.safetensors")).unwrap(), weights);
+    for result in results(&folder.path("out/results.json")).values() {
+        assert_eq!((&result["machine"], &result["batches"]), (&json!("a machine that trains"), &json!(6)));
+    }
+}

@@ -201,11 +201,11 @@ pub fn evaluate(
     Ok(Outcome { episodes })
 }
 
-/// Most rows that an evaluation makes: as many as the environment says that are worth making, but no more than there are
-/// threads where their number is given and that of workers is not.
-fn most_rows(evaluation: &Evaluation<'_>, facts: &Facts) -> usize {
-    let given = evaluation.env.spec().settings.get("workers").is_some_and(|workers| !workers.is_null());
-    match (facts.max_rows, evaluation.threads) {
+/// Most rows that are worth making for an evaluation on so many threads: as many as the environment says, but no more than
+/// there are threads where their number is given and that of workers is not.
+fn most_rows(env: &Environment, threads: Option<usize>) -> usize {
+    let given = env.spec().settings.get("workers").is_some_and(|workers| !workers.is_null());
+    match (env.facts().max_rows, threads) {
         (Some(most), Some(threads)) if !given => most.min(threads),
         (most, _) => most.unwrap_or(usize::MAX),
     }
@@ -262,7 +262,7 @@ fn act_out(
     facts: &Facts,
     tick: &dyn Fn(f64),
 ) -> Result<Vec<EpisodeResult>> {
-    let rows = seeds.len().min(most_rows(evaluation, facts)).max(1);
+    let rows = seeds.len().min(most_rows(evaluation.env, evaluation.threads)).max(1);
     let interrupted = |error: elmur_envs::Error| if stop.requested() { Error::Stopped } else { error.into() };
     let mut env = evaluation.env.make_rows(Purpose::Evaluate, rows, Pool::serial()).map_err(interrupted)?;
     env.set_autoreset(Autoreset::Disabled);
@@ -353,9 +353,21 @@ fn share(playing: &[Option<usize>], results: &[EpisodeResult], next: usize, most
 
 #[cfg(test)]
 mod tests {
-    use elmur_envs::Env;
+    use elmur_envs::{Env, EnvSpec, Registry};
 
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_simulator_is_started_for_every_thread_unless_their_number_is_given() {
+        let find = |spec: EnvSpec| Registry::builtin().find(&spec).unwrap();
+        let spec = EnvSpec::new("mikasa-RememberColor3");
+        let robot = find(spec.clone());
+        assert_eq!(most_rows(&robot, Some(1)), 1);
+        assert_eq!(most_rows(&robot, None), robot.facts().max_rows.unwrap());
+        assert_eq!(most_rows(&find(spec.with("workers", 3)), Some(1)), 3);
+        assert_eq!(most_rows(&find(EnvSpec::new("tmaze")), Some(1)), usize::MAX);
+    }
 
     /// Were they drawn from one stream, the first number of the memory would tell the goal.
     #[test]
