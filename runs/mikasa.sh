@@ -2,8 +2,8 @@
 # MIKASA-Robo: demonstrations by the scripted experts, policies trained on them, success in the simulator. Stopped at any time,
 # every part goes on where it was.
 #
-#   runs/mikasa.sh [PART...]      PART: collect; mikasa (ours), mikasa-seeds, mikasa-baselines, mikasa-told (the answer
-#                                 as a further input); all of them without any
+#   runs/mikasa.sh [PART...]      PART: collect; mikasa (ours), mikasa-seeds, mikasa-baselines, mikasa-baselines-seeds,
+#                                 mikasa-told (the answer as a further input); all of them without any
 #
 # ELMUR_MIKASA names the simulator (elmur simulators install mikasa DIR). ELMUR (a program built elsewhere), DEVICE (cuda), JOBS
 # (1: runs at once), MINUTES (no limit; for each sweep), EPISODES (900 demonstrations of a task), THREADS (2: simulators at
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 ELMUR=${ELMUR:-target/release/elmur}
 TASKS=${TASKS:-RememberColor3 RememberColor5 RememberColor9 RememberShape3 TakeItBack ShellGameTouch InterceptSlow}
 STATE=docs/results/mikasa.json
-[ $# -gt 0 ] || set -- collect mikasa mikasa-seeds mikasa-baselines mikasa-told
+[ $# -gt 0 ] || set -- collect mikasa mikasa-seeds mikasa-baselines mikasa-baselines-seeds mikasa-told
 for part; do
   if [ "$part" = collect ]; then
     mkdir -p out/mikasa-data

@@ -74,8 +74,8 @@ pub enum Encoder {
         /// For each of `widths`, 2 if it halves height and width and 1 if it keeps them; none: all halve them.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         strides: Vec<usize>,
-        /// Number of queries that look at places of the grid: 0 to 256. At least one of `queries`, `grid` and `keypoints`
-        /// is not 0.
+        /// Number of queries that look at places of the grid: 0 to 256. At least one of `queries`, `grid` and
+        /// `keypoints` is not 0.
         queries: usize,
         /// Number of features of every place of the grid that are read by weights of the place's own: 0 to 256.
         /// Policies learn sooner from them than from queries where things are.

@@ -1,9 +1,9 @@
 //! Pictures to features: the residual encoder, and changes of pictures in training.
 //!
 //! The residual encoder sees every camera alone, with the same weights. A 5x5 convolution and residual blocks,
-//! each of which halves height and width or keeps them, leave a grid of features. Places are kept apart: a few features of
-//! every place are read by weights of the place's own, of some features it is read where in the picture of a camera they
-//! are (keypoints), and learned queries look at places by attention:
+//! each of which halves height and width or keeps them, leave a grid of features. Places are kept apart: a few
+//! features of every place are read by weights of the place's own, of some features it is read where in the picture
+//! of a camera they are (keypoints), and learned queries look at places by attention:
 //!
 //! ```text
 //! x0 = relu(norm(conv5x5/2(camera)))
@@ -11,7 +11,8 @@
 //! f(p) = x(p) + position(p)                                               p: places of all cameras
 //! a(q, p) = softmax over p of query(q) f(p)
 //! s(j, p) = key(j) x(p), k(j, p) = softmax of s(j, p) over the places p of one camera
-//! y = W [Σ_p a(q, p) f(p) for all q, relu(V x(p) + c) for all p, Σ_p k(j, p) (column, row)(p) for all j and cameras] + b
+//! m(j) = Σ_p k(j, p) (column, row)(p)                                     for every camera
+//! y = W [Σ_p a(q, p) f(p) for all q, relu(V x(p) + c) for all p, m(j) for all j and cameras] + b
 //! ```
 //!
 //! Queries alone begin with the mean over all places, in which a thing of a few pixels hardly counts. A prototype in
@@ -33,7 +34,8 @@ use crate::sizes::Sizes;
 const GROUP: usize = 8;
 /// Rows and columns of the first convolution.
 const STEM: usize = 5;
-/// Spread of the scores of keypoints in a new policy, for features of spread 1: wide enough that single places stand out.
+/// Spread of the scores of keypoints in a new policy, for features of spread 1: wide enough that single places stand
+/// out.
 const KEY: f64 = 3.0;
 
 /// How pictures are changed in training: by draws that all steps of a crop share, so that what is remembered stays
@@ -115,9 +117,9 @@ impl<'a> Residual<'a> {
         Ok(())
     }
 
-    /// Stride of the first convolution or of a block.
+    /// Stride of the first convolution or of a block, 1 or 2 even before settings are validated.
     fn stride(&self, i: usize) -> usize {
-        self.strides.get(i).copied().unwrap_or(2)
+        self.strides.get(i).map_or(2, |stride| (*stride).clamp(1, 2))
     }
 
     /// Places of the grids of all cameras.
@@ -164,7 +166,7 @@ impl<'a> Residual<'a> {
             sizes.value(key, &[steps, self.keypoints, self.places()])?;
         }
         let (queried, kept) = (self.queries.saturating_mul(inputs), self.grid.saturating_mul(self.places()));
-        let found = self.keypoints.saturating_mul(2 * self.cameras);
+        let found = self.keypoints.saturating_mul(2).saturating_mul(self.cameras);
         let read = queried.saturating_add(kept).saturating_add(found);
         sizes.param(key, 1, &[d, read])?;
         sizes.param(key, 1, &[d])

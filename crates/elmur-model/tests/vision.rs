@@ -267,6 +267,15 @@ fn residual_encoders_are_checked_and_follow_the_size_of_pictures() {
     assert!(nothing.unwrap_err().contains("not all 0, got 0 queries, grid 0 and 0 keypoints"));
     assert!(changed(&|_, _, [queries, ..]| *queries = 257).unwrap_err().contains("0 to 256 queries"));
     assert!(changed(&|_, _, [_, grid, _]| *grid = 257).unwrap_err().contains("grid of 0 to 256"));
+    // Strides are checked, and wrong ones are no panic for what adds up sizes.
+    for wrong in [vec![0, 2], vec![2], vec![2, 3], vec![usize::MAX, 1]] {
+        let mut encoder = residual();
+        if let Encoder::ResidualImage { strides, .. } = &mut encoder {
+            *strides = wrong;
+        }
+        let error = model(encoder).validate().unwrap_err().to_string();
+        assert!(error.contains("strides of 1 or 2, one for each width"), "{error}");
+    }
     // Another size stays residual, with its cameras; what is no picture gets the usual encoder.
     let picture = residual().resized(&Leaf::Bytes { shape: &[6, 32, 40] });
     let Encoder::ResidualImage { channels: 6, height: 32, width: 40, bytes: true, cameras: 2, .. } = picture

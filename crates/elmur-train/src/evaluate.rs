@@ -201,8 +201,8 @@ pub fn evaluate(
     Ok(Outcome { episodes })
 }
 
-/// Most rows that are worth making for an evaluation on so many threads: as many as the environment says, but no more than
-/// there are threads where their number is given and that of workers is not.
+/// Most rows that are worth making for an evaluation on so many threads: as many as the environment says, but no more
+/// than there are threads where their number is given and that of workers is not.
 fn most_rows(env: &Environment, threads: Option<usize>) -> usize {
     let given = env.spec().settings.get("workers").is_some_and(|workers| !workers.is_null());
     match (env.facts().max_rows, threads) {
