@@ -19,6 +19,7 @@ pub mod elmur;
 mod encode;
 pub mod ends;
 mod error;
+mod fewer;
 mod fingerprint;
 pub mod golden;
 pub mod init;

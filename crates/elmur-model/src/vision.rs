@@ -38,7 +38,7 @@ const STEM: usize = 5;
 /// out.
 const KEY: f64 = 3.0;
 
-/// How pictures are changed in training: by draws that all steps of a crop share, so that what is remembered stays
+/// How observations are changed in training: by draws that all steps of a crop share, so that what is remembered stays
 /// true of what is seen.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Augment {
@@ -48,6 +48,8 @@ pub struct Augment {
     pub brightness: f64,
     /// Red, green and blue change places, in one of their six orders.
     pub colours: bool,
+    /// Numbers beside pictures are 0 in this share of crops.
+    pub hide: f64,
 }
 
 /// What decides the form of a residual encoder.
@@ -175,10 +177,10 @@ impl<'a> Residual<'a> {
 
 impl Net<'_> {
     /// The numbers of a leaf [rows, steps, ...] as encoders compute with them: bytes b are b / 255, and in training
-    /// pictures are changed as [`Augment`] says.
+    /// they are changed as [`Augment`] says.
     pub(crate) fn numbers(&mut self, encoder: &Encoder, x: Value) -> Result<Value> {
         let bytes = self.g.ty(x)?.dtype == DType::U8;
-        let Augment { shift, brightness, colours } = self.augment;
+        let Augment { shift, brightness, colours, hide } = self.augment;
         let changes = encoder.is_image() && self.drop_with(0.0).is_some();
         // Two distances, an order of the colours where they change places, the light.
         let moves = if colours { 3 } else { 2 };
@@ -200,6 +202,15 @@ impl Net<'_> {
             let light = self.g.affine(light, 2.0 * brightness, 1.0 - brightness)?;
             let light = self.g.reshape(light, [self.rows(), 1, 1, 1, 1])?;
             x = self.g.mul(x, light)?;
+        }
+        if hide > 0.0 && matches!(encoder, Encoder::Vector { .. }) && self.drop_with(0.0).is_some() {
+            let draw = self.carried("hide", &[1], Start::Uniform)?;
+            // 1 for draws from `hide` on, 0 below.
+            let shown = self.g.affine(draw, 1.0, 1.0 - hide)?;
+            let shown = self.g.cast(shown, DType::I64)?;
+            let shown = self.g.cast(shown, self.dtype)?;
+            let shown = self.g.reshape(shown, [self.rows(), 1, 1])?;
+            x = self.g.mul(x, shown)?;
         }
         Ok(x)
     }

@@ -10,7 +10,7 @@ use elmur_model::elmur::config::*;
 use elmur_model::ends::*;
 use elmur_model::session::{Seen, Session};
 use elmur_model::window::{Begin, TrainSettings, WindowProgram, evaluation_graph, training_graph};
-use elmur_model::{Augment, Elmur, PolicyConfig, init};
+use elmur_model::{Augment, Checkpoint, Elmur, PolicyConfig, init};
 
 const ROWS: usize = 2;
 const STEPS: usize = 3;
@@ -166,7 +166,7 @@ fn changed(images: &[f64], draws: &[f64], most: usize, brightness: f64) -> Vec<f
 fn pictures_of_a_crop_are_changed_alike_and_crops_differently() {
     for encoder in [residual(), Encoder::Image { channels: 6, height: 11, width: 10, bytes: false }] {
         let model = model(encoder);
-        let augment = Augment { shift: 2, brightness: 0.3, colours: true };
+        let augment = Augment { shift: 2, brightness: 0.3, colours: true, hide: 0.0 };
         let (plain, augmented) = (settings(Augment::default(), None), settings(augment, None));
         let store = Store::new();
         let mut first = program(&model, &augmented, Begin::Fresh, &store);
@@ -327,4 +327,90 @@ fn acting_step_by_step_sees_pictures_as_whole_windows_do() {
             }
         }
     }
+}
+
+/// A policy that sees pictures and four numbers.
+fn told() -> Elmur {
+    let model = model(residual());
+    Elmur { observation: vec![residual(), Encoder::Vector { dim: 4, bytes: false }], ..model }
+}
+
+#[test]
+fn numbers_beside_pictures_are_hidden_in_a_share_of_crops() {
+    let model = told();
+    let store = Store::new();
+    let numbers = floats(ROWS * STEPS * 4, 7);
+    let logits = |hide: f64, numbers: &[f64], draws: Option<&mut Vec<f64>>| {
+        let settings = settings(Augment { hide, ..Augment::default() }, None);
+        let built = training_graph(&model, &settings, Begin::Fresh).unwrap();
+        store.declare(&built.graph).unwrap();
+        init::initialise(&built, &store, 3).unwrap();
+        store.set("rng", &[5i64, 0]).unwrap();
+        let mut window = WindowProgram::new(&built, &model, &Pool::new(1), &[&store]).unwrap();
+        window.program.set("observation.0", &floats(ROWS * STEPS * pixels(), 1)).unwrap();
+        window.program.set("observation.1", numbers).unwrap();
+        window.program.set("targets", &floats(2 * ROWS * STEPS, 2)).unwrap();
+        window.program.set("mask", &[true; ROWS * STEPS]).unwrap();
+        window.set_rates(0.0, 0).unwrap();
+        let logits = run(&mut window, "logits");
+        if let Some(draws) = draws {
+            *draws = store.get::<f64>("hide").unwrap();
+        }
+        logits
+    };
+    let mut draws = Vec::new();
+    logits(0.5, &numbers, Some(&mut draws));
+    // Between the two draws one crop is hidden and the other is not.
+    let share = (draws[0] + draws[1]) / 2.0;
+    assert!(draws[0] != draws[1]);
+    let got = logits(share, &numbers, None);
+    let hidden = usize::from(draws[1] < draws[0]);
+    let mut by_hand = numbers.clone();
+    by_hand[hidden * STEPS * 4..][..STEPS * 4].fill(0.0);
+    assert_eq!(got, logits(0.0, &by_hand, None));
+    assert_ne!(got, logits(0.0, &numbers, None));
+    assert_eq!(logits(1.0, &numbers, None), logits(0.0, &vec![0.0; numbers.len()], None));
+}
+
+#[test]
+fn a_policy_that_sees_less_does_what_one_does_that_sees_zeros() {
+    let (mut told, alone) = (told(), model(residual()));
+    let pixels = floats(pixels(), 1);
+    let act = |model: &Elmur, params: &Store, numbers: &[f32]| {
+        let mut session = Session::new(model, params, 1, &Pool::new(1)).unwrap();
+        let floats: Vec<f32> = pixels.iter().map(|x| *x as f32).chain(numbers.iter().copied()).collect();
+        let observation = Values { floats: &floats, ints: &[], bytes: &[] };
+        session.act(Seen { observation, returns: None }).unwrap().to_vec()
+    };
+    for swapped in [false, true] {
+        if swapped {
+            told.observation.swap(0, 1);
+        }
+        let params = init::parameters(&told, 3).unwrap();
+        let checkpoint = Checkpoint { config: PolicyConfig::from(told.clone()), params };
+        let fewer = checkpoint.seeing_only(&residual()).unwrap().unwrap();
+        // All that the smaller policy needs and nothing else.
+        let wanted = init::parameters(&alone, 0).unwrap();
+        assert_eq!(fewer.names(), wanted.names());
+        let same = |name: &String| fewer.ty(name).unwrap() == wanted.ty(name).unwrap();
+        assert!(fewer.names().iter().all(same));
+        if swapped {
+            continue;
+        }
+        let zeros = act(&told, &checkpoint.params, &[0.0; 4]);
+        for (a, b) in act(&alone, &fewer, &[]).iter().zip(&zeros) {
+            assert!((a - b).abs() < 1e-6, "{a} {b}");
+        }
+        assert_ne!(zeros, act(&told, &checkpoint.params, &[1.0; 4]));
+    }
+    // What it does not see, or is no plain number beside it, cannot be left out.
+    let checkpoint = |observation: Vec<Encoder>| {
+        let model = Elmur { observation, ..told.clone() };
+        Checkpoint { params: init::parameters(&model, 3).unwrap(), config: PolicyConfig::from(model) }
+    };
+    for observation in [vec![residual()], vec![residual(), residual()]] {
+        assert!(checkpoint(observation).seeing_only(&residual()).unwrap().is_none());
+    }
+    let other = Encoder::Vector { dim: 9, bytes: false };
+    assert!(checkpoint(told.observation.clone()).seeing_only(&other).unwrap().is_none());
 }

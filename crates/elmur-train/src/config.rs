@@ -102,6 +102,11 @@ pub struct DataConfig {
     /// channels.
     #[serde(default)]
     pub colours: bool,
+    /// Hide what an observation has besides pictures, in training, in this share of the crops: its numbers are 0 from
+    /// the first to the last step. A policy then learns both to use and to do without them; one that shall never see
+    /// them can begin with its weights (`train.begin_with`). 0 to 1.
+    #[serde(default)]
+    pub hide: f64,
 }
 
 impl DataConfig {
@@ -136,7 +141,8 @@ pub struct TrainConfig {
     /// Seed of initial weights, order of the data and dropout.
     pub seed: u64,
     /// Begin with the weights of this run (its best checkpoint) or checkpoint, whose policy must have parameters of the
-    /// same names and shapes; null: fresh weights. Optimizer and schedule begin anew.
+    /// same names and shapes; null: fresh weights. Optimizer and schedule begin anew. A policy that sees pictures alone
+    /// may begin with one that sees numbers too, which it then takes for 0.
     #[serde(default)]
     pub begin_with: Option<PathBuf>,
     /// Batch size: number of crops that are trained on together.
@@ -397,6 +403,7 @@ impl RunConfig {
         let coloured = !data.colours || images.all(|encoder| encoder.shape()[0].is_multiple_of(3));
         let expected = "false, or pictures of three channels a camera";
         check(coloured, "data.colours", expected, "true".to_owned())?;
+        check((0.0..=1.0).contains(&data.hide), "data.hide", "0 to 1", data.hide.to_string())?;
         if data.file.is_none() && self.env.is_some() {
             let (episodes, most) = (data.episodes, 1 << 28);
             let fits = (1..=most).contains(&episodes);

@@ -107,10 +107,16 @@ impl RunConfig {
     }
 
     /// The weights that the run begins with if these are not fresh ones (`train.begin_with`): parameters of another
-    /// policy, which must have those of this one by names and shapes.
+    /// policy, which must have those of this one by names and shapes, or see numbers besides what this one sees
+    /// ([`Checkpoint::seeing_only`]).
     pub fn first_weights(&self) -> Result<Option<Store>> {
         let Some(folder) = self.first_checkpoint()? else { return Ok(None) };
-        let theirs = Checkpoint::load(&folder)?.params;
+        let theirs = Checkpoint::load(&folder)?;
+        let fewer = match self.model.architecture().ends().observation {
+            [seen] => theirs.seeing_only(seen)?,
+            _ => None,
+        };
+        let theirs = fewer.unwrap_or(theirs.params);
         self.check_weights(&theirs, &folder.display().to_string())?;
         Ok(Some(theirs))
     }

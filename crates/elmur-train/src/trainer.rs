@@ -13,6 +13,7 @@ use elmur_base::{Kind, StepWeights, Stop};
 use elmur_data::{Batch, Buffer, ElementType, Loader, Request, Sampler, Source, Stream, Window};
 use elmur_engine::{AdamW, DType, Device, Readback, Store};
 use elmur_model::checkpoint::FINGERPRINT;
+use elmur_model::ends::Encoder;
 use elmur_model::tensors::{self, HostTensor, Notes, TensorData, Tensors};
 use elmur_model::window::{Begin, REPORT, RNG, TrainSettings, WindowProgram, training_graph};
 use elmur_model::{Architecture, Augment, Checkpoint, Fingerprint, init};
@@ -158,6 +159,12 @@ impl Trainer {
         }
         let architecture: Arc<dyn Architecture> = (&config.model).into();
         architecture.ends().check(source.spaces(), "dataset")?;
+        let seen = architecture.ends().observation;
+        let numbers = seen.iter().any(|encoder| matches!(encoder, Encoder::Vector { .. }));
+        if config.data.hide > 0.0 && !(numbers && seen.iter().any(Encoder::is_image)) {
+            let expected = "0 where observations are not pictures and numbers";
+            return Err(Error::config("data.hide", expected, config.data.hide));
+        }
         let t = &config.train;
         // Fresh episodes come with their batch.
         let table = match stream {
@@ -170,6 +177,7 @@ impl Trainer {
                 shift: config.data.shift,
                 brightness: config.data.brightness,
                 colours: config.data.colours,
+                hide: config.data.hide,
             },
             bytes: if stream.is_some() { Vec::new() } else { recorded_bytes(&*architecture, &**source) },
             ..t.program_settings(table)

@@ -187,3 +187,32 @@ fn steps_after_success_weigh_less_in_the_loss() {
     }
     std::fs::remove_dir_all(&place).unwrap();
 }
+
+/// Taught with the joints, in half of the crops, and then without them.
+#[test]
+fn a_policy_of_pictures_begins_with_one_that_was_told_numbers_too() {
+    let place = folder("told");
+    let small = ["model.d_model=16", "model.layers=1"];
+    let of = |more: &[&str]| prepared("mikasa-RememberColor3", &recordings(), &[&small[..], more].concat());
+    let told = of(&["data.keys=rgb,joints", "data.hide=0.5"]);
+    let mut taught = trainer(&told);
+    taught.step().unwrap();
+    let checkpoint = place.join("checkpoint");
+    taught.checkpoint().save(&checkpoint).unwrap();
+    let begin = format!("train.begin_with={}", checkpoint.display());
+    let alone = of(&["data.keys=rgb", &begin]);
+    let weights = alone.config.first_weights().unwrap().unwrap();
+    let mut next = trainer(&alone);
+    next.begin_with(&weights).unwrap();
+    assert!(next.step().unwrap().loss.is_finite());
+    // Not the other way round, and nothing is hidden where there is nothing to hide.
+    next.checkpoint().save(&checkpoint).unwrap();
+    let back = of(&["data.keys=rgb,joints", &begin]).config.first_weights().unwrap_err().to_string();
+    assert!(back.contains("train.begin_with") && back.contains("encoder"), "{back}");
+    let error = Trainer::of(&of(&["data.keys=rgb", "data.hide=0.5"]), &Pool::new(1)).unwrap_err().to_string();
+    assert!(
+        error.contains("data.hide") && error.contains("0 where observations are not pictures"),
+        "{error}"
+    );
+    std::fs::remove_dir_all(&place).unwrap();
+}

@@ -141,6 +141,7 @@ fn demonstrations(episodes: usize) -> DataConfig {
         shift: 0,
         brightness: 0.0,
         colours: false,
+        hide: 0.0,
     }
 }
 
