@@ -416,6 +416,70 @@ fn convolution_matches_its_formula() {
     close(&got, &want, 1e-13);
 }
 
+/// More channels and outputs than a panel, more patches than a tile, borders wider than kernels, strides that leave
+/// gaps; on any number of threads.
+#[test]
+fn convolutions_of_many_channels_and_their_gradients_match_their_formulas() {
+    // Images, channels, rows, columns; outputs, rows and columns of the kernel; stride, padding.
+    for (dims, kernel, stride, padding) in [
+        ([3, 33, 9, 8], [40, 3, 3], 1, 1),
+        ([2, 35, 13, 20], [33, 5, 2], 2, 2),
+        ([9, 5, 4, 3], [3, 1, 2], 1, 3),
+        ([2, 40, 11, 7], [65, 2, 1], 3, 0),
+        ([2, 6, 36, 36], [32, 8, 8], 4, 0),
+    ] {
+        let ([batch, channels, height, width], [outputs, h, w]) = (dims, kernel);
+        let (rows, columns) =
+            ((height + 2 * padding - h) / stride + 1, (width + 2 * padding - w) / stride + 1);
+        let x = normal(batch * channels * height * width, 0);
+        let k = normal(outputs * channels * h * w, 1);
+        let r = normal(batch * outputs * rows * columns, 2);
+        let got = |threads: usize| {
+            let mut g = Graph::new();
+            let x_value = g.param("x", F64, dims).unwrap();
+            let k_value = g.param("k", F64, [outputs, channels, h, w]).unwrap();
+            let conv = Conv2d { stride, padding };
+            let y = g.conv2d(x_value, k_value, None, conv, Activation::Identity).unwrap();
+            let weights = g.constant(&r, [batch, outputs, rows, columns]).unwrap();
+            let loss = g.mul(y, weights).and_then(|y| g.sum(y)).unwrap();
+            let grads = g.gradients(loss, &[x_value, k_value]).unwrap();
+            let results = [("y", y), ("dx", grads[0].unwrap()), ("dk", grads[1].unwrap())];
+            for (name, value) in results {
+                g.output(name, value).unwrap();
+            }
+            let store = Store::new();
+            store.declare(&g).unwrap();
+            store.set("x", &x).unwrap();
+            store.set("k", &k).unwrap();
+            let mut program = Program::new(&g, &Pool::new(threads), &[&store]).unwrap();
+            program.run().unwrap();
+            results.map(|(name, _)| program.get::<f64>(name).unwrap().to_vec())
+        };
+        let (mut y, mut dx, mut dk) = (vec![0.0; r.len()], vec![0.0; x.len()], vec![0.0; k.len()]);
+        for at in 0..y.len() {
+            let (j, i) = (at % columns, at / columns % rows);
+            let (o, n) = (at / columns / rows % outputs, at / columns / rows / outputs);
+            for tap in 0..channels * h * w {
+                let (q, p, c) = (tap % w, tap / w % h, tap / w / h);
+                let (row, column) =
+                    ((i * stride + p).wrapping_sub(padding), (j * stride + q).wrapping_sub(padding));
+                if row < height && column < width {
+                    let (pixel, weight) =
+                        (((n * channels + c) * height + row) * width + column, o * channels * h * w + tap);
+                    y[at] += x[pixel] * k[weight];
+                    dx[pixel] += r[at] * k[weight];
+                    dk[weight] += r[at] * x[pixel];
+                }
+            }
+        }
+        let one = got(1);
+        for (got, want) in one.iter().zip([&y, &dx, &dk]) {
+            close(got, want, 1e-12);
+        }
+        assert!([2, 5].into_iter().all(|threads| got(threads) == one), "{dims:?}");
+    }
+}
+
 #[test]
 fn convolution_over_time_matches_its_formula() {
     let (batch, channels, outputs, steps) = (2, 3, 4, 7);

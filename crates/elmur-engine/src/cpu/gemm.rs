@@ -953,6 +953,9 @@ pub(crate) struct TileSet<T: 'static> {
     direct: &'static [Micro<T>],
     /// The same for the first half of the columns.
     half: &'static [Micro<T>],
+    /// Entry i computes i + 1 rows of A that is read where its numbers lie; see `gemm/gathered.rs`. With AVX-512 ten
+    /// rows are the most for which compilers keep all sums in registers.
+    gather: &'static [Gather<T>],
     pack: Pack<T>,
     dot_rows: DotRows<T>,
     combine_rows: CombineRows<T>,
@@ -1100,6 +1103,21 @@ macro_rules! micro_table {
     }};
 }
 
+/// A table of register tiles with 1 and more rows whose numbers are read where they lie.
+macro_rules! gather_table {
+    ($T:ty, $V:ty, [$($rows:literal)*] $(, $features:literal)?) => {{
+        $(#[target_feature(enable = $features)])?
+        unsafe fn tile<const ROWS: usize>(
+            a: *const $T, lda: usize, depths: &[usize], b: *const $T, c: *mut $T, ldc: usize, add: bool,
+        ) {
+            // SAFETY: as promised by the caller.
+            unsafe { gathered::gather::<$T, $V, ROWS, NV>(a, lda, depths, b, c, ldc, add) }
+        }
+        const TABLE: &[Gather<$T>] = &[$(tile::<$rows>),*];
+        TABLE
+    }};
+}
+
 /// [`dot_rows`] compiled for an instruction set.
 #[cfg(target_arch = "x86_64")]
 macro_rules! dot_rows_with {
@@ -1173,6 +1191,7 @@ macro_rules! portable_tiles {
         micro: micro_table!($T, Portable<$T>, NV, false, [1 2 3 4 5 6]),
         direct: micro_table!($T, Portable<$T>, NV, true, [1 2 3 4 5 6]),
         half: micro_table!($T, Portable<$T>, 1, true, [1 2 3 4 5 6]),
+        gather: gather_table!($T, Portable<$T>, [1 2 3 4 5 6]),
             pack: pack_portable::<$T>,
             matrix_unit: None,
             // SAFETY: plain Rust.
@@ -1188,6 +1207,7 @@ macro_rules! portable_tiles {
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod gathered;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod packed;
@@ -1196,6 +1216,8 @@ mod rounded;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use gathered::Gather;
+pub(crate) use gathered::{Gathered, Places};
 pub(crate) use packed::PackedRight;
 pub(crate) use panels::Panels;
 pub(crate) use rounded::RoundedWeight;

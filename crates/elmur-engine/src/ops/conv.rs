@@ -1,5 +1,4 @@
-//! Two-dimensional convolution for image encoders, as matrix products over patches: unfolded on a CPU, read where they
-//! lie on a GPU.
+//! Two-dimensional convolution for image encoders, as matrix products over patches that are read where they lie.
 //!
 //! y[b, o, i, j] = f(bias[o] + Σ_{c, p, q} w[o, c, p, q] x[b, c, i s + p - pad, j s + q - pad])
 
@@ -7,7 +6,7 @@ use std::sync::Arc;
 
 use crate::autodiff::Backward;
 use crate::cpu::float::Float;
-use crate::cpu::gemm::{Mat, Product, Tiles, gemm, scratch_len};
+use crate::cpu::gemm::{Gathered, Places, Tiles};
 use crate::cpu::pool::{Pool, Rows, RowsMut, max_tasks};
 #[cfg(feature = "cuda")]
 use crate::cuda::args::{args, kernel_args};
@@ -192,7 +191,7 @@ impl Dims {
 
     /// Elements of one channel of a patch.
     #[cfg(feature = "cuda")]
-    fn taps(&self) -> usize {
+    fn kernel_len(&self) -> usize {
         self.kernel.0 * self.kernel.1
     }
 
@@ -205,110 +204,101 @@ impl Dims {
         self.channels * self.image.0 * self.image.1
     }
 
-    /// For every line of the columns [depth, count], that is for every (channel, row and column of the kernel, line
-    /// of patches): calls `f(begin in the columns, pixels)`, with `None` where all of them lie outside of the image.
-    #[inline(always)]
-    fn for_each_line(&self, conv: Conv2d, mut f: impl FnMut(usize, Option<Line>)) {
-        let (height, width) = self.image;
-        let mut at = 0;
-        for c in 0..self.channels {
-            for p in 0..self.kernel.0 {
-                for q in 0..self.kernel.1 {
-                    // Patches j with 0 <= j stride + q - padding < width.
-                    let first = conv.padding.saturating_sub(q).div_ceil(conv.stride).min(self.patches.1);
-                    let end = (width + conv.padding).saturating_sub(q).div_ceil(conv.stride);
-                    let end = end.clamp(first, self.patches.1);
-                    let column = (first * conv.stride + q).saturating_sub(conv.padding);
-                    let (index, phase) = (column / conv.stride, column % conv.stride);
-                    for i in 0..self.patches.0 {
-                        let row = (i * conv.stride + p).checked_sub(conv.padding).filter(|r| *r < height);
-                        let row = row.filter(|_| first < end).map(|row| c * height + row);
-                        f(at, row.map(|row| Line { row, column, index, phase, first, end }));
-                        at += self.patches.1;
-                    }
-                }
-            }
+    /// Where the numbers of a patch lie in an image in such a frame, counted from the patch's first, in the order of a
+    /// weight's.
+    fn taps(&self, frame: &Frame) -> Places {
+        let [plane, row, column] = frame.steps();
+        Places { extents: [self.channels, self.kernel.0, self.kernel.1], steps: [plane, row, column] }
+    }
+
+    /// Where patches begin in an image in such a frame.
+    fn positions(&self, conv: Conv2d, frame: &Frame) -> Places {
+        let [_, row, column] = frame.steps();
+        let (rows, columns) = self.patches;
+        Places { extents: [1, rows, columns], steps: [0, row * conv.stride, column * conv.stride] }
+    }
+
+    /// Numbers of scratch of the input's gradient: the weights of all phases, and those of each task.
+    fn input_grad_scratch<T: Tiles>(&self, conv: Conv2d) -> (usize, usize) {
+        let channels = Gathered::<T>::new().padded(self.channels);
+        let pixels = self.most_pixels(conv);
+        // With strides, the lines of a phase before they are dealt out.
+        let dealt = if conv.stride == 1 { 0 } else { self.channels * pixels };
+        let each = lines(self.output_frame(conv).len()) + lines(channels * pixels + dealt);
+        (channels * self.outputs * self.kernel.0 * self.kernel.1, each)
+    }
+
+    /// Numbers of scratch of each part of the weight's gradient: its sum, the sum in panels, dy in panels, an image.
+    fn weight_grad_scratch<T: Tiles>(&self, conv: Conv2d) -> usize {
+        let outputs = Gathered::<T>::new().padded(self.outputs);
+        let panels = outputs * (self.depth() + self.count());
+        lines(self.outputs * self.depth()) + panels + lines(self.image_frame(conv).len())
+    }
+
+    /// The frame of images.
+    fn image_frame(&self, conv: Conv2d) -> Frame {
+        let padded = |n: usize| n + 2 * conv.padding;
+        Frame {
+            planes: self.channels,
+            image: self.image,
+            before: (conv.padding, conv.padding),
+            size: (padded(self.image.0), padded(self.image.1)),
         }
     }
 
-    /// Elements of an image whose lines of pixels are sorted by phase; none are needed for a stride of 1.
-    fn phases_len(&self, conv: Conv2d) -> usize {
-        let sorted = self.channels * self.image.0 * conv.stride * self.image.1.div_ceil(conv.stride.max(1));
-        if conv.stride > 1 { sorted } else { 0 }
+    /// The frame of an output's gradient, in which every pixel finds all patches that may hold it.
+    fn output_frame(&self, conv: Conv2d) -> Frame {
+        let along = |image: usize, kernel: usize, patches: usize| {
+            let before = kernel.div_ceil(conv.stride) - 1;
+            (before, before + patches.max((image + conv.padding).div_ceil(conv.stride)))
+        };
+        let rows = along(self.image.0, self.kernel.0, self.patches.0);
+        let columns = along(self.image.1, self.kernel.1, self.patches.1);
+        Frame {
+            planes: self.outputs,
+            image: self.patches,
+            before: (rows.0, columns.0),
+            size: (rows.1, columns.1),
+        }
+    }
+}
+
+/// Images with zeros around them, so that patches never reach beyond.
+#[derive(Debug, Clone, Copy)]
+struct Frame {
+    planes: usize,
+    image: (usize, usize),
+    /// Lines and columns of zeros before the image.
+    before: (usize, usize),
+    /// Lines and columns with all zeros.
+    size: (usize, usize),
+}
+
+impl Frame {
+    /// Distances of planes, lines and columns.
+    fn steps(&self) -> [usize; 3] {
+        [self.size.0 * self.size.1, self.size.1, 1]
     }
 
-    /// Unfolds an image into columns [depth, count]. Lines of pixels are first sorted by their place in a stride, once
-    /// for all kernels, so that every line of patches is a copy.
-    fn unfold<T: Float>(&self, conv: Conv2d, image: &[T], phases: &mut [T], columns: &mut [T]) {
-        let (count, width) = (self.patches.1, self.image.1);
-        let (stride, each) = (conv.stride, width.div_ceil(conv.stride));
-        if stride > 1 && width > 0 {
-            let lines = image.chunks_exact(width).zip(phases.chunks_exact_mut(stride * each));
-            for (line, sorted) in lines {
-                for (phase, to) in sorted.chunks_exact_mut(each).enumerate() {
-                    let from = line.get(phase..).unwrap_or_default();
-                    match stride {
-                        // Strides that compilers know make vector instructions of the loop.
-                        2 => take_every::<T, 2>(from, to),
-                        4 => take_every::<T, 4>(from, to),
-                        _ => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = *x),
-                    }
-                }
+    /// Numbers of memory that a framed image takes; none where there are no zeros and it is read as it lies.
+    fn len(&self) -> usize {
+        if self.size == self.image { 0 } else { self.planes * self.size.0 * self.size.1 }
+    }
+
+    /// The image in its frame, whose zeros are in `buffer` already.
+    fn put<'a, T: Float>(&self, image: &'a [T], buffer: &'a mut [T]) -> &'a [T] {
+        if self.len() == 0 {
+            return image;
+        }
+        let ((rows, columns), [plane, row, _]) = (self.image, self.steps());
+        let start = self.before.0 * row + self.before.1;
+        for (image, buffer) in image.chunks_exact(rows * columns).zip(buffer.chunks_exact_mut(plane)) {
+            for (from, to) in image.chunks_exact(columns).zip(buffer[start..].chunks_mut(row)) {
+                copy_line(from, &mut to[..columns]);
             }
         }
-        self.for_each_line(conv, |at, line| {
-            let to = &mut columns[at..at + count];
-            let Some(Line { row, column, index, phase, first, end }) = line else { return to.fill(T::ZERO) };
-            to[..first].fill(T::ZERO);
-            to[end..].fill(T::ZERO);
-            let from = match stride {
-                1 => &image[row * width + column..],
-                _ => &phases[(row * stride + phase) * each + index..],
-            };
-            copy_line(&from[..end - first], &mut to[first..end]);
-        });
+        buffer
     }
-
-    /// Adds columns back into an image.
-    fn fold<T: Float>(&self, conv: Conv2d, columns: &[T], image: &mut [T]) {
-        image.fill(T::ZERO);
-        self.for_each_line(conv, |at, line| {
-            let Some(Line { row, column, first, end, .. }) = line else { return };
-            let from = &columns[at + first..at + end];
-            let to = &mut image[row * self.image.1 + column..];
-            match conv.stride {
-                1 => to.iter_mut().zip(from).for_each(|(to, x)| *to += *x),
-                stride => to.iter_mut().step_by(stride).zip(from).for_each(|(to, x)| *to += *x),
-            }
-        });
-    }
-
-    /// Elements of scratch of one task: columns of patches, lines sorted by phase, and scratch of a product.
-    fn scratch<T: Tiles>(&self, conv: Conv2d, m: usize, n: usize, k: usize) -> usize {
-        let unfolded = (self.depth() * self.count()).next_multiple_of(16);
-        let sorted = self.phases_len(conv).next_multiple_of(16);
-        unfolded + sorted + scratch_len::<T>(m, n, k, 1).next_multiple_of(16)
-    }
-}
-
-/// The pixels of a line of patches at one place of the kernel, for patches `first..end`: those of the given line of
-/// the image from `column` on, a stride apart. `column` is number `index` of the columns with its `phase`.
-struct Line {
-    row: usize,
-    column: usize,
-    index: usize,
-    phase: usize,
-    first: usize,
-    end: usize,
-}
-
-/// to[j] = from[N j], as far as there is any.
-#[inline(always)]
-fn take_every<T: Float, const N: usize>(from: &[T], to: &mut [T]) {
-    let whole = (from.len() / N).min(to.len());
-    let (head, tail) = to.split_at_mut(whole);
-    head.iter_mut().zip(from.as_chunks::<N>().0).for_each(|(to, x)| *to = x[0]);
-    tail.iter_mut().zip(from[whole * N..].iter().step_by(N)).for_each(|(to, x)| *to = *x);
 }
 
 /// Copies a line, without the cost of a call for a short one: in pieces of eight, the last of which may overlap.
@@ -320,6 +310,11 @@ fn copy_line<T: Float>(from: &[T], to: &mut [T]) {
     };
     *last_to = *last_from;
     to.as_chunks_mut::<N>().0.iter_mut().zip(from.as_chunks::<N>().0).for_each(|(to, x)| *to = *x);
+}
+
+/// Whole cache lines of floats.
+fn lines(n: usize) -> usize {
+    n.next_multiple_of(16)
 }
 
 #[derive(Debug)]
@@ -378,23 +373,35 @@ impl Op for Forward {
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
         let Some(dims) = Dims::new(&inputs[0], &inputs[1], self.conv) else { return 0 };
         dispatch_float!(inputs[0].dtype, T => {
-            max_tasks(threads) * dims.scratch::<T>(self.conv, dims.outputs, dims.count(), dims.depth()) * size_of::<T>()
+            let outputs = Gathered::<T>::new().padded(dims.outputs);
+            let each = lines(dims.image_frame(self.conv).len()) + outputs * dims.count();
+            (lines(outputs * dims.depth()) + max_tasks(threads) * each) * size_of::<T>()
         })
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let Some(dims) = Dims::new(io.ty(0), io.ty(1), self.conv) else { return Ok(()) };
-        let (m, n, k) = (dims.outputs, dims.count(), dims.depth());
+        let (depth, count) = (dims.depth(), dims.count());
         dispatch_float!(io.dtype(), T => {
             let (x, w) = (io.input::<T>(0), io.input::<T>(1));
             let bias = self.bias.then(|| io.input::<T>(2));
-            let output = RowsMut::new(io.output::<T>(0), m * n);
-            for_each_image(io, &dims, self.conv, (m, n, k), output, |image, y, columns, phases, scratch| {
-                dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
-                let (a, b, precision) = (Mat::rows(w, k), Mat::rows(columns, n), io.precision);
-                let product = Product { m, n, k, a, b, accumulate: false, precision };
-                gemm(Pool::serial(), scratch, product, y, n, |_| {});
+            let tiles = Gathered::<T>::new();
+            let outputs = tiles.padded(dims.outputs);
+            let frame = dims.image_frame(self.conv);
+            let places = (dims.positions(self.conv, &frame), dims.taps(&frame));
+            let packed = lines(outputs * depth);
+            let (weights, scratch) = io
+                .scratch::<T>(packed + io.pool.max_tasks() * (lines(frame.len()) + outputs * count))
+                .split_at_mut(packed);
+            let weights = &mut weights[..outputs * depth];
+            tiles.pack(w, depth, (depth, dims.outputs), weights);
+            let output = RowsMut::new(io.output::<T>(0), dims.outputs * count);
+            let work = dims.outputs * depth * count;
+            for_each_image(io.pool, dims.batch, work, &frame, scratch, output, |image, y, framed, c| {
+                let x = frame.put(&x[image * dims.image_len()..][..dims.image_len()], framed);
+                tiles.multiply(x, places, weights, c, false);
+                tiles.unpack(c, count, y);
                 if let Some(bias) = bias {
-                    y.chunks_exact_mut(n).zip(bias).for_each(|(y, b)| y.iter_mut().for_each(|y| *y += *b));
+                    y.chunks_exact_mut(count).zip(bias).for_each(|(y, b)| y.iter_mut().for_each(|y| *y += *b));
                 }
             });
         });
@@ -403,7 +410,7 @@ impl Op for Forward {
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(0), launch.ty(1), self.conv) else { return Ok(()) };
-        let (name, rows) = Kernels::FORWARD.choose(launch, self.conv, dims.taps(), dims.outputs);
+        let (name, rows) = Kernels::FORWARD.choose(launch, self.conv, dims.kernel_len(), dims.outputs);
         let grid = [(dims.batch * dims.count()).div_ceil(COLUMNS), dims.outputs.div_ceil(rows), 1];
         let bias = launch.input_if(self.bias.then_some(2));
         let args = args![launch.output(0), launch.input(0), launch.input(1), bias, dims.geometry(self.conv)];
@@ -411,37 +418,113 @@ impl Op for Forward {
     }
 }
 
-/// Calls `body(image, its row of the output, columns, lines sorted by phase, product scratch)` for every image, on all
-/// threads.
-fn for_each_image<T: Tiles>(
-    io: &Io<'_>,
-    dims: &Dims,
-    conv: Conv2d,
-    (m, n, k): (usize, usize, usize),
+/// Calls `body(image, its row of the output, memory for it in its frame, other scratch)` for every image, on all
+/// threads, which divide `scratch`.
+fn for_each_image<T: Float>(
+    pool: &Pool,
+    batch: usize,
+    work: usize,
+    frame: &Frame,
+    scratch: &mut [T],
     output: RowsMut<'_, T>,
-    body: impl Fn(usize, &mut [T], &mut [T], &mut [T], &mut [T]) + Sync,
+    body: impl Fn(usize, &mut [T], &mut [T], &mut [T]) + Sync,
 ) {
-    let each = dims.scratch::<T>(conv, m, n, k);
-    let scratch = RowsMut::new(io.scratch::<T>(io.pool.max_tasks() * each), each);
-    let per_task = io.pool.rows_per_task(dims.batch, m * n * k / 8);
-    let columns_len = dims.depth() * dims.count();
-    io.pool.blocks(dims.batch, per_task, output, |first, part, task| {
+    let each = scratch.len() / pool.max_tasks();
+    let scratch = RowsMut::new(scratch, each);
+    let per_task = pool.rows_per_task(batch, work / 8);
+    pool.blocks(batch, per_task, output, |first, part, task| {
         // SAFETY: one part per task, and there are at most `max_tasks` tasks.
         let scratch = unsafe { scratch.part(task, 1) };
-        let (columns, scratch) = scratch.split_at_mut(columns_len.next_multiple_of(16));
-        let (phases, scratch) = scratch.split_at_mut(dims.phases_len(conv).next_multiple_of(16));
-        let count = per_task.min(dims.batch - first);
+        let (framed, scratch) = scratch.split_at_mut(lines(frame.len()));
+        let framed = &mut framed[..frame.len()];
+        framed.fill(T::ZERO);
+        let count = per_task.min(batch - first);
         for (i, row) in part.chunks_exact_mut(part.len() / count).enumerate() {
-            body(first + i, row, &mut columns[..columns_len], phases, scratch);
+            body(first + i, row, framed, scratch);
         }
     });
 }
 
-/// dx = fold(Wᵀ dy), from dy and W.
+/// dx, from dy and W. Pixels that are as far from the borders of patches, a stride apart, lie at the same numbers of
+/// patches: one convolution of dy for each such phase of pixels.
 #[derive(Debug)]
 struct InputGrad {
     conv: Conv2d,
     image: TensorType,
+}
+
+/// Lines or columns of a phase of pixels: pixel `stride u + number - padding` for every u in `from..end`. It lies at
+/// numbers `number + stride t` of patches u - t, for t below `taps`.
+#[derive(Debug, Clone, Copy)]
+struct Phase {
+    number: usize,
+    from: usize,
+    end: usize,
+    taps: usize,
+    /// The first line or column of dy, in its frame, that its first pixel meets.
+    start: usize,
+}
+
+impl Phase {
+    /// The phases of all pixels along an axis.
+    fn all(conv: Conv2d, image: usize, kernel: usize) -> impl Iterator<Item = Self> + Clone {
+        let Conv2d { stride, padding } = conv;
+        (0..stride).map(move |number| {
+            let from = padding.saturating_sub(number).div_ceil(stride);
+            let end = (image + padding).saturating_sub(number).div_ceil(stride).max(from);
+            let taps = kernel.saturating_sub(number).div_ceil(stride);
+            Self { number, from, end, taps, start: from + kernel.div_ceil(stride) - taps }
+        })
+    }
+
+    fn pixels(&self) -> usize {
+        self.end - self.from
+    }
+
+    /// The first pixel.
+    fn first(&self, conv: Conv2d) -> usize {
+        conv.stride * self.from + self.number - conv.padding
+    }
+
+    /// The numbers of a patch that its pixels lie at, by the patches from first to last: the largest number first.
+    fn numbers(&self, conv: Conv2d) -> impl Iterator<Item = usize> + Clone {
+        let number = self.number;
+        (0..self.taps).rev().map(move |t| number + conv.stride * t)
+    }
+}
+
+impl Dims {
+    /// Lines and columns of every phase of pixels.
+    fn phases(&self, conv: Conv2d) -> impl Iterator<Item = (Phase, Phase)> + Clone {
+        let columns = Phase::all(conv, self.image.1, self.kernel.1);
+        Phase::all(conv, self.image.0, self.kernel.0)
+            .flat_map(move |rows| columns.clone().map(move |columns| (rows, columns)))
+    }
+
+    /// Most pixels of a phase.
+    fn most_pixels(&self, conv: Conv2d) -> usize {
+        self.phases(conv).map(|(rows, columns)| rows.pixels() * columns.pixels()).max().unwrap_or(0)
+    }
+
+    /// W as right operands with channels as columns, one for each phase after the other, in panels of `nr` columns.
+    fn turn_weights<T: Float>(&self, conv: Conv2d, nr: usize, w: &[T], target: &mut [T]) {
+        let (channels, (h, v)) = (self.channels, self.kernel);
+        target.fill(T::ZERO);
+        let mut rest = target;
+        for (rows, columns) in self.phases(conv) {
+            let depth = self.outputs * rows.taps * columns.taps;
+            let (target, after) = rest.split_at_mut(channels.next_multiple_of(nr) * depth);
+            rest = after;
+            let numbers = rows.numbers(conv).flat_map(|p| columns.numbers(conv).map(move |q| p * v + q));
+            let sources =
+                (0..self.outputs).flat_map(|o| numbers.clone().map(move |at| o * channels * h * v + at));
+            for (k, source) in sources.enumerate() {
+                for c in 0..channels {
+                    target[(c / nr * depth + k) * nr + c % nr] = w[source + c * h * v];
+                }
+            }
+        }
+    }
 }
 
 impl Op for InputGrad {
@@ -454,21 +537,59 @@ impl Op for InputGrad {
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
         let Some(dims) = Dims::new(&self.image, &inputs[1], self.conv) else { return 0 };
         dispatch_float!(inputs[0].dtype, T => {
-            max_tasks(threads) * dims.scratch::<T>(self.conv, dims.depth(), dims.count(), dims.outputs) * size_of::<T>()
+            let (weights, each) = dims.input_grad_scratch::<T>(self.conv);
+            (weights + max_tasks(threads) * each) * size_of::<T>()
         })
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let Some(dims) = Dims::new(&self.image, io.ty(1), self.conv) else { return Ok(()) };
-        let (m, n, k) = (dims.depth(), dims.count(), dims.outputs);
+        let (conv, (height, width)) = (self.conv, dims.image);
         dispatch_float!(io.dtype(), T => {
             let (dy, w) = (io.input::<T>(0), io.input::<T>(1));
+            let tiles = Gathered::<T>::new();
+            let (channels, frame) = (tiles.padded(dims.channels), dims.output_frame(conv));
+            let [plane, row, _] = frame.steps();
+            let (packed, each) = dims.input_grad_scratch::<T>(conv);
+            let (weights, scratch) =
+                io.scratch::<T>(packed + io.pool.max_tasks() * each).split_at_mut(packed);
+            dims.turn_weights(conv, tiles.width(), w, weights);
             let output = RowsMut::new(io.output::<T>(0), dims.image_len());
-            for_each_image(io, &dims, self.conv, (m, n, k), output, |image, dx, columns, _, scratch| {
-                let dy = &dy[image * k * n..][..k * n];
-                let (a, b, precision) = (Mat::transposed(w, m), Mat::rows(dy, n), io.precision);
-                let product = Product { m, n, k, a, b, accumulate: false, precision };
-                gemm(Pool::serial(), scratch, product, columns, n, |_| {});
-                dims.fold(self.conv, columns, dx);
+            let (work, dy_len) = (dims.outputs * dims.depth() * dims.count(), dims.outputs * dims.count());
+            for_each_image(io.pool, dims.batch, work, &frame, scratch, output, |image, dx, framed, scratch| {
+                let dy = frame.put(&dy[image * dy_len..][..dy_len], framed);
+                if dims.phases(conv).any(|(rows, columns)| rows.taps * columns.taps == 0) {
+                    // Strides leave gaps between patches.
+                    dx.fill(T::ZERO);
+                }
+                let mut weights = &weights[..];
+                for (rows, columns) in dims.phases(conv) {
+                    let here = (rows.pixels(), columns.pixels());
+                    let (m, depth) = (here.0 * here.1, dims.outputs * rows.taps * columns.taps);
+                    let (b, after) = weights.split_at(channels * depth);
+                    weights = after;
+                    if m == 0 || depth == 0 {
+                        continue;
+                    }
+                    let pixels = Places { extents: [1, here.0, here.1], steps: [0, row, 1] };
+                    let patches =
+                        Places { extents: [dims.outputs, rows.taps, columns.taps], steps: [plane, row, 1] };
+                    let (c, lines) = scratch.split_at_mut(channels * m);
+                    let dy = &dy[rows.start * row + columns.start..];
+                    tiles.multiply(dy, (pixels, patches), b, c, false);
+                    if conv.stride == 1 {
+                        tiles.unpack(c, m, dx);
+                        continue;
+                    }
+                    let lines = &mut lines[..dims.channels * m];
+                    tiles.unpack(c, m, lines);
+                    let first = rows.first(conv) * width + columns.first(conv);
+                    for (dx, lines) in dx.chunks_exact_mut(height * width).zip(lines.chunks_exact(m)) {
+                        let dx = dx[first..].chunks_mut(conv.stride * width);
+                        for (dx, line) in dx.zip(lines.chunks_exact(here.1)) {
+                            dx.iter_mut().step_by(conv.stride).zip(line).for_each(|(dx, x)| *dx = *x);
+                        }
+                    }
+                }
             });
         });
         Ok(())
@@ -492,7 +613,7 @@ impl Op for InputGrad {
     }
 }
 
-/// dW = Σ over images of dy columnsᵀ, from dy and x, in fixed groups of images.
+/// dW = Σ over images of dy patchesᵀ, from dy and x, in fixed groups of images.
 #[derive(Debug, Clone)]
 struct WeightGrad {
     conv: Conv2d,
@@ -521,47 +642,47 @@ impl Op for WeightGrad {
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], _: usize) -> usize {
         let Some(dims) = Dims::new(&inputs[1], &self.weight, self.conv) else { return 0 };
         let parts = dims.batch.div_ceil(images_per_part(dims.batch));
-        dispatch_float!(inputs[0].dtype, T => {
-            let each = dims.scratch::<T>(self.conv, dims.outputs, dims.depth(), dims.count());
-            parts * (each + self.weight.len().next_multiple_of(16)) * size_of::<T>()
-        })
+        dispatch_float!(inputs[0].dtype, T => parts * dims.weight_grad_scratch::<T>(self.conv) * size_of::<T>())
     }
     fn cpu(&self, io: &Io<'_>) -> Result<()> {
         let Some(dims) = Dims::new(io.ty(1), &self.weight, self.conv) else { return Ok(()) };
-        let (m, n, k) = (dims.outputs, dims.depth(), dims.count());
+        let (depth, count) = (dims.depth(), dims.count());
         let per_part = images_per_part(dims.batch);
         let parts = dims.batch.div_ceil(per_part);
         dispatch_float!(io.dtype(), T => {
             let (dy, x) = (io.input::<T>(0), io.input::<T>(1));
             let dw = if self.accumulate { io.in_place::<T>(2, 0) } else { io.output::<T>(0) };
-            let padded = (m * n).next_multiple_of(16);
-            let each = dims.scratch::<T>(self.conv, m, n, k) + padded;
+            let tiles = Gathered::<T>::new();
+            let (outputs, frame) = (tiles.padded(dims.outputs), dims.image_frame(self.conv));
+            let places = (dims.taps(&frame), dims.positions(self.conv, &frame));
+            let each = dims.weight_grad_scratch::<T>(self.conv);
             let scratch = io.scratch::<T>(parts * each);
             io.pool.blocks(parts, 1, RowsMut::new(&mut *scratch, each), |part, scratch, _| {
-                let (sum, rest) = scratch.split_at_mut(padded);
-                let (columns, rest) = rest.split_at_mut((n * k).next_multiple_of(16));
-                let (phases, scratch) = rest.split_at_mut(dims.phases_len(self.conv).next_multiple_of(16));
-                let columns = &mut columns[..n * k];
-                for image in part * per_part..dims.batch.min((part + 1) * per_part) {
-                    dims.unfold(self.conv, &x[image * dims.image_len()..][..dims.image_len()], phases, columns);
-                    let dy = &dy[image * m * k..][..m * k];
-                    let accumulate = image > part * per_part;
-                    let (a, b, precision) = (Mat::rows(dy, k), Mat::transposed(columns, k), io.precision);
-                    let product = Product { m, n, k, a, b, accumulate, precision };
-                    gemm(Pool::serial(), scratch, product, &mut sum[..m * n], n, |_| {});
+                let (sum, rest) = scratch.split_at_mut(lines(dw.len()));
+                let (c, rest) = rest.split_at_mut(outputs * depth);
+                let (turned, framed) = rest.split_at_mut(outputs * count);
+                let framed = &mut framed[..frame.len()];
+                framed.fill(T::ZERO);
+                let images = part * per_part..dims.batch.min((part + 1) * per_part);
+                for image in images.clone() {
+                    let x = frame.put(&x[image * dims.image_len()..][..dims.image_len()], framed);
+                    let dy = &dy[image * dims.outputs * count..][..dims.outputs * count];
+                    tiles.pack(dy, count, (count, dims.outputs), turned);
+                    tiles.multiply(x, places, turned, c, image > images.start);
                 }
+                tiles.unpack(c, depth, &mut sum[..dims.outputs * depth]);
             });
             if !self.accumulate {
                 dw.fill(T::ZERO);
             }
-            scratch.chunks_exact(each).for_each(|part| add_rows(dw, &part[..m * n]));
+            scratch.chunks_exact(each).for_each(|part| add_rows(dw, &part[..dw.len()]));
         });
         Ok(())
     }
     #[cfg(feature = "cuda")]
     fn cuda(&self, launch: &mut Launch<'_>) -> Result<()> {
         let Some(dims) = Dims::new(launch.ty(1), &self.weight, self.conv) else { return Ok(()) };
-        let (name, rows) = Kernels::WEIGHT_GRAD.choose(launch, self.conv, dims.taps(), dims.outputs);
+        let (name, rows) = Kernels::WEIGHT_GRAD.choose(launch, self.conv, dims.kernel_len(), dims.outputs);
         let (patches, length) = (dims.batch * dims.count(), dims.outputs * dims.depth());
         // Patches are divided among as many blocks as fill the GPU.
         let tiles = [dims.depth().div_ceil(COLUMNS), dims.outputs.div_ceil(rows)];

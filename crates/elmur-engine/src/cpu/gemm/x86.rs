@@ -2,7 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, Micro, NV, Rows, TileSet, Vector, amx, combine_rows, dot_rows, micro, pack_portable};
+use super::{
+    Gather, LANES, Micro, NV, Rows, TileSet, Vector, amx, combine_rows, dot_rows, gathered, micro,
+    pack_portable,
+};
 use crate::cpu::simd::avx512::{lanes, transpose};
 
 macro_rules! vector {
@@ -51,6 +54,7 @@ const F32_VECTORS: TileSet<f32> = TileSet {
     micro: micro_table!(f32, __m512, NV, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
     direct: micro_table!(f32, __m512, NV, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
     half: micro_table!(f32, __m512, 1, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    gather: gather_table!(f32, __m512, [1 2 3 4 5 6 7 8 9 10], "avx512f"),
     pack: |target, width, kb, source, step, depth_step, valid| {
         if depth_step == 1 {
             // SAFETY: this table is chosen only where AVX-512 is present.
@@ -71,6 +75,7 @@ pub(super) static F64_AVX512: TileSet<f64> = TileSet {
     micro: micro_table!(f64, __m512d, NV, false, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
     direct: micro_table!(f64, __m512d, NV, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
     half: micro_table!(f64, __m512d, 1, true, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f"),
+    gather: gather_table!(f64, __m512d, [1 2 3 4 5 6 7 8 9 10], "avx512f"),
     pack: pack_portable::<f64>,
     dot_rows: dot_rows_with!(f64, __m512d, 2, "avx512f"),
     matrix_unit: None,
@@ -82,6 +87,7 @@ pub(super) static F32_AVX2: TileSet<f32> = TileSet {
     micro: micro_table!(f32, __m256, NV, false, [1 2 3 4 5 6], "avx2,fma"),
     direct: micro_table!(f32, __m256, NV, true, [1 2 3 4 5 6], "avx2,fma"),
     half: micro_table!(f32, __m256, 1, true, [1 2 3 4 5 6], "avx2,fma"),
+    gather: gather_table!(f32, __m256, [1 2 3 4 5 6], "avx2,fma"),
     pack: pack_portable::<f32>,
     dot_rows: dot_rows_with!(f32, __m256, 2, "avx2,fma"),
     matrix_unit: None,
@@ -93,6 +99,7 @@ pub(super) static F64_AVX2: TileSet<f64> = TileSet {
     micro: micro_table!(f64, __m256d, NV, false, [1 2 3 4 5 6], "avx2,fma"),
     direct: micro_table!(f64, __m256d, NV, true, [1 2 3 4 5 6], "avx2,fma"),
     half: micro_table!(f64, __m256d, 1, true, [1 2 3 4 5 6], "avx2,fma"),
+    gather: gather_table!(f64, __m256d, [1 2 3 4 5 6], "avx2,fma"),
     pack: pack_portable::<f64>,
     dot_rows: dot_rows_with!(f64, __m256d, 4, "avx2,fma"),
     matrix_unit: None,
