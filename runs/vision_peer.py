@@ -1,7 +1,9 @@
 """A training batch of the robot policy in PyTorch, the peer of `elmur bench train --preset mikasa-RememberColor3`:
 the same encoder and layers on random pictures that are on the device already, without changes of pictures.
 
-python runs/vision_peer.py [--device cuda] [--threads N] [--rounds N]
+python runs/vision_peer.py [--device cuda] [--threads N] [--rounds N] [--compiled 0|1] [--bf16 0|1] [--channels-last 0|1]
+
+Without the last three it measures all eight kinds, half of which are compiled first.
 """
 
 import argparse
@@ -19,6 +21,8 @@ parser.add_argument("--rounds", type=int, default=5)
 parser.add_argument("--batch", type=int, default=64)
 parser.add_argument("--segments", type=int, default=2)
 parser.add_argument("--steps", type=int, default=20)
+for kind in ("--compiled", "--bf16", "--channels-last"):
+    parser.add_argument(kind, type=int, choices=(0, 1), help="only with (1) or without it (0)")
 args = parser.parse_args()
 if args.threads:
     torch.set_num_threads(args.threads)
@@ -161,9 +165,13 @@ def measure(compiled, bf16):
     return sorted(times)
 
 
-for channels_last in (False, True):
-    for compiled in (False, True):
-        for bf16 in (False, True):
+def kinds(only):
+    return (False, True) if only is None else (bool(only),)
+
+
+for channels_last in kinds(args.channels_last):
+    for compiled in kinds(args.compiled):
+        for bf16 in kinds(args.bf16):
             try:
                 times = measure(compiled, bf16)
             except Exception as error:  # A compiler may be missing.
