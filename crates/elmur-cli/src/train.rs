@@ -98,6 +98,9 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         config.first_checkpoint()?;
     }
     let mut prepared = prepare(&config, registry, keep_ends, &context.stop)?;
+    if folder.is_none() {
+        prepared.read_first_weights()?;
+    }
     prepared.notes.iter().for_each(|line| note(line));
     let devices = Devices::open(&prepared.config)?;
     signals::acknowledge(&context.stop);
@@ -105,7 +108,6 @@ pub fn run(args: &Args, context: &Context) -> Result<ExitCode> {
         let ended = watch(&devices, &folder, &prepared, true, &context.stop, args.json)?;
         return conclude(&folder, &prepared, ended, args.json);
     }
-    prepared.read_first_weights()?;
     let mut name = name_of(args.preset.as_deref().unwrap_or_default());
     if let Some(policy) = overrides::named_policy(&changes) {
         name = format!("{name}-{}", PolicyName::find(policy)?.name());

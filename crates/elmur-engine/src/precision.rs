@@ -4,7 +4,8 @@
 /// the optimizer always use f32, and so do all products on other CPUs.
 ///
 /// Products of at most 2^22 multiplications and layers of at most 16 outputs (routers and heads) are computed
-/// to f32 accuracy in every mode, because reduced precision saves no time there.
+/// to f32 accuracy in every mode, because reduced precision saves no time there; so are convolutions on a CPU, which
+/// do not use its matrix unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// f32 accuracy: in f32, on tensor cores with every operand split into two tf32 numbers, 22 bits together, or on a

@@ -74,13 +74,15 @@ impl Plan {
                 news.mention("collecting", json!({"episodes": episodes}));
             })?,
         };
+        if self.resumed.is_none() {
+            prepared.read_first_weights()?;
+        }
         prepared.notes.iter().for_each(|note| news.tell("note", json!({"note": note})));
         let devices = Devices::open(&prepared.config)?;
         let resume = self.resumed.is_some();
         let folder = match self.resumed {
             Some(folder) => folder,
             None => {
-                prepared.read_first_weights()?;
                 if self.overwrite {
                     RunFolder::remove(&self.out)?;
                 }

@@ -102,9 +102,9 @@ pub struct DataConfig {
     /// channels.
     #[serde(default)]
     pub colours: bool,
-    /// Hide what an observation has besides pictures, in training, in this share of the crops: its numbers are 0 from
-    /// the first to the last step. A policy then learns both to use and to do without them; one that shall never see
-    /// them can begin with its weights (`train.begin_with`). 0 to 1.
+    /// Hide the numbers that an observation has besides pictures, in training, in this share of the crops: they are 0
+    /// from the first to the last step. A policy then learns both to use and to do without them; one that shall never see
+    /// them can begin with its weights (`train.begin_with`). 0 to 1; observations must be pictures and plain numbers.
     #[serde(default)]
     pub hide: f64,
 }
@@ -141,8 +141,9 @@ pub struct TrainConfig {
     /// Seed of initial weights, order of the data and dropout.
     pub seed: u64,
     /// Begin with the weights of this run (its best checkpoint) or checkpoint, whose policy must have parameters of the
-    /// same names and shapes; null: fresh weights. Optimizer and schedule begin anew. A policy that sees pictures alone
-    /// may begin with one that sees numbers too, which it then takes for 0.
+    /// same names and shapes; null: fresh weights. Optimizer and schedule begin anew. A policy that sees one observation
+    /// alone (numbers, or pictures through a `residual_image`) may begin with one that sees further numbers, which then
+    /// count as 0.
     #[serde(default)]
     pub begin_with: Option<PathBuf>,
     /// Batch size: number of crops that are trained on together.
@@ -197,8 +198,8 @@ pub struct TrainConfig {
     /// Device that trains: cpu, cuda or cuda:N.
     #[serde(default = "cpu")]
     pub device: String,
-    /// Precision of matrix products on a GPU, and on a CPU with a matrix unit (AMX) while it trains; other CPUs compute
-    /// in f32.
+    /// Precision of matrix products on a GPU, and on a CPU with a matrix unit (AMX) while it trains; other CPUs, and
+    /// convolutions on every CPU, compute in f32.
     #[serde(default)]
     pub precision: PrecisionName,
 }

@@ -10,6 +10,7 @@ use elmur_data::collect::{Demonstrations, noted_settings};
 use elmur_data::{Dataset, Limits, ObservationKey, Part, Source, Stream, split, wrap};
 use elmur_engine::{Device, Store};
 use elmur_envs::{EnvSpec, Environment, Registry, Wrappers};
+use elmur_model::ends::Encoder;
 use elmur_model::window::{Begin, training_graph};
 use elmur_model::{Checkpoint, init};
 use serde_json::Value;
@@ -106,19 +107,33 @@ impl RunConfig {
         serde_json::from_value(tree).map_err(|e| Error::file(path, format!("not a run's config: {e}")))
     }
 
-    /// The weights that the run begins with if these are not fresh ones (`train.begin_with`): parameters of another
-    /// policy, which must have those of this one by names and shapes, or see numbers besides what this one sees
-    /// ([`Checkpoint::seeing_only`]).
+    /// The weights that the run begins with if these are not fresh ones (`train.begin_with`).
     pub fn first_weights(&self) -> Result<Option<Store>> {
         let Some(folder) = self.first_checkpoint()? else { return Ok(None) };
-        let theirs = Checkpoint::load(&folder)?;
-        let fewer = match self.model.architecture().ends().observation {
-            [seen] => theirs.seeing_only(seen)?,
+        Ok(Some(self.weights_of(Checkpoint::load(&folder)?, &folder.display().to_string())?.0))
+    }
+
+    /// Another policy's parameters as those of this run's policy, which must have the same by names and shapes, or see
+    /// one of the observations that the other sees ([`Checkpoint::seeing_only`]); and how many of these are left out.
+    /// Errors call the other policy `whose`.
+    pub fn weights_of(&self, theirs: Checkpoint, whose: &str) -> Result<(Store, usize)> {
+        let ours = self.model.architecture().ends().observation;
+        let more = theirs.config.architecture().ends().observation.len().saturating_sub(ours.len());
+        let fewer = match ours {
+            [seen] if more > 0 => theirs.seeing_only(seen)?,
             _ => None,
         };
-        let theirs = fewer.unwrap_or(theirs.params);
-        self.check_weights(&theirs, &folder.display().to_string())?;
-        Ok(Some(theirs))
+        if more > 0 && fewer.is_none() {
+            let expected = "a policy of the same observations, or one that sees plain numbers beside the only one of \
+                            this run, which is a vector or a residual_image";
+            let seen = theirs.config.architecture().ends().observation;
+            let got = format!("{} in {whose}; the run sees {}", described(seen), described(ours));
+            return Err(Error::config("train.begin_with", expected, got));
+        }
+        let left_out = if fewer.is_some() { more } else { 0 };
+        let weights = fewer.unwrap_or(theirs.params);
+        self.check_weights(&weights, whose)?;
+        Ok((weights, left_out))
     }
 
     /// The checkpoint that the run begins with (`train.begin_with`); an error if there is none.
@@ -133,7 +148,7 @@ impl RunConfig {
     }
 
     /// Refuses weights, which errors call `whose`, that are not those of this run's policy by names and shapes.
-    pub fn check_weights(&self, theirs: &Store, whose: &str) -> Result<()> {
+    fn check_weights(&self, theirs: &Store, whose: &str) -> Result<()> {
         let ours = init::parameters(self.model.architecture(), self.train.seed)?;
         let names: BTreeSet<String> = ours.names().into_iter().chain(theirs.names()).collect();
         let shape = |store: &Store, name: &str| store.ty(name).ok().map(|ty| ty.shape);
@@ -255,9 +270,20 @@ impl RunConfig {
 }
 
 impl Prepared {
-    /// Reads the weights that a new run begins with, before anything is written: they may lie where it will.
+    /// Reads the weights that a new run begins with, before anything is written: they may lie where it will. Notes what
+    /// of the other policy is left out.
     pub fn read_first_weights(&mut self) -> Result<()> {
-        self.first_weights = self.config.first_weights()?;
+        let Some(folder) = self.config.first_checkpoint()? else { return Ok(()) };
+        let (theirs, whose) = (Checkpoint::load(&folder)?, folder.display().to_string());
+        let seen = described(theirs.config.architecture().ends().observation);
+        let (weights, left_out) = self.config.weights_of(theirs, &whose)?;
+        if left_out > 0 {
+            let ours = described(self.config.model.architecture().ends().observation);
+            self.notes.push(format!(
+                "begins with the weights of a policy that sees {seen} and sees {ours} alone: the other numbers count as 0"
+            ));
+        }
+        self.first_weights = Some(weights);
         Ok(())
     }
 
@@ -357,6 +383,7 @@ impl Prepared {
         }
         let settings = config.train.program_settings(None);
         training_graph(architecture, &settings, Begin::Fresh)?;
+        check_hidden(&config)?;
         let (data, held_out, validation) = match on {
             Judge::Env => (data, None, config.validation_environment(registry)?),
             Judge::Data if data.episodes() < 2 => {
@@ -391,6 +418,33 @@ impl Prepared {
         }
         Ok(Self { config, data, stream: None, held_out, validation, first_weights: None, notes })
     }
+}
+
+/// Refuses to hide what is not there (`data.hide`), and to hide only a part of what is beside pictures.
+pub(crate) fn check_hidden(config: &RunConfig) -> Result<()> {
+    let seen = config.model.architecture().ends().observation;
+    let (pictures, others): (Vec<_>, Vec<_>) = seen.iter().partition(|encoder| encoder.is_image());
+    let are_numbers = others.iter().all(|encoder| matches!(encoder, Encoder::Vector { .. }));
+    if config.data.hide == 0.0 || (!pictures.is_empty() && !others.is_empty() && are_numbers) {
+        return Ok(());
+    }
+    let expected =
+        "0, or pictures with numbers beside them and nothing else (data.keys chooses what a policy sees)";
+    let got = format!("{} with {}", config.data.hide, described(seen));
+    Err(Error::config("data.hide", expected, got))
+}
+
+/// Encoders by their names in configs.
+fn described(encoders: &[Encoder]) -> String {
+    let name = |encoder: &Encoder| match serde_json::to_value(encoder) {
+        Ok(Value::Object(fields)) => fields.keys().next().cloned().unwrap_or_default(),
+        _ => String::new(),
+    };
+    encoders
+        .iter()
+        .map(|encoder| format!("{} {:?}", name(encoder), encoder.shape()))
+        .collect::<Vec<_>>()
+        .join(" and ")
 }
 
 /// The environment as the data were recorded in it, if they say that it had other wrappers or settings there

@@ -13,7 +13,6 @@ use elmur_base::{Kind, StepWeights, Stop};
 use elmur_data::{Batch, Buffer, ElementType, Loader, Request, Sampler, Source, Stream, Window};
 use elmur_engine::{AdamW, DType, Device, Readback, Store};
 use elmur_model::checkpoint::FINGERPRINT;
-use elmur_model::ends::Encoder;
 use elmur_model::tensors::{self, HostTensor, Notes, TensorData, Tensors};
 use elmur_model::window::{Begin, REPORT, RNG, TrainSettings, WindowProgram, training_graph};
 use elmur_model::{Architecture, Augment, Checkpoint, Fingerprint, init};
@@ -22,7 +21,7 @@ use crate::config::{RunConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::feed::{fill_inputs, request};
 use crate::own::OwnStates;
-use crate::prepare::Prepared;
+use crate::prepare::{Prepared, check_hidden};
 use crate::resident::Resident;
 use crate::schedule::Unit;
 use crate::standardize::standardize;
@@ -159,12 +158,7 @@ impl Trainer {
         }
         let architecture: Arc<dyn Architecture> = (&config.model).into();
         architecture.ends().check(source.spaces(), "dataset")?;
-        let seen = architecture.ends().observation;
-        let numbers = seen.iter().any(|encoder| matches!(encoder, Encoder::Vector { .. }));
-        if config.data.hide > 0.0 && !(numbers && seen.iter().any(Encoder::is_image)) {
-            let expected = "0 where observations are not pictures and numbers";
-            return Err(Error::config("data.hide", expected, config.data.hide));
-        }
+        check_hidden(config)?;
         let t = &config.train;
         // Fresh episodes come with their batch.
         let table = match stream {

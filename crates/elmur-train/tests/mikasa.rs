@@ -27,11 +27,15 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn prepared(preset: &str, data: &Path, changes: &[&str]) -> Prepared {
+    prepare(preset, data, changes).unwrap()
+}
+
+fn prepare(preset: &str, data: &Path, changes: &[&str]) -> elmur_train::Result<Prepared> {
     let file = format!("data.file={}", data.display());
     let changes = [&[file.as_str(), "train.batch=2", "train.batches=2"], changes].concat();
     let config = RunConfig::preset(preset).unwrap();
     let config = overrides::apply(&config, &changes, &Registry::builtin()).unwrap();
-    config.prepare(&Registry::builtin(), false).unwrap()
+    config.prepare(&Registry::builtin(), false)
 }
 
 fn trainer(prepared: &Prepared) -> Trainer {
@@ -200,8 +204,14 @@ fn a_policy_of_pictures_begins_with_one_that_was_told_numbers_too() {
     let checkpoint = place.join("checkpoint");
     taught.checkpoint().save(&checkpoint).unwrap();
     let begin = format!("train.begin_with={}", checkpoint.display());
-    let alone = of(&["data.keys=rgb", &begin]);
+    let mut alone = of(&["data.keys=rgb", &begin]);
     let weights = alone.config.first_weights().unwrap().unwrap();
+    alone.read_first_weights().unwrap();
+    let note = alone.notes.last().unwrap();
+    assert!(
+        note.contains("sees residual_image") && note.contains("alone: the other numbers count as 0"),
+        "{note}"
+    );
     let mut next = trainer(&alone);
     next.begin_with(&weights).unwrap();
     assert!(next.step().unwrap().loss.is_finite());
@@ -209,10 +219,14 @@ fn a_policy_of_pictures_begins_with_one_that_was_told_numbers_too() {
     next.checkpoint().save(&checkpoint).unwrap();
     let back = of(&["data.keys=rgb,joints", &begin]).config.first_weights().unwrap_err().to_string();
     assert!(back.contains("train.begin_with") && back.contains("encoder"), "{back}");
-    let error = Trainer::of(&of(&["data.keys=rgb", "data.hide=0.5"]), &Pool::new(1)).unwrap_err().to_string();
-    assert!(
-        error.contains("data.hide") && error.contains("0 where observations are not pictures"),
-        "{error}"
-    );
+    let hidden = ["data.keys=rgb", "data.hide=0.5", "model.d_model=16", "model.layers=1"];
+    let error = prepare("mikasa-RememberColor3", &recordings(), &hidden).unwrap_err().to_string();
+    assert!(error.contains("data.hide: expected 0, or pictures with numbers beside them"), "{error}");
+    assert!(error.contains("got 0.5 with residual_image"), "{error}");
+    // A policy of the published encoder has no place for what a residual one learnt.
+    taught.checkpoint().save(&checkpoint).unwrap();
+    let published = r#"model.observation=[{"image":{"channels":6,"height":16,"width":16,"bytes":true}}]"#;
+    let error = of(&["data.keys=rgb", published, &begin]).config.first_weights().unwrap_err().to_string();
+    assert!(error.contains("expected a policy of the same observations"), "{error}");
     std::fs::remove_dir_all(&place).unwrap();
 }

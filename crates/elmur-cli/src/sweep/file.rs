@@ -26,6 +26,7 @@ use elmur_base::files::read_small;
 use elmur_engine::Device;
 use elmur_envs::popgym::{Difficulty, Family, Task};
 use elmur_envs::{Environment, Registry};
+use elmur_model::Checkpoint;
 use elmur_train::{Error, PolicyName, Result, RunConfig, overrides};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -258,8 +259,9 @@ impl Check<'_> {
             let Some(before) = before[i / columns.len()] else { continue };
             let other = &configs[before * columns.len() + i % columns.len()];
             let (Some(config), Some(other)) = (config, other) else { continue };
-            let weights = elmur_model::init::parameters(other.model.architecture(), 0)?;
-            config.check_weights(&weights, &tasks[before]).map_err(|error| {
+            let params = elmur_model::init::parameters(other.model.architecture(), 0)?;
+            let theirs = Checkpoint { config: other.model.clone(), params };
+            config.weights_of(theirs, &tasks[before]).map_err(|error| {
                 let task = &tasks[i / columns.len()];
                 Error::file(self.path, format!("`begin_with`: {task}: {error}"))
             })?;

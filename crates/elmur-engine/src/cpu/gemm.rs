@@ -956,6 +956,8 @@ pub(crate) struct TileSet<T: 'static> {
     /// Entry i computes i + 1 rows of A that is read where its numbers lie; see `gemm/gathered.rs`. With AVX-512 ten
     /// rows are the most for which compilers keep all sums in registers.
     gather: &'static [Gather<T>],
+    /// The same for half as many columns.
+    gather_half: &'static [Gather<T>],
     pack: Pack<T>,
     dot_rows: DotRows<T>,
     combine_rows: CombineRows<T>,
@@ -1103,15 +1105,15 @@ macro_rules! micro_table {
     }};
 }
 
-/// A table of register tiles with 1 and more rows whose numbers are read where they lie.
+/// A table of register tiles with 1 and more rows of so many vectors, from numbers that are read where they lie.
 macro_rules! gather_table {
-    ($T:ty, $V:ty, [$($rows:literal)*] $(, $features:literal)?) => {{
+    ($T:ty, $V:ty, $vectors:expr, [$($rows:literal)*] $(, $features:literal)?) => {{
         $(#[target_feature(enable = $features)])?
         unsafe fn tile<const ROWS: usize>(
             a: *const $T, lda: usize, depths: &[usize], b: *const $T, c: *mut $T, ldc: usize, add: bool,
         ) {
             // SAFETY: as promised by the caller.
-            unsafe { gathered::gather::<$T, $V, ROWS, NV>(a, lda, depths, b, c, ldc, add) }
+            unsafe { gathered::gather::<$T, $V, ROWS, { $vectors }>(a, lda, depths, b, c, ldc, add) }
         }
         const TABLE: &[Gather<$T>] = &[$(tile::<$rows>),*];
         TABLE
@@ -1191,7 +1193,8 @@ macro_rules! portable_tiles {
         micro: micro_table!($T, Portable<$T>, NV, false, [1 2 3 4 5 6]),
         direct: micro_table!($T, Portable<$T>, NV, true, [1 2 3 4 5 6]),
         half: micro_table!($T, Portable<$T>, 1, true, [1 2 3 4 5 6]),
-        gather: gather_table!($T, Portable<$T>, [1 2 3 4 5 6]),
+        gather: gather_table!($T, Portable<$T>, NV, [1 2 3 4 5 6]),
+        gather_half: gather_table!($T, Portable<$T>, 1, [1 2 3 4 5 6]),
             pack: pack_portable::<$T>,
             matrix_unit: None,
             // SAFETY: plain Rust.

@@ -1,4 +1,5 @@
-//! Two-dimensional convolution for image encoders, as matrix products over patches that are read where they lie.
+//! Two-dimensional convolution for image encoders, as matrix products over patches that are read where they lie; on a CPU
+//! in the type of its numbers, whatever the [`Precision`](crate::Precision).
 //!
 //! y[b, o, i, j] = f(bias[o] + Σ_{c, p, q} w[o, c, p, q] x[b, c, i s + p - pad, j s + q - pad])
 
@@ -206,7 +207,7 @@ impl Dims {
 
     /// Where the numbers of a patch lie in an image in such a frame, counted from the patch's first, in the order of a
     /// weight's.
-    fn taps(&self, frame: &Frame) -> Places {
+    fn tap_places(&self, frame: &Frame) -> Places {
         let [plane, row, column] = frame.steps();
         Places { extents: [self.channels, self.kernel.0, self.kernel.1], steps: [plane, row, column] }
     }
@@ -220,9 +221,9 @@ impl Dims {
 
     /// Numbers of scratch of the input's gradient: the weights of all phases, and those of each task.
     fn input_grad_scratch<T: Tiles>(&self, conv: Conv2d) -> (usize, usize) {
-        let channels = Gathered::<T>::new().padded(self.channels);
+        let channels = Gathered::<T>::new(self.channels).padded;
         let pixels = self.most_pixels(conv);
-        // With strides, the lines of a phase before they are dealt out.
+        // With strides, the planes of a phase before they are dealt out.
         let dealt = if conv.stride == 1 { 0 } else { self.channels * pixels };
         let each = lines(self.output_frame(conv).len()) + lines(channels * pixels + dealt);
         (channels * self.outputs * self.kernel.0 * self.kernel.1, each)
@@ -230,7 +231,7 @@ impl Dims {
 
     /// Numbers of scratch of each part of the weight's gradient: its sum, the sum in panels, dy in panels, an image.
     fn weight_grad_scratch<T: Tiles>(&self, conv: Conv2d) -> usize {
-        let outputs = Gathered::<T>::new().padded(self.outputs);
+        let outputs = Gathered::<T>::new(self.outputs).padded;
         let panels = outputs * (self.depth() + self.count());
         lines(self.outputs * self.depth()) + panels + lines(self.image_frame(conv).len())
     }
@@ -373,7 +374,7 @@ impl Op for Forward {
     fn scratch(&self, inputs: &[TensorType], _: &[TensorType], threads: usize) -> usize {
         let Some(dims) = Dims::new(&inputs[0], &inputs[1], self.conv) else { return 0 };
         dispatch_float!(inputs[0].dtype, T => {
-            let outputs = Gathered::<T>::new().padded(dims.outputs);
+            let outputs = Gathered::<T>::new(dims.outputs).padded;
             let each = lines(dims.image_frame(self.conv).len()) + outputs * dims.count();
             (lines(outputs * dims.depth()) + max_tasks(threads) * each) * size_of::<T>()
         })
@@ -384,10 +385,10 @@ impl Op for Forward {
         dispatch_float!(io.dtype(), T => {
             let (x, w) = (io.input::<T>(0), io.input::<T>(1));
             let bias = self.bias.then(|| io.input::<T>(2));
-            let tiles = Gathered::<T>::new();
-            let outputs = tiles.padded(dims.outputs);
+            let tiles = Gathered::<T>::new(dims.outputs);
+            let outputs = tiles.padded;
             let frame = dims.image_frame(self.conv);
-            let places = (dims.positions(self.conv, &frame), dims.taps(&frame));
+            let places = (dims.positions(self.conv, &frame), dims.tap_places(&frame));
             let packed = lines(outputs * depth);
             let (weights, scratch) = io
                 .scratch::<T>(packed + io.pool.max_tasks() * (lines(frame.len()) + outputs * count))
@@ -546,8 +547,8 @@ impl Op for InputGrad {
         let (conv, (height, width)) = (self.conv, dims.image);
         dispatch_float!(io.dtype(), T => {
             let (dy, w) = (io.input::<T>(0), io.input::<T>(1));
-            let tiles = Gathered::<T>::new();
-            let (channels, frame) = (tiles.padded(dims.channels), dims.output_frame(conv));
+            let tiles = Gathered::<T>::new(dims.channels);
+            let (channels, frame) = (tiles.padded, dims.output_frame(conv));
             let [plane, row, _] = frame.steps();
             let (packed, each) = dims.input_grad_scratch::<T>(conv);
             let (weights, scratch) =
@@ -573,19 +574,19 @@ impl Op for InputGrad {
                     let pixels = Places { extents: [1, here.0, here.1], steps: [0, row, 1] };
                     let patches =
                         Places { extents: [dims.outputs, rows.taps, columns.taps], steps: [plane, row, 1] };
-                    let (c, lines) = scratch.split_at_mut(channels * m);
+                    let (c, planes) = scratch.split_at_mut(channels * m);
                     let dy = &dy[rows.start * row + columns.start..];
                     tiles.multiply(dy, (pixels, patches), b, c, false);
                     if conv.stride == 1 {
                         tiles.unpack(c, m, dx);
                         continue;
                     }
-                    let lines = &mut lines[..dims.channels * m];
-                    tiles.unpack(c, m, lines);
+                    let planes = &mut planes[..dims.channels * m];
+                    tiles.unpack(c, m, planes);
                     let first = rows.first(conv) * width + columns.first(conv);
-                    for (dx, lines) in dx.chunks_exact_mut(height * width).zip(lines.chunks_exact(m)) {
+                    for (dx, plane) in dx.chunks_exact_mut(height * width).zip(planes.chunks_exact(m)) {
                         let dx = dx[first..].chunks_mut(conv.stride * width);
-                        for (dx, line) in dx.zip(lines.chunks_exact(here.1)) {
+                        for (dx, line) in dx.zip(plane.chunks_exact(here.1)) {
                             dx.iter_mut().step_by(conv.stride).zip(line).for_each(|(dx, x)| *dx = *x);
                         }
                     }
@@ -652,9 +653,9 @@ impl Op for WeightGrad {
         dispatch_float!(io.dtype(), T => {
             let (dy, x) = (io.input::<T>(0), io.input::<T>(1));
             let dw = if self.accumulate { io.in_place::<T>(2, 0) } else { io.output::<T>(0) };
-            let tiles = Gathered::<T>::new();
-            let (outputs, frame) = (tiles.padded(dims.outputs), dims.image_frame(self.conv));
-            let places = (dims.taps(&frame), dims.positions(self.conv, &frame));
+            let tiles = Gathered::<T>::new(dims.outputs);
+            let (outputs, frame) = (tiles.padded, dims.image_frame(self.conv));
+            let places = (dims.tap_places(&frame), dims.positions(self.conv, &frame));
             let each = dims.weight_grad_scratch::<T>(self.conv);
             let scratch = io.scratch::<T>(parts * each);
             io.pool.blocks(parts, 1, RowsMut::new(&mut *scratch, each), |part, scratch, _| {

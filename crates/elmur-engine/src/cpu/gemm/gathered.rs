@@ -28,7 +28,7 @@ impl Places {
         self.extents.iter().product()
     }
 
-    /// The largest place.
+    /// The largest place, of a box that is not empty.
     fn last(&self) -> usize {
         self.extents.iter().zip(self.steps).map(|(extent, step)| (extent - 1) * step).sum()
     }
@@ -55,36 +55,49 @@ fn indices([a, b, c]: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
     (0..a).flat_map(move |i| (0..b).flat_map(move |j| (0..c).map(move |k| [i, j, k])))
 }
 
-/// The register tiles of this machine for products whose left operand is read where it lies.
+/// The register tiles of this machine for products with so many columns whose left operand is read where it lies.
 #[derive(Clone, Copy)]
-pub(crate) struct Gathered<T: 'static>(&'static TileSet<T>);
+pub(crate) struct Gathered<T: 'static> {
+    tiles: &'static TileSet<T>,
+    /// Entry i computes i + 1 rows.
+    gather: &'static [Gather<T>],
+    /// Columns of a panel.
+    nr: usize,
+    /// Columns of the product, filled up to whole panels.
+    pub padded: usize,
+}
 
 impl<T: Tiles> Gathered<T> {
-    /// The kernels for this machine.
-    pub(crate) fn new() -> Self {
-        Self(T::tiles(Isa::best()))
+    /// The kernels of this machine for products with `columns` columns.
+    pub(crate) fn new(columns: usize) -> Self {
+        Self::of(T::tiles(Isa::best()), columns)
     }
 
-    /// Columns of a panel, NR: what right operands and results are padded to.
+    /// Panels are half as wide where that leaves fewer columns to fill up.
+    fn of(tiles: &'static TileSet<T>, columns: usize) -> Self {
+        let (whole, half) = (columns.next_multiple_of(tiles.nr), columns.next_multiple_of(tiles.nr / 2));
+        let (gather, nr, padded) = match half < whole {
+            true => (tiles.gather_half, tiles.nr / 2, half),
+            false => (tiles.gather, tiles.nr, whole),
+        };
+        Self { tiles, gather, nr, padded }
+    }
+
+    /// Columns of a panel, NR.
     pub(crate) fn width(&self) -> usize {
-        self.0.nr
-    }
-
-    /// `n` columns, filled up to whole panels.
-    pub(crate) fn padded(&self, n: usize) -> usize {
-        n.next_multiple_of(self.0.nr)
+        self.nr
     }
 
     /// Packs the transpose of `n` rows of `k` numbers, `stride` apart, as a right operand: whole panels of [k, NR].
     pub(crate) fn pack(&self, source: &[T], stride: usize, (k, n): (usize, usize), target: &mut [T]) {
-        (self.0.pack)(target, self.0.nr, k, source, stride, 1, n);
+        (self.tiles.pack)(target, self.nr, k, source, stride, 1, n);
     }
 
     /// Writes the transpose of a result C of `m` rows: `target.len() / m` rows of `m` numbers.
     pub(crate) fn unpack(&self, c: &[T], m: usize, target: &mut [T]) {
-        let nr = self.0.nr;
+        let nr = self.nr;
         for (c, rows) in c.chunks_exact(m * nr).zip(target.chunks_mut(m * nr)) {
-            (self.0.pack)(rows, m, rows.len() / m, c, nr, 1, m);
+            (self.tiles.pack)(rows, m, rows.len() / m, c, nr, 1, m);
         }
     }
 
@@ -98,7 +111,7 @@ impl<T: Tiles> Gathered<T> {
         c: &mut [T],
         accumulate: bool,
     ) {
-        let (m, k, nr) = (rows.count(), depths.count(), self.0.nr);
+        let (m, k, nr) = (rows.count(), depths.count(), self.nr);
         if m == 0 || k == 0 {
             return;
         }
@@ -108,7 +121,7 @@ impl<T: Tiles> Gathered<T> {
         // Tiles lie along the longest extent and are of about equal height.
         let along = (0..3).max_by_key(|axis| rows.extents[*axis]).unwrap_or(0);
         let (extent, lda) = (rows.extents[along], rows.steps[along]);
-        let height = extent.div_ceil(extent.div_ceil(self.0.gather.len()));
+        let height = extent.div_ceil(extent.div_ceil(self.gather.len()));
         let numbers = [rows.extents[1] * rows.extents[2], rows.extents[2], 1];
         let mut others = rows.extents;
         others[along] = 1;
@@ -120,11 +133,12 @@ impl<T: Tiles> Gathered<T> {
                 let (b, c) = (&b[(panel * k + first) * nr..], &mut c[panel * m * nr..][..m * nr]);
                 // All other rows of a tile's numbers next: they read much of the same data.
                 for row in (0..extent).step_by(height) {
-                    let gather = self.0.gather[height.min(extent - row) - 1];
+                    let gather = self.gather[height.min(extent - row) - 1];
                     for at in indices(others) {
                         let sum =
                             |steps: [usize; 3]| at.iter().zip(steps).map(|(i, step)| i * step).sum::<usize>();
-                        // SAFETY: no place exceeds the data, and both panels have so many rows, as asserted above.
+                        // SAFETY: no place exceeds the data, and both panels have so many rows, as asserted above;
+                        // the tables are those of this machine's instructions.
                         unsafe {
                             let a = data.as_ptr().add(sum(rows.steps) + row * lda);
                             let c = c.as_mut_ptr().add((sum(numbers) + row * numbers[along]) * nr);
@@ -185,19 +199,21 @@ mod tests {
     /// block, added or not.
     #[test]
     fn gathered_products_match_the_definition() {
-        let tiles = Gathered::<f64>::new();
-        let nr = tiles.width();
+        let whole = Gathered::<f64>::new(1 << 10).width();
         for (rows, depths, n) in [
             ([1, 1, 1], [1, 1, 1], 1),
-            ([1, 3, 5], [2, 3, 3], nr),
-            ([1, 7, 9], [20, 3, 3], nr + 1),
-            ([3, 4, 2], [1, 11, 13], 3 * nr),
-            ([17, 4, 2], [1, 2, 3], nr),
+            ([1, 3, 5], [2, 3, 3], whole),
+            ([1, 7, 9], [20, 3, 3], whole + 1),
+            ([3, 4, 2], [1, 11, 13], 3 * whole),
+            ([17, 4, 2], [1, 2, 3], 2 * whole - 1),
         ] {
+            let tiles = Gathered::<f64>::new(n);
+            let nr = tiles.width();
             let rows = Places { extents: rows, steps: [40, 22, 2] };
             let depths = Places { extents: depths, steps: [130, 11, 1] };
             let data = random(rows.last() + depths.last() + 1, 0);
-            let (m, k, padded) = (rows.count(), depths.count(), tiles.padded(n));
+            let (m, k, padded) = (rows.count(), depths.count(), tiles.padded);
+            assert!(padded >= n && padded < n + nr && padded.is_multiple_of(nr));
             let b = random(k * padded, 1);
             for accumulate in [false, true] {
                 let mut c = vec![0.25; m * padded];
@@ -235,22 +251,27 @@ mod tests {
         let depths: Vec<usize> = (0..100).map(|k| k * 5 % 64).collect();
         let data: Vec<f32> = random(100, 0).into_iter().map(|x| x as f32).collect();
         let b: Vec<f32> = random(100 * 16, 1).into_iter().map(|x| x as f32).collect();
-        let run = |isa: Isa| {
-            let tiles = f32::tiles(isa);
+        let run = |isa: Isa, columns: usize| {
+            let tiles = Gathered::of(f32::tiles(isa), columns);
             let mut packed = vec![0f32; 100 * tiles.nr];
-            (tiles.pack)(&mut packed, tiles.nr, 100, &b, 1, 16, 16);
+            (tiles.tiles.pack)(&mut packed, tiles.nr, 100, &b, 1, 16, 16.min(tiles.nr));
             let mut c = vec![0f32; 6 * tiles.nr];
             // SAFETY: six rows, places up to 5 * 7 + 63, and whole rows of both panels.
             unsafe {
                 let (a, b) = (data.as_ptr(), packed.as_ptr());
                 tiles.gather[5](a, 7, &depths, b, c.as_mut_ptr(), tiles.nr, false);
             }
-            c.chunks(tiles.nr).flat_map(|row| row[..16].to_vec()).collect::<Vec<_>>()
+            c.chunks(tiles.nr)
+                .flat_map(|row| row[..columns.min(tiles.nr).min(16)].to_vec())
+                .collect::<Vec<_>>()
         };
-        let baseline = run(Isa::Baseline);
-        for isa in [Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter().filter(|i| *i <= Isa::detected())
-        {
-            assert_eq!(run(isa), baseline, "{isa:?}");
+        for columns in [4, 32] {
+            let baseline = run(Isa::Baseline, columns);
+            for isa in [Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx] {
+                if isa <= Isa::detected() {
+                    assert_eq!(run(isa, columns), baseline, "{isa:?}");
+                }
+            }
         }
     }
 }

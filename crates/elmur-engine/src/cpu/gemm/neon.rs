@@ -89,7 +89,8 @@ pub(super) static F32_NEON: TileSet<f32> = TileSet {
     micro: micro_table!(f32, F32, NV, false, [1 2 3 4 5 6]),
     direct: micro_table!(f32, F32, NV, true, [1 2 3 4 5 6]),
     half: micro_table!(f32, F32, 1, true, [1 2 3 4 5 6]),
-    gather: gather_table!(f32, F32, [1 2 3 4 5 6]),
+    gather: gather_table!(f32, F32, NV, [1 2 3 4 5 6]),
+    gather_half: gather_table!(f32, F32, 1, [1 2 3 4 5 6]),
     pack: |target, width, kb, source, step, depth_step, valid| {
         if depth_step == 1 {
             transpose_pack(target, width, kb, source, step, valid);
@@ -109,7 +110,8 @@ pub(super) static F64_NEON: TileSet<f64> = TileSet {
     micro: micro_table!(f64, F64, NV, false, [1 2 3 4 5 6]),
     direct: micro_table!(f64, F64, NV, true, [1 2 3 4 5 6]),
     half: micro_table!(f64, F64, 1, true, [1 2 3 4 5 6]),
-    gather: gather_table!(f64, F64, [1 2 3 4 5 6]),
+    gather: gather_table!(f64, F64, NV, [1 2 3 4 5 6]),
+    gather_half: gather_table!(f64, F64, 1, [1 2 3 4 5 6]),
     pack: pack_portable::<f64>,
     // SAFETY: NEON belongs to the target.
     dot_rows: |x, w, stride, y, acc| unsafe { dot_rows::<f64, F64, 4>(x, w, stride, y, acc) },
