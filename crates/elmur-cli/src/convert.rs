@@ -108,11 +108,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             spaces = environment.plain().spaces().clone();
             ObservationKey::note_names(&environment.facts().observations, &spaces.observation, &mut metadata);
             if Some(reader.spaces()) != known.as_ref() {
+                let whole = known.map(|known| known.observation.to_string()).unwrap_or_default();
                 let problem = format!(
-                    "expected whole pictures of {} to thin, {:?}; the recordings have {:?}; give the size of \
+                    "expected whole pictures of {} to thin, {whole}; the recordings have {}; give the size of \
                      their pictures as --set render=N, and what else they show (--keys, --set)",
                     environment.name(),
-                    known.map(|known| known.observation),
                     reader.spaces().observation
                 );
                 return Err(Error::file(&args.source, problem));

@@ -328,21 +328,21 @@ pub fn environment_of(
     let settings = set.iter().map(|text| crate::keys::setting(text)).collect::<Result<Vec<_>>>()?;
     // Of several values the first: each is tried later.
     let settings = settings.into_iter().filter_map(|(key, values)| Some((key, values.into_iter().next()?)));
-    match (env, of_run) {
+    let spec = match (env, of_run) {
         (Some(name), of_run) => {
             let wrappers = of_run.map(|env| env.spec().wrappers).unwrap_or_default();
-            let spec = EnvSpec::new(name).with_wrappers(wrappers);
-            Ok(registry.find(&settings.fold(spec, |spec, (key, value)| spec.with(key, value)))?)
+            EnvSpec::new(name).with_wrappers(wrappers)
         }
-        (None, Some(environment)) => {
-            let spec = environment.spec().clone();
-            Ok(registry.find(&settings.fold(spec, |spec, (key, value)| spec.with(key, value)))?)
-        }
+        (None, Some(environment)) => environment.spec().clone(),
         (None, None) => {
-            let expected = "--env NAME or --data PATH: this policy was not trained in an environment";
-            Err(crate::keys::config("env", expected, "none"))
+            let expected =
+                "--env NAME, or --data PATH of `elmur eval`: this policy was not trained in an environment";
+            return Err(crate::keys::config("env", expected, "none"));
         }
-    }
+    };
+    let environment = registry.find(&settings.fold(spec, |spec, (key, value)| spec.with(key, value)))?;
+    environment.available()?;
+    Ok(environment)
 }
 
 /// The setting that varies and its values; none where only the environment as it is counts.
@@ -355,7 +355,11 @@ fn varied(args: &Args, first: &Environment) -> Result<Option<(String, Vec<Value>
         let expected = format!("several values of one setting, not of {first} too");
         return Err(crate::keys::config(*second, expected, "several"));
     }
-    if let Some((key, values)) = settings.pop() {
+    // What changes nothing in an episode is no condition of the result.
+    let is_technical =
+        |key: &str| first.settings().iter().any(|known| known.key == key && !known.shapes_episodes);
+    if let Some((key, values)) = settings.pop().filter(|(key, values)| values.len() > 1 || !is_technical(key))
+    {
         return Ok(Some((key.to_owned(), values)));
     }
     let own = first.spec().settings.get("length");

@@ -70,16 +70,15 @@ impl Bar {
     fn line(&self, done: u64, unit: &str, note: &str, elapsed: Duration) -> String {
         let part = if self.total == 0 { 1.0 } else { (done as f64 / self.total as f64).min(1.0) };
         let rate = (done - self.first.min(done)) as f64 / elapsed.as_secs_f64().max(1e-9);
-        let left = if rate > 0.0 { (self.total.saturating_sub(done)) as f64 / rate } else { 0.0 };
+        // Before anything is done nobody knows.
+        let left = match rate > 0.0 {
+            true => clock(self.total.saturating_sub(done) as f64 / rate),
+            false => "-:--".to_owned(),
+        };
         let full = (part * WIDTH as f64) as usize;
         let bar = format!("{}{}", "█".repeat(full), "░".repeat(WIDTH - full));
         let label = &self.label;
-        format!(
-            "{label:<10} {bar} {:>3.0}%  {}/s  ETA {}  {note}",
-            100.0 * part,
-            amount(rate, unit),
-            clock(left)
-        )
+        format!("{label:<10} {bar} {:>3.0}%  {}/s  ETA {left}  {note}", 100.0 * part, amount(rate, unit),)
     }
 
     /// Ends the bar's line.
@@ -103,8 +102,10 @@ fn amount(rate: f64, unit: &str) -> String {
         format!("{:.0}k {unit}", rate / 1e3)
     } else if rate >= 100.0 {
         format!("{rate:.0} {unit}")
-    } else {
+    } else if rate >= 0.1 || rate == 0.0 {
         format!("{rate:.1} {unit}")
+    } else {
+        format!("{rate:.3} {unit}")
     }
 }
 
@@ -127,6 +128,10 @@ mod tests {
         let bar = Bar::new("training", 100, 300);
         let line = bar.line(200, "batches", "loss 0.5", Duration::from_secs(50));
         assert!(line.contains(" 67%  2.0 batches/s  ETA 0:50  loss 0.5"), "{line}");
+        let waiting = bar.line(100, "batches", "", Duration::from_secs(50));
+        assert!(waiting.contains("0.0 batches/s  ETA -:--"), "{waiting}");
+        let slow = bar.line(102, "episodes", "", Duration::from_secs(50));
+        assert!(slow.contains("0.040 episodes/s"), "{slow}");
         let empty = Bar::new("x", 0, 0).line(0, "steps", "", Duration::from_secs(1));
         assert!(empty.contains("100%"), "{empty}");
         assert_eq!((clock(59.6), clock(3725.0)), ("1:00".to_owned(), "1:02:05".to_owned()));

@@ -419,7 +419,12 @@ fn conclude(folder: &RunFolder, prepared: &Prepared, ended: Ended, as_json: bool
             return Ok(code);
         }
     }
-    match (&prepared.config.env, &prepared.config.data.file) {
+    let environment = prepared.config.env.as_ref().filter(|_| {
+        // A simulator may be on another machine only.
+        let found = prepared.config.environment(&Registry::builtin());
+        found.is_ok_and(|environment| environment.is_some_and(|environment| environment.available().is_ok()))
+    });
+    match (environment, &prepared.config.data.file) {
         (Some(_), _) => say(&format!("try it: elmur eval {path}")),
         (None, Some(data)) => say(&format!("try it: elmur eval {path} --data {}", data.display())),
         (None, None) => {}

@@ -136,6 +136,13 @@ fn film_of(watched: &Watched, space: &Space, args: &Args) -> Film {
 
 /// A recorded episode.
 fn recorded(args: &Args) -> Result<(Film, String, Option<bool>)> {
+    let ignored =
+        [("--env", args.env.is_some()), ("--set", !args.set.is_empty()), ("--first-run", args.first_run > 0)];
+    if let Some((option, _)) = ignored.iter().find(|(_, given)| *given) {
+        let problem =
+            format!("expected a policy, for {option}; this is a dataset, whose episodes were acted already");
+        return Err(Error::file(&args.what, problem));
+    }
     let data = open(&args.what, None)?;
     if args.episode >= data.episodes() {
         let expected = format!("an episode of the dataset, 0 to {}", data.episodes().saturating_sub(1));

@@ -267,7 +267,9 @@ impl Array {
         if self.width() != width || image.is_some_and(|image| axes(image) != axes(&self.shape[1..])) {
             let expected = image.map_or(format!("{width} numbers"), |image| format!("{image:?}"));
             let got = &self.shape[1..];
-            return Err(format!("`{key}`: expected {expected} per step, got {got:?}; give the right spaces"));
+            return Err(format!(
+                "`{key}`: expected {expected} per step, got {got:?}; give the right spaces, or name all arrays of the observation (data.keys, --keys)"
+            ));
         }
         let fail = |problem| format!("`{key}` {problem}");
         let held = (self.numbers.len() as u64).saturating_mul(4);

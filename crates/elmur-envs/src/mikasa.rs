@@ -70,7 +70,8 @@ const MODULES: [(&str, &str); 2] = [
 const PREFIX: &str = "mikasa-";
 /// What to do without the simulator.
 const REMEDY: &str = "install the simulator with `elmur simulators install mikasa DIR` and set \
-                      ELMUR_MIKASA=DIR, or the environment's setting `folder`";
+                      ELMUR_MIKASA=DIR, or the environment's setting `folder`; or work on recordings (--data PATH), \
+                      for which it is not needed";
 /// Seconds for an answer, and for the start with its first image: a rendered step takes 30 ms and the first
 /// image 10 seconds of a core, of which a busy machine may have little.
 const TIMEOUTS: (u64, u64) = (120, 600);

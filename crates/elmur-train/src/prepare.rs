@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use elmur_base::files::read_small;
-use elmur_base::{FieldMut, Stop};
+use elmur_base::{FieldMut, Leaf, Stop};
 use elmur_data::collect::{Demonstrations, noted_settings};
 use elmur_data::{Dataset, Limits, ObservationKey, Part, Source, Stream, split, wrap};
 use elmur_engine::{Device, Store};
@@ -190,18 +190,30 @@ impl RunConfig {
         };
         // Arrays do not tell their spaces: they are the environment's, if they fit. Who wants to be judged in
         // the environment says that they must.
-        let known = environment.map(|environment| environment.plain().spaces().clone());
+        let known = environment.as_ref().map(|environment| environment.plain().spaces().clone());
         if !file.exists() {
             let problem = "no such dataset; say with --data PATH where the data lie, or collect some with `elmur collect`";
             return Err(Error::file(file, problem));
         }
         let (selection, limits) = (self.data.selection(), Limits::default());
         let open = |known| elmur_data::open_selected(file, known, &selection, &limits);
-        let data = match open(known.as_ref()) {
-            Err(_) if known.is_some() && self.eval.on != Some(Judge::Env) => open(None)?,
-            opened => opened?,
+        let (mut config, mut data) = match open(known.as_ref()) {
+            Err(_) if known.is_some() && self.eval.on != Some(Judge::Env) => (self.clone(), open(None)?),
+            opened => (self.clone(), opened?),
         };
-        Prepared::new(self.clone(), data, registry, keep_ends)
+        let mut note = None;
+        if let Some((environment, changes)) = as_shown(environment.as_ref(), registry, &*data)
+            && let Ok(fitting) = open(Some(environment.plain().spaces()))
+            && fitting.spaces().observation == environment.plain().spaces().observation
+        {
+            data = fitting;
+            config.env = Some(environment.spec().clone());
+            config.complete(registry, keep_ends)?;
+            note = Some(format!("the data show what the environment shows with {changes}, which it now has"));
+        }
+        let mut prepared = Prepared::new(config, data, registry, keep_ends)?;
+        prepared.notes.splice(0..0, note);
+        Ok(prepared)
     }
 
     /// Demonstrations without end, where they are asked for. They begin behind those of `data.episodes`.
@@ -360,8 +372,11 @@ impl Prepared {
                     && ends.check(environment.spaces(), "environment").is_err()
                 {
                     notes.push(format!(
-                        "the data are not from {}: the run is without environment",
-                        environment.name()
+                        "the data show {}, {} shows {}: the run is without environment (data.keys says what is read and \
+                         in which order, env.KEY=VALUE changes what an environment shows)",
+                        data.spaces().observation,
+                        environment.name(),
+                        environment.spaces().observation
                     ));
                     config.env = None;
                     by_error |= !ends.action.is_discrete();
@@ -425,7 +440,15 @@ pub(crate) fn check_hidden(config: &RunConfig) -> Result<()> {
     let seen = config.model.architecture().ends().observation;
     let (pictures, others): (Vec<_>, Vec<_>) = seen.iter().partition(|encoder| encoder.is_image());
     let are_numbers = others.iter().all(|encoder| matches!(encoder, Encoder::Vector { .. }));
-    if config.data.hide == 0.0 || (!pictures.is_empty() && !others.is_empty() && are_numbers) {
+    if config.data.hide == 0.0 {
+        return Ok(());
+    }
+    if config.train.standardize {
+        let expected =
+            "0, or train.standardize=false: what is hidden is 0, which standardized numbers may be far from";
+        return Err(Error::config("data.hide", expected, config.data.hide));
+    }
+    if !pictures.is_empty() && !others.is_empty() && are_numbers {
         return Ok(());
     }
     let expected =
@@ -487,6 +510,52 @@ fn as_recorded(
     let recorded = registry.find(&spec).ok().filter(fits)?;
     let alike = fits(environment) && recorded.facts().thinning == environment.facts().thinning;
     (!alike).then(|| (recorded.spec().clone(), changes.join(", ")))
+}
+
+/// The environment that shows what data show which say nothing of its settings: observations that settings of the same
+/// names add, pictures of another `size`; and what differs.
+fn as_shown(
+    environment: Option<&Environment>,
+    registry: &Registry,
+    data: &dyn Source,
+) -> Option<(Environment, String)> {
+    let (environment, notes) = (environment?, data.metadata());
+    let seen = &data.spaces().observation;
+    let is_other = notes.get("env").is_some_and(|name| name != environment.name());
+    if is_other
+        || [environment.spaces(), environment.plain().spaces()]
+            .iter()
+            .any(|spaces| spaces.observation == *seen)
+        || as_recorded(Some(environment), registry, data).is_some()
+    {
+        return None;
+    }
+    let read = ObservationKey::of(notes, seen);
+    let is_shown = |name: &str| environment.facts().observations.iter().any(|shown| shown.name == name);
+    // Arrays that are read without an environment's spaces are numbers, whatever their type.
+    let side = seen.leaves().iter().find_map(|leaf| match *leaf {
+        Leaf::Bytes { shape: &[_, height, width] } | Leaf::Floats { shape: &[_, height, width], .. } => {
+            (height == width).then_some(height)
+        }
+        _ => None,
+    });
+    let mut spec = environment.spec().clone();
+    let mut changes = Vec::new();
+    for setting in environment.settings() {
+        let key = setting.key;
+        let is_read = read.iter().any(|shown| shown.name == key);
+        let wanted = match (&setting.default, side) {
+            (Value::Bool(_), _) if is_read || is_shown(key) => Value::Bool(is_read),
+            (Value::Number(_), Some(side)) if key == "size" => Value::from(side),
+            _ => continue,
+        };
+        if *spec.settings.get(key).unwrap_or(&setting.default) != wanted {
+            changes.push(format!("{key}={wanted}"));
+            spec = spec.with(key, wanted);
+        }
+    }
+    let shown = registry.find(&spec).ok().filter(|_| !changes.is_empty())?;
+    Some((shown, changes.join(", ")))
 }
 
 /// Whether any action of the data is to be imitated.

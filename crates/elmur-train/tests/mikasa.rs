@@ -122,12 +122,34 @@ fn runs_take_over_the_settings_that_their_data_were_recorded_with() {
     std::fs::remove_dir_all(&place).unwrap();
 }
 
+/// Recordings that say nothing of settings: pictures of 32 x 32 pixels, where the preset's environment shows 64 x 64.
+#[test]
+fn runs_have_the_environment_that_shows_what_their_data_show() {
+    let of = |keys: &str| prepared("mikasa-RememberColor3", &recordings(), &["env.folder=/nowhere", keys]);
+    for (keys, joints) in [("data.keys=rgb", false), ("data.keys=rgb,joints", true)] {
+        let Prepared { config, data, notes, .. } = of(keys);
+        let environment = config.environment(&Registry::builtin()).unwrap().unwrap();
+        assert_eq!(environment.spec().settings["size"], json!(32));
+        assert_eq!(environment.spec().settings.get("joints") == Some(&json!(true)), joints);
+        assert_eq!(environment.spaces(), data.spaces());
+        assert_eq!(config.eval.on, Some(Judge::Data));
+        assert!(notes[0].contains("size=32") && notes[0].contains("joints=true") == joints, "{notes:?}");
+    }
+    // No setting turns the order round.
+    let Prepared { config, notes, .. } = of("data.keys=joints,rgb");
+    assert!(config.env.is_none());
+    let told = "the data show (25 numbers, numbers [6, 32, 32]), mikasa-RememberColor3-v0 shows bytes [6, 64, 64]: the run is without environment";
+    assert!(notes.iter().any(|note| note.contains(told)), "{notes:?}");
+}
+
 /// The draws that pictures are moved by belong to what a saved batch carries.
 #[test]
 fn moved_pictures_resume_to_the_byte_from_any_format_and_within_a_batch() {
     let place = folder("resume");
     let packed = place.join("packed.elmur");
-    save(&*open_with(recordings(), None, &Limits::default()).unwrap(), &packed).unwrap();
+    let spec = EnvSpec::new("mikasa-RememberColor3").with("size", 32);
+    let spaces = Registry::builtin().find(&spec).unwrap().spaces().clone();
+    save(&*open_with(recordings(), Some(&spaces), &Limits::default()).unwrap(), &packed).unwrap();
     let changes =
         ["model.d_model=16", "model.layers=1", "data.shift=3", "data.brightness=0.2", "data.colours=true"];
     let preset = "mikasa-RememberColor3-compat";
@@ -221,12 +243,19 @@ fn a_policy_of_pictures_begins_with_one_that_was_told_numbers_too() {
     assert!(back.contains("train.begin_with") && back.contains("encoder"), "{back}");
     let hidden = ["data.keys=rgb", "data.hide=0.5", "model.d_model=16", "model.layers=1"];
     let error = prepare("mikasa-RememberColor3", &recordings(), &hidden).unwrap_err().to_string();
-    assert!(error.contains("data.hide: expected 0, or pictures with numbers beside them"), "{error}");
+    assert!(error.contains("data.hide`: expected 0, or pictures with numbers beside them"), "{error}");
     assert!(error.contains("got 0.5 with residual_image"), "{error}");
+    let standardized = ["data.keys=rgb,joints", "data.hide=0.5", "train.standardize=true"];
+    let error = prepare("mikasa-RememberColor3", &recordings(), &standardized).unwrap_err().to_string();
+    assert!(error.contains("data.hide`: expected 0, or train.standardize=false"), "{error}");
     // A policy of the published encoder has no place for what a residual one learnt.
     taught.checkpoint().save(&checkpoint).unwrap();
-    let published = r#"model.observation=[{"image":{"channels":6,"height":16,"width":16,"bytes":true}}]"#;
-    let error = of(&["data.keys=rgb", published, &begin]).config.first_weights().unwrap_err().to_string();
+    let published = r#"model.observation=[{"image":{"channels":6,"height":32,"width":32,"bytes":true}}]"#;
+    let error = of(&["data.keys=rgb", "env.size=32", published, &begin])
+        .config
+        .first_weights()
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("expected a policy of the same observations"), "{error}");
     std::fs::remove_dir_all(&place).unwrap();
 }

@@ -303,7 +303,7 @@ impl Tt {
         if let Some(image) = self.observation.iter().find(|e| e.is_image()) {
             let expected =
                 "vectors or choices, each number of which is a token; images have too many".to_owned();
-            return refuse("observation", expected, format!("{image:?}"));
+            return refuse("observation", expected, format!("an image {:?}", image.shape()));
         }
         let numbers = self.observation.iter().fold(self.action.dim(), |sum, e| sum.saturating_add(e.len()));
         if numbers > MOST_NUMBERS {
