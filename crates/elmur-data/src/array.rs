@@ -268,7 +268,8 @@ impl Array {
             let expected = image.map_or(format!("{width} numbers"), |image| format!("{image:?}"));
             let got = &self.shape[1..];
             return Err(format!(
-                "`{key}`: expected {expected} per step, got {got:?}; give the right spaces, or name all arrays of the observation (data.keys, --keys)"
+                "`{key}`: expected {expected} per step, got {got:?}; give the right spaces, or name all arrays of the \
+                 observation (data.keys, --keys)"
             ));
         }
         let fail = |problem| format!("`{key}` {problem}");
