@@ -329,6 +329,8 @@ mod unix {
         let output = without_simulator(&train(&npz, &other));
         assert_eq!(output.status.code(), Some(0), "{}", text(&output));
         fine(&["eval", &other, "--set", &sim, "--episodes", "2", "--json"]);
+        let told = text(&without_simulator(&["eval", &other, "--episodes", "2"]));
+        assert!(told.contains("its simulator is not set up") && told.contains("--data PATH"), "{told}");
         // Where there is a simulator, validation plays in it.
         let validated = folder.path("validated");
         let setting = format!("env.folder={place}");
@@ -347,6 +349,8 @@ mod unix {
         assert_eq!(told["film"].as_str(), Some(&*named));
         assert_eq!(told["steps"].as_u64(), Some(60));
         refused(&["watch", &data, "--episode", "6", "--out", &film, "--force"], &["`episode`", "0 to 5"]);
+        let asked = ["watch", &data, "--set", "size=64", "--out", &film, "--force"];
+        refused(&asked, &["expected a policy, for --set"]);
     }
 
     /// Runs the program where no simulator is named.
