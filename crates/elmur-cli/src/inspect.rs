@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use elmur_base::Space;
 use elmur_base::Statistics;
 use elmur_base::files::read_small;
 use elmur_engine::DType;
@@ -110,12 +111,13 @@ fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
         return Ok(());
     }
     say(&format!("{}: {} episodes, {} steps", path.display(), s.episodes, s.steps));
-    say(&format!("  observation  {}", json!(dataset.spaces().observation)));
-    say(&format!("  action       {}", json!(dataset.spaces().action)));
+    say(&format!("  observation  {}", within(&dataset.spaces().observation)));
+    say(&format!("  action       {}", within(&dataset.spaces().action)));
     let Statistics { mean, sem, min, max, .. } = s.returns;
     say(&format!("  return       {mean:.3} ± {sem:.3} mean, {min:.3} to {max:.3}"));
     say(&format!("  length       {:.1} mean, {} to {}", s.lengths.mean, s.lengths.min, s.lengths.max));
-    say(&format!("  ended        {} terminated, {} truncated", s.terminated, s.truncated));
+    let both = if s.terminated + s.truncated > s.episodes { ", some of them both" } else { "" };
+    say(&format!("  ended        {} terminated, {} truncated{both}", s.terminated, s.truncated));
     say(&format!("  imitated     {:.1}% of steps", 100.0 * s.imitated_share));
     let (mb, each) = (|bytes: u64| bytes as f64 / 1e6, |bytes: u64| bytes as f64 / s.steps as f64);
     say(&format!("  size         {:.2} MB on disk, {:.0} bytes per step", mb(stored), each(stored)));
@@ -127,6 +129,17 @@ fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
         say(&format!("  the last record is torn: {} bytes are not read", dataset.torn_bytes()));
     }
     Ok(())
+}
+
+/// A space in words, with the bounds of a box that has the same for all its numbers.
+fn within(space: &Space) -> String {
+    match space {
+        Space::Box { low, high, .. } => match (&low[..], &high[..]) {
+            ([low], [high]) if *low > f32::MIN && *high < f32::MAX => format!("{space} from {low} to {high}"),
+            _ => space.to_string(),
+        },
+        _ => space.to_string(),
+    }
 }
 
 /// How far a run has come.
