@@ -292,7 +292,7 @@ impl Prepared {
         if left_out > 0 {
             let ours = described(self.config.model.architecture().ends().observation);
             self.notes.push(format!(
-                "begins with the weights of a policy that sees {seen} and sees {ours} alone: the other numbers count as 0"
+                "begins with the weights of a policy that sees {seen}; of these it sees {ours} alone, and the others count as 0"
             ));
         }
         self.first_weights = Some(weights);

@@ -231,7 +231,7 @@ fn a_policy_of_pictures_begins_with_one_that_was_told_numbers_too() {
     alone.read_first_weights().unwrap();
     let note = alone.notes.last().unwrap();
     assert!(
-        note.contains("sees residual_image") && note.contains("alone: the other numbers count as 0"),
+        note.contains("sees residual_image") && note.contains("alone, and the others count as 0"),
         "{note}"
     );
     let mut next = trainer(&alone);
