@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use elmur_base::Space;
-use elmur_base::Statistics;
 use elmur_base::files::read_small;
+use elmur_base::{Space, Statistics};
 use elmur_engine::DType;
 use elmur_envs::popgym::Family;
 use elmur_model::elmur::config::MemoryInit;
@@ -133,13 +132,14 @@ fn inspect_dataset(path: &Path, as_json: bool) -> Result<()> {
 
 /// A space in words, with the bounds of a box that has the same for all its numbers.
 fn within(space: &Space) -> String {
-    match space {
-        Space::Box { low, high, .. } => match (&low[..], &high[..]) {
-            ([low], [high]) if *low > f32::MIN && *high < f32::MAX => format!("{space} from {low} to {high}"),
-            _ => space.to_string(),
-        },
-        _ => space.to_string(),
+    if let Space::Box { low, high, .. } = space
+        && let ([low], [high]) = (&low[..], &high[..])
+        && *low > f32::MIN
+        && *high < f32::MAX
+    {
+        return format!("{space} from {low} to {high}");
     }
+    space.to_string()
 }
 
 /// How far a run has come.

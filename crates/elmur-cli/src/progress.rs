@@ -70,15 +70,16 @@ impl Bar {
     fn line(&self, done: u64, unit: &str, note: &str, elapsed: Duration) -> String {
         let part = if self.total == 0 { 1.0 } else { (done as f64 / self.total as f64).min(1.0) };
         let rate = (done - self.first.min(done)) as f64 / elapsed.as_secs_f64().max(1e-9);
-        // Before anything is done nobody knows.
-        let left = match rate > 0.0 {
-            true => clock(self.total.saturating_sub(done) as f64 / rate),
-            false => "-:--".to_owned(),
+        let left = match self.total.saturating_sub(done) {
+            0 => clock(0.0),
+            // Before anything is done nobody knows.
+            _ if rate == 0.0 => "-:--".to_owned(),
+            left => clock(left as f64 / rate),
         };
         let full = (part * WIDTH as f64) as usize;
         let bar = format!("{}{}", "█".repeat(full), "░".repeat(WIDTH - full));
         let label = &self.label;
-        format!("{label:<10} {bar} {:>3.0}%  {}/s  ETA {left}  {note}", 100.0 * part, amount(rate, unit),)
+        format!("{label:<10} {bar} {:>3.0}%  {}/s  ETA {left}  {note}", 100.0 * part, amount(rate, unit))
     }
 
     /// Ends the bar's line.

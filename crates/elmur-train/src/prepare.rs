@@ -109,31 +109,42 @@ impl RunConfig {
 
     /// The weights that the run begins with if these are not fresh ones (`train.begin_with`).
     pub fn first_weights(&self) -> Result<Option<Store>> {
+        Ok(self.noted_weights()?.map(|(weights, _)| weights))
+    }
+
+    /// [`RunConfig::first_weights`], with a note of what is left out.
+    fn noted_weights(&self) -> Result<Option<(Store, Option<String>)>> {
         let Some(folder) = self.first_checkpoint()? else { return Ok(None) };
-        Ok(Some(self.weights_of(Checkpoint::load(&folder)?, &folder.display().to_string())?.0))
+        self.weights_of(Checkpoint::load(&folder)?, &folder.display().to_string()).map(Some)
     }
 
     /// Another policy's parameters as those of this run's policy, which must have the same by names and shapes, or see
-    /// one of the observations that the other sees ([`Checkpoint::seeing_only`]); and how many of these are left out.
+    /// one of the observations that the other sees ([`Checkpoint::seeing_only`]); and a note of what is left out then.
     /// Errors call the other policy `whose`.
-    pub fn weights_of(&self, theirs: Checkpoint, whose: &str) -> Result<(Store, usize)> {
+    pub fn weights_of(&self, theirs: Checkpoint, whose: &str) -> Result<(Store, Option<String>)> {
         let ours = self.model.architecture().ends().observation;
-        let more = theirs.config.architecture().ends().observation.len().saturating_sub(ours.len());
+        let seen = theirs.config.architecture().ends().observation;
+        if seen.len() <= ours.len() {
+            self.check_weights(&theirs.params, whose)?;
+            return Ok((theirs.params, None));
+        }
+        let (seen, alone) = (described(seen), described(ours));
         let fewer = match ours {
-            [seen] if more > 0 => theirs.seeing_only(seen)?,
+            [ours] => theirs.seeing_only(ours)?,
             _ => None,
         };
-        if more > 0 && fewer.is_none() {
+        let Some(weights) = fewer else {
             let expected = "a policy of the same observations, or one that sees plain numbers beside the only one of \
                             this run, which is a vector or a residual_image";
-            let seen = theirs.config.architecture().ends().observation;
-            let got = format!("{} in {whose}; the run sees {}", described(seen), described(ours));
+            let got = format!("{seen} in {whose}; the run sees {alone}");
             return Err(Error::config("train.begin_with", expected, got));
-        }
-        let left_out = if fewer.is_some() { more } else { 0 };
-        let weights = fewer.unwrap_or(theirs.params);
+        };
         self.check_weights(&weights, whose)?;
-        Ok((weights, left_out))
+        let note = format!(
+            "begins with the weights of a policy that sees {seen}; of these it sees {alone} alone, and the others \
+             count as 0"
+        );
+        Ok((weights, Some(note)))
     }
 
     /// The checkpoint that the run begins with (`train.begin_with`); an error if there is none.
@@ -197,19 +208,31 @@ impl RunConfig {
         }
         let (selection, limits) = (self.data.selection(), Limits::default());
         let open = |known| elmur_data::open_selected(file, known, &selection, &limits);
-        let (mut config, mut data) = match open(known.as_ref()) {
-            Err(_) if known.is_some() && self.eval.on != Some(Judge::Env) => (self.clone(), open(None)?),
-            opened => (self.clone(), opened?),
+        let (mut config, mut note, mut refused) = (self.clone(), None, None);
+        let mut data = match open(known.as_ref()) {
+            Err(error) if known.is_some() => {
+                let must_fit = self.eval.on == Some(Judge::Env);
+                match open(None) {
+                    Err(_) if must_fit => return Err(error.into()),
+                    data => {
+                        refused = must_fit.then_some(error);
+                        data?
+                    }
+                }
+            }
+            opened => opened?,
         };
-        let mut note = None;
         if let Some((environment, changes)) = as_shown(environment.as_ref(), registry, &*data)
             && let Ok(fitting) = open(Some(environment.plain().spaces()))
             && fitting.spaces().observation == environment.plain().spaces().observation
         {
-            data = fitting;
+            (data, refused) = (fitting, None);
             config.env = Some(environment.spec().clone());
             config.complete(registry, keep_ends)?;
             note = Some(format!("the data show what the environment shows with {changes}, which it now has"));
+        }
+        if let Some(error) = refused {
+            return Err(error.into());
         }
         let mut prepared = Prepared::new(config, data, registry, keep_ends)?;
         prepared.notes.splice(0..0, note);
@@ -285,17 +308,10 @@ impl Prepared {
     /// Reads the weights that a new run begins with, before anything is written: they may lie where it will. Notes what
     /// of the other policy is left out.
     pub fn read_first_weights(&mut self) -> Result<()> {
-        let Some(folder) = self.config.first_checkpoint()? else { return Ok(()) };
-        let (theirs, whose) = (Checkpoint::load(&folder)?, folder.display().to_string());
-        let seen = described(theirs.config.architecture().ends().observation);
-        let (weights, left_out) = self.config.weights_of(theirs, &whose)?;
-        if left_out > 0 {
-            let ours = described(self.config.model.architecture().ends().observation);
-            self.notes.push(format!(
-                "begins with the weights of a policy that sees {seen}; of these it sees {ours} alone, and the others count as 0"
-            ));
+        if let Some((weights, note)) = self.config.noted_weights()? {
+            self.notes.extend(note);
+            self.first_weights = Some(weights);
         }
-        self.first_weights = Some(weights);
         Ok(())
     }
 
@@ -437,12 +453,12 @@ impl Prepared {
 
 /// Refuses to hide what is not there (`data.hide`), and to hide only a part of what is beside pictures.
 pub(crate) fn check_hidden(config: &RunConfig) -> Result<()> {
-    let seen = config.model.architecture().ends().observation;
-    let (pictures, others): (Vec<_>, Vec<_>) = seen.iter().partition(|encoder| encoder.is_image());
-    let are_numbers = others.iter().all(|encoder| matches!(encoder, Encoder::Vector { .. }));
     if config.data.hide == 0.0 {
         return Ok(());
     }
+    let seen = config.model.architecture().ends().observation;
+    let (pictures, others): (Vec<_>, Vec<_>) = seen.iter().partition(|encoder| encoder.is_image());
+    let are_numbers = others.iter().all(|encoder| matches!(encoder, Encoder::Vector { .. }));
     if config.train.standardize {
         let expected =
             "0, or train.standardize=false: what is hidden is 0, which standardized numbers may be far from";

@@ -135,6 +135,13 @@ fn runs_have_the_environment_that_shows_what_their_data_show() {
         assert_eq!(config.eval.on, Some(Judge::Data));
         assert!(notes[0].contains("size=32") && notes[0].contains("joints=true") == joints, "{notes:?}");
     }
+    // Who wants to be judged in the simulator needs that one, not other data.
+    let judged = ["env.folder=/nowhere", "data.keys=rgb", "eval.on=env"];
+    let error = prepare("mikasa-RememberColor3", &recordings(), &judged).unwrap_err().to_string();
+    assert!(error.contains("no simulator in /nowhere"), "{error}");
+    let judged = ["env.folder=/nowhere", "data.keys=joints", "eval.on=env"];
+    let error = prepare("mikasa-RememberColor3", &recordings(), &judged).unwrap_err().to_string();
+    assert!(error.contains("expected [6, 64, 64] per step"), "{error}");
     // No setting turns the order round.
     let Prepared { config, notes, .. } = of("data.keys=joints,rgb");
     assert!(config.env.is_none());
