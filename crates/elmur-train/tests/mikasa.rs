@@ -34,8 +34,8 @@ fn prepare(preset: &str, data: &Path, changes: &[&str]) -> elmur_train::Result<P
     let file = format!("data.file={}", data.display());
     let changes = [&[file.as_str(), "train.batch=2", "train.batches=2"], changes].concat();
     let config = RunConfig::preset(preset).unwrap();
-    let config = overrides::apply(&config, &changes, &Registry::builtin()).unwrap();
-    config.prepare(&Registry::builtin(), false)
+    let config = overrides::apply(&config, &changes, &Registry::builtin())?;
+    config.prepare(&Registry::builtin(), overrides::names_ends(&changes))
 }
 
 fn trainer(prepared: &Prepared) -> Trainer {
@@ -221,6 +221,27 @@ fn steps_after_success_weigh_less_in_the_loss() {
     std::fs::remove_dir_all(&place).unwrap();
 }
 
+/// Encoders that are named for what recordings show need no settings of the environment that say so again.
+#[test]
+fn named_encoders_are_compared_with_the_recordings() {
+    let eyes = r#"{"residual_image":{"channels":6,"height":32,"width":32,"bytes":true,"cameras":2,"widths":[8],"queries":0,"grid":0,"keypoints":4}}"#;
+    let of = |joints: usize| {
+        let encoders = format!(r#"model.observation=[{eyes},{{"vector":{{"dim":{joints}}}}}]"#);
+        prepare(
+            "mikasa-RememberColor3",
+            &recordings(),
+            &["data.keys=rgb,joints", &encoders, "model.layers=1"],
+        )
+    };
+    let prepared = of(25).unwrap();
+    let seen = prepared.config.model.architecture().ends().observation;
+    assert_eq!(seen, [serde_json::from_str(eyes).unwrap(), Encoder::Vector { dim: 25, bytes: false }]);
+    let environment = prepared.config.env.unwrap();
+    assert_eq!((&environment.settings["size"], &environment.settings["joints"]), (&json!(32), &json!(true)));
+    let error = of(24).unwrap_err().to_string();
+    assert!(error.contains("dataset: expected observations like the policy's"), "{error}");
+}
+
 /// Taught with the joints, in half of the crops, and then without them.
 #[test]
 fn a_policy_of_pictures_begins_with_one_that_was_told_numbers_too() {
@@ -258,11 +279,7 @@ fn a_policy_of_pictures_begins_with_one_that_was_told_numbers_too() {
     // A policy of the published encoder has no place for what a residual one learnt.
     taught.checkpoint().save(&checkpoint).unwrap();
     let published = r#"model.observation=[{"image":{"channels":6,"height":32,"width":32,"bytes":true}}]"#;
-    let error = of(&["data.keys=rgb", "env.size=32", published, &begin])
-        .config
-        .first_weights()
-        .unwrap_err()
-        .to_string();
+    let error = of(&["data.keys=rgb", published, &begin]).config.first_weights().unwrap_err().to_string();
     assert!(error.contains("expected a policy of the same observations"), "{error}");
     std::fs::remove_dir_all(&place).unwrap();
 }
