@@ -34,8 +34,9 @@ Requests ("cmd"); those beyond the common protocol are this worker's own:
 
 Arrays: "rgb" u8 [size, size, 6] (base camera, then wrist camera), "joints" f32 [25] (tcp position 3 and quaternion wxyz
 4, joint positions 9, joint velocities 9), "prompt" f32 [1], "cue" f32 [n] (mikasa_env.cue), "state" f32 [n] (privileged).
-A step also answers with reward, success, success_once, terminated, truncated, done, step.  Without a tail an episode
-always runs its full length, as in the published data: "terminated" reports success, "done" is true at the last step only.
+Answers to reset and step also have prompt and oracle_info (the hidden answer), for use by hand; those to step have
+reward, success, success_once, terminated, truncated, done, step.  Without a tail an episode always runs its full length,
+as in the published data: "terminated" reports success, "done" is true at the last step only.
 
     mikasa-python env_server.py                             # with mikasa_env.py and oracle.py beside it
     mikasa-python -c "$(cat env_server.py)" mikasa_env="$(cat mikasa_env.py)" oracle="$(cat oracle.py)"

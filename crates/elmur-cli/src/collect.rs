@@ -124,7 +124,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     });
     bar.finish();
     if let Err(error) = collected {
-        target.give_up(matches!(error, elmur_data::Error::Stopped), &demonstrations.episodes);
+        target.give_up(&demonstrations.episodes);
         return Err(error.into());
     }
     target.finish()?;
@@ -144,9 +144,14 @@ fn leave_out_new(metadata: &mut BTreeMap<String, String>, environment: &Environm
     }
 }
 
-/// Tells that a collection is continued.
-fn note_resumed(episodes: usize) {
-    if episodes > 0 {
+/// Tells that a collection is continued, and which of its episodes are lost.
+fn note_resumed(episodes: usize, damage: Option<&elmur_data::Error>) {
+    if let Some(damage) = damage {
+        note(&format!(
+            "the interrupted collection is damaged ({damage}): its first {episodes} episodes are kept, those behind \
+             them are recorded again"
+        ));
+    } else if episodes > 0 {
         note(&format!("going on after {episodes} episodes of an interrupted collection"));
     }
 }
@@ -188,7 +193,7 @@ impl Target {
             let resume = if args.force { NpzWriter::resume_replacing } else { NpzWriter::resume };
             let mut writer = resume(args.out.clone(), spaces, &metadata)?;
             writer.truncate(args.episodes)?;
-            note_resumed(writer.episodes());
+            note_resumed(writer.episodes(), None);
             return Ok(Self::Npz(writer));
         }
         let mut aside = args.out.clone().into_os_string();
@@ -210,9 +215,9 @@ impl Target {
         }
         let resume = if args.force { Writer::resume_replacing } else { Writer::resume };
         let mut writer = resume(args.out.clone(), spaces, metadata)?;
+        note_resumed(writer.episodes(), writer.damage());
         // Fewer than an interrupted collection had recorded may be wanted now.
         writer.truncate(args.episodes)?;
-        note_resumed(writer.episodes());
         Ok(Self::Native { writer, appended: false })
     }
 
@@ -250,16 +255,14 @@ impl Target {
 
     /// Ends a collection of these episodes that was stopped or failed. What was recorded is kept for the next
     /// try.
-    fn give_up(self, stopped: bool, wanted: &Range<usize>) {
+    fn give_up(self, wanted: &Range<usize>) {
         let kept = self.episodes();
         match self {
             Self::Native { appended: false, .. } | Self::Npz(_) if kept > 0 => {
-                if stopped {
-                    let place = if matches!(self, Self::Npz(_)) { "folder" } else { "file" };
-                    note(&format!(
-                        "{kept} episodes are kept beside the {place}; the same command goes on from there"
-                    ));
-                }
+                let place = if matches!(self, Self::Npz(_)) { "folder" } else { "file" };
+                note(&format!(
+                    "{kept} episodes are kept beside the {place}; the same command goes on from there"
+                ));
             }
             Self::Native { writer, appended: true } => {
                 let added = writer.episodes() - wanted.start;

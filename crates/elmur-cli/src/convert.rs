@@ -103,8 +103,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         check_origin(args, environment, &reader)?;
         metadata.insert("env".to_owned(), environment.name().to_owned());
         let given = |key: &str| args.set.iter().any(|text| text.split('=').next() == Some(key));
-        note_settings(environment, given, &mut metadata);
+        let thins = |key: &str| !thinning.is_none() && THINNING.contains(&key);
+        note_settings(environment, |key| given(key) || thins(key), &mut metadata);
         if !thinning.is_none() {
+            refuse_thinned(args, reader.metadata())?;
             spaces = environment.plain().spaces().clone();
             ObservationKey::note_names(&environment.facts().observations, &spaces.observation, &mut metadata);
             if Some(reader.spaces()) != known.as_ref() {
@@ -138,6 +140,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             steps += episode.steps();
             target.push(&episode)?;
             bar.update(i as u64 + 1, "episodes", "");
+            if context.stop.requested() {
+                return Err(elmur_data::Error::Stopped);
+            }
         }
         Ok(())
     };
@@ -185,6 +190,28 @@ fn check_origin(args: &Args, environment: &Environment, reader: &EpisodeReader) 
         return Err(Error::file(&args.source, problem));
     }
     Ok(())
+}
+
+/// Settings of an environment that say how its pictures are thinned.
+const THINNING: [&str; 3] = ["size", "render", "levels"];
+
+/// Refuses to thin pictures that were thinned when they were recorded or converted: averages of averages are not what
+/// the environment shows.
+fn refuse_thinned(args: &Args, notes: &BTreeMap<String, String>) -> Result<()> {
+    let noted = |key: &str| notes.get(key).filter(|value| *value != "null");
+    let is_smaller = noted("render").is_some_and(|render| Some(render) != noted("size"));
+    let has_fewer = noted("levels").is_some_and(|levels| levels != "256");
+    if !is_smaller && !has_fewer {
+        return Ok(());
+    }
+    let told: Vec<String> =
+        THINNING.iter().filter_map(|key| Some(format!("{key}={}", notes.get(*key)?))).collect();
+    let problem = format!(
+        "expected whole pictures to thin; these were thinned before ({}): leave --env and its settings out, or thin \
+         the recordings they were made of",
+        told.join(" ")
+    );
+    Err(Error::file(&args.source, problem))
 }
 
 /// Thins the pictures of an episode.

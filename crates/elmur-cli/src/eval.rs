@@ -27,7 +27,8 @@ pub struct Args {
     /// them.
     #[arg(required = true)]
     checkpoints: Vec<PathBuf>,
-    /// Evaluate in this environment; default: the environment the run was trained in.
+    /// Evaluate in this environment; default: the environment the run was trained in. If it is that one, it has the
+    /// run's settings, else their defaults (--set).
     #[arg(long)]
     env: Option<String>,
     /// Evaluate on the recorded episodes of this dataset instead: accuracy of discrete actions, mean squared
@@ -313,7 +314,8 @@ fn over_runs(scores: &[Score]) -> (Score, &'static str) {
     }
 }
 
-/// The environment to act in: the named one, else the one of the policy's run, with some settings changed.
+/// The environment to act in: the named one, else the one of the policy's run, with some settings changed. Where
+/// both are the same it has the settings of the run.
 pub fn environment_of(
     env: Option<&str>,
     set: &[String],
@@ -329,6 +331,9 @@ pub fn environment_of(
     // Of several values the first: each is tried later.
     let settings = settings.into_iter().filter_map(|(key, values)| Some((key, values.into_iter().next()?)));
     let spec = match (env, of_run) {
+        (Some(name), Some(of_run)) if registry.resolve(name).as_deref() == Some(of_run.name()) => {
+            of_run.spec().clone()
+        }
         (Some(name), of_run) => {
             let wrappers = of_run.map(|env| env.spec().wrappers).unwrap_or_default();
             EnvSpec::new(name).with_wrappers(wrappers)

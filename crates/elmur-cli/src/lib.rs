@@ -255,6 +255,7 @@ where
         cli.command,
         Command::Demo(_)
             | Command::Collect(_)
+            | Command::Convert(_)
             | Command::Train(_)
             | Command::Eval(_)
             | Command::Watch(_)

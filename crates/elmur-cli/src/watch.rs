@@ -18,7 +18,8 @@ use crate::{Context, eval, say, signals};
 pub struct Args {
     /// Run or checkpoint that acts, or dataset whose recorded episode is shown.
     what: PathBuf,
-    /// Act in this environment; default: the environment the run was trained in.
+    /// Act in this environment; default: the environment the run was trained in. If it is that one, it has the run's
+    /// settings, else their defaults (--set).
     #[arg(long)]
     env: Option<String>,
     /// Change a setting of the environment; give it once per setting.

@@ -55,6 +55,24 @@ fn a_folder_of_npz_is_continued_where_it_was_stopped() {
 }
 
 #[test]
+fn a_damaged_collection_goes_on_after_its_sound_episodes_and_says_so() {
+    let folder = Folder::new("damaged");
+    let [out, whole] = ["a.elmur", "whole.elmur"].map(|name| folder.path(name));
+    fine(&collect("30", "9", &whole, &[]));
+    fine(&collect("30", "5", &out, &[]));
+    // What a power cut may leave behind.
+    let zeros = [std::fs::read(&out).unwrap(), vec![0; 4096]].concat();
+    std::fs::remove_file(&out).unwrap();
+    std::fs::write(format!("{out}.tmp"), &zeros).unwrap();
+    // Who does not continue it does not drop it either.
+    refused(&["convert", &whole, &out], &["a.elmur.tmp", "--force"]);
+    assert!(std::fs::read(format!("{out}.tmp")).unwrap() == zeros);
+    let told = fine(&collect("30", "9", &out, &[]));
+    assert!(text(&told).contains("its first 5 episodes are kept"), "{}", text(&told));
+    assert!(std::fs::read(&out).unwrap() == std::fs::read(&whole).unwrap());
+}
+
+#[test]
 fn fewer_episodes_than_an_interrupted_collection_had_are_those_of_an_undisturbed_one() {
     let folder = Folder::new("fewer");
     let [out, whole, other] = ["a.elmur", "new/folder/whole.elmur", "b.elmur"].map(|name| folder.path(name));

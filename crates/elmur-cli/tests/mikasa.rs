@@ -32,6 +32,7 @@ mod unix {
         let tests: [(&str, fn()); 7] = [
             ("demonstrations_are_successes_that_end_after_their_tail", collects),
             ("the_published_layout_is_written_and_read", writes_npz),
+            ("whole_recordings_are_thinned_once", thins),
             ("a_run_without_the_simulator_trains_from_data_and_acts_where_there_is_one", trains),
             ("workers_that_die_or_hang_at_any_moment_change_no_result", dies),
             ("without_the_simulator_errors_name_the_command_that_installs_it", misses),
@@ -286,6 +287,27 @@ mod unix {
         }
     }
 
+    fn thins() {
+        let folder = Folder::new("mikasa-thin");
+        let sim = format!("folder={}", simulator(&folder));
+        let [whole, small, again] =
+            ["whole.elmur", "small.elmur", "again.elmur"].map(|name| folder.path(name));
+        fine(&collect(&sim, "2", &whole, &["--set", "tail=2"]));
+        let thin = ["--env", "mikasa-RememberColor3", "--set", "render=40", "--set", "size=20"];
+        fine(&[&["convert", &whole, &small][..], &thin].concat());
+        let notes = open(&small, None).unwrap().metadata().clone();
+        let noted = ["size", "render", "levels"].map(|key| notes[key].as_str());
+        assert_eq!(noted, ["20", "40", "256"]);
+        let more = ["--env", "mikasa-RememberColor3", "--set", "render=20", "--set", "size=10"];
+        refused(
+            &[&["convert", &small, &again][..], &more].concat(),
+            &["thinned before", "size=20 render=40"],
+        );
+        // The same pictures in another form.
+        fine(&["convert", &small, &again]);
+        assert_eq!(open(&again, None).unwrap().metadata(), &notes);
+    }
+
     /// Settings of a tiny policy for pictures of 40 x 40.
     const TINY: [&str; 9] = [
         "env.size=40",
@@ -323,6 +345,11 @@ mod unix {
         );
         let alone = rows(&fine(&[&eval[..], &["--set", "workers=1"]].concat()));
         assert_eq!(alone[0]["score"], told[0]["score"], "results do not depend on the number of workers");
+        let named = rows(&fine(&[&eval[..], &["--env", "mikasa-RememberColor3"]].concat()));
+        assert_eq!(
+            named[0]["score"], told[0]["score"],
+            "the run's environment by name has the run's settings"
+        );
         // Arrays without spaces are those of the environment.
         fine(&["convert", &data, &npz, "--npz"]);
         let other = folder.path("other");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Condvar, Mutex, PoisonError, mpsc};
 
 use elmur_base::{Row, Space, Stop, Values};
 use elmur_envs::{Choices, Env, Environment, Played, Player};
@@ -199,6 +199,54 @@ pub struct Demonstrations<'a> {
     pub stop: Stop,
 }
 
+/// Threads play at most this many episodes, times their number, before the first that is still missing is kept.
+const AHEAD: usize = 4;
+
+/// Keeps threads from playing far ahead of a slow episode: what they play waits in memory until that one is kept.
+struct Ahead {
+    /// Number of the first episode that is not kept; none: no more are wanted.
+    kept: Mutex<Option<usize>>,
+    moved: Condvar,
+    most: usize,
+}
+
+impl Ahead {
+    fn new(first: usize, most: usize) -> Self {
+        Self { kept: Mutex::new(Some(first)), moved: Condvar::new(), most }
+    }
+
+    /// Waits until episode `i` may be played; false if no more are wanted.
+    fn wait_for(&self, i: usize) -> bool {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_early = |kept: &mut Option<usize>| kept.is_some_and(|kept| i >= kept + self.most);
+        self.moved.wait_while(kept, is_early).unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// All episodes before this one are kept.
+    fn kept(&self, first_missing: usize) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        *kept = kept.map(|_| first_missing);
+        drop(kept);
+        self.moved.notify_all();
+    }
+}
+
+/// When this is dropped after an error, or by a thread that panics, nobody waits any more.
+struct End<'a> {
+    ahead: &'a Ahead,
+    /// Whether it ends the waiting without a panic too.
+    always: bool,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if self.always || std::thread::panicking() {
+            *self.ahead.kept.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            self.ahead.moved.notify_all();
+        }
+    }
+}
+
 impl Demonstrations<'_> {
     fn players(&self) -> Result<Played> {
         Ok(self.environment.plain().played()?)
@@ -212,13 +260,16 @@ impl Demonstrations<'_> {
         let wanted = if self.threads == 0 { granted_threads() } else { self.threads };
         let wanted = wanted.min(self.episodes.len()).min(MAX_THREADS);
         let next = AtomicUsize::new(self.episodes.start);
+        let ahead = Ahead::new(self.episodes.start, AHEAD * wanted);
         let drops_failures = self.environment.facts().drops_failures;
         let how = How { noise: self.noise, ties: false, drops_failures };
         std::thread::scope(|scope| {
             let (sender, receiver) = mpsc::sync_channel(2 * wanted);
+            let _end = End { ahead: &ahead, always: true };
             for thread in 0..wanted {
-                let (sender, next) = (sender.clone(), &next);
+                let (sender, next, ahead) = (sender.clone(), &next, &ahead);
                 let work = move || {
+                    let _end = End { ahead, always: false };
                     let (mut env, mut player) = match self.players() {
                         Ok(players) => players,
                         Err(error) => return drop(sender.send((usize::MAX, Err(error)))),
@@ -226,9 +277,12 @@ impl Demonstrations<'_> {
                     loop {
                         let i = next.fetch_add(1, Ordering::Relaxed);
                         let seed = (u64::from(self.seed) << 32) + i as u64;
+                        if i >= self.episodes.end || !ahead.wait_for(i) {
+                            return;
+                        }
                         // Where nobody listens any more, `keep` has failed.
-                        let mut played = || play_with(&mut *env, &mut *player, seed, how, &self.stop);
-                        if i >= self.episodes.end || sender.send((i, played())).is_err() {
+                        let played = play_with(&mut *env, &mut *player, seed, how, &self.stop);
+                        if sender.send((i, played)).is_err() {
                             return;
                         }
                     }
@@ -252,6 +306,7 @@ impl Demonstrations<'_> {
                     keep(episode?)?;
                     kept += 1;
                 }
+                ahead.kept(kept);
             }
             Ok(())
         })
@@ -478,6 +533,63 @@ mod tests {
         let tmaze = task("tmaze");
         let demonstrations = Demonstrations { stop, ..of(&tmaze, 0..9) };
         assert!(matches!(played(&demonstrations), Err(Error::Stopped)));
+    }
+
+    /// Episode 5 takes 200 ms, all others next to nothing.
+    #[test]
+    fn threads_do_not_play_far_ahead_of_a_slow_episode() {
+        static LAST: AtomicUsize = AtomicUsize::new(0);
+        static AHEAD_OF_5: AtomicUsize = AtomicUsize::new(0);
+        struct Slow(elmur_base::Spaces);
+        impl Env for Slow {
+            fn spaces(&self) -> &elmur_base::Spaces {
+                &self.0
+            }
+            fn reset(&mut self, seed: u64, _: elmur_base::ValuesMut<'_>) -> elmur_envs::Result<()> {
+                LAST.fetch_max(seed as u32 as usize, Ordering::SeqCst);
+                if seed as u32 == 5 {
+                    std::thread::sleep(std::time::Duration::from_millis(200));
+                    AHEAD_OF_5.store(LAST.load(Ordering::SeqCst), Ordering::SeqCst);
+                }
+                Ok(())
+            }
+            fn step(
+                &mut self,
+                _: Values<'_>,
+                _: elmur_base::ValuesMut<'_>,
+            ) -> elmur_envs::Result<elmur_envs::Step> {
+                Ok(elmur_envs::Step { truncated: true, ..Default::default() })
+            }
+        }
+        struct Idle;
+        impl Player for Idle {
+            fn reset(&mut self) {}
+            fn act(&mut self, _: Values<'_>, _: elmur_base::ValuesMut<'_>) {}
+            fn took(&mut self, _: Values<'_>) {}
+        }
+        struct Slows;
+        impl elmur_envs::Family for Slows {
+            fn names(&self) -> Vec<String> {
+                vec!["slow".to_owned()]
+            }
+            fn make(&self, _: &EnvSpec, _: Purpose) -> elmur_envs::Result<Box<dyn Env>> {
+                let action = Space::Discrete { n: 2 };
+                Ok(Box::new(Slow(elmur_base::Spaces { observation: Space::unbounded([1]), action })))
+            }
+            fn player(&self, _: &EnvSpec) -> elmur_envs::Result<Option<Box<dyn Player>>> {
+                Ok(Some(Box::new(Idle)))
+            }
+        }
+        let slow = Registry::builtin().with(Slows).find(&EnvSpec::new("slow")).unwrap();
+        let mut kept = 0;
+        let keep = |_| {
+            kept += 1;
+            Ok(())
+        };
+        Demonstrations { threads: 3, ..of(&slow, 0..5000) }.collect(keep).unwrap();
+        assert_eq!(kept, 5000);
+        let ahead = AHEAD_OF_5.load(Ordering::SeqCst);
+        assert!((5..5 + 3 * AHEAD).contains(&ahead), "{ahead}");
     }
 
     #[test]

@@ -147,6 +147,14 @@ impl Header {
 
     /// Reads the header at the beginning of `source`, and says where the first record begins.
     pub(crate) fn read(source: &mut impl Read, path: &Path) -> Result<(Self, u64)> {
+        Self::read_if_whole(source, path)?.ok_or_else(|| {
+            let problem = "ends within the header; collect again, or restore the file from a copy";
+            Error::file(path, problem)
+        })
+    }
+
+    /// [`Header::read`], or none if `source` ends within the header, as a file does whose writer was killed at once.
+    pub(crate) fn read_if_whole(source: &mut impl Read, path: &Path) -> Result<Option<(Self, u64)>> {
         let fail = |problem: &str| Err(Error::file(path, problem));
         let damaged = |problem: &str| {
             Err(Error::file(path, format!("{problem}: a damaged header; restore the file from a copy")))
@@ -156,7 +164,7 @@ impl Header {
             return fail("not an .elmur file; for .npz files, give the folder that holds them");
         }
         if prefix.len() < PREFIX {
-            return fail(&format!("ends within the header, after {} bytes; collect again", prefix.len()));
+            return Ok(None);
         }
         let (version, crc, len) = (u32_at(&prefix, 8), u32_at(&prefix, 12), u64_at(&prefix, 16));
         if version != VERSION {
@@ -169,7 +177,7 @@ impl Header {
         }
         let json = Aligned::read(source, len).map_err(|e| Error::io(path, e))?;
         if (json.len() as u64) < len {
-            return fail("ends within the header; collect again, or restore the file from a copy");
+            return Ok(None);
         }
         if crc32fast::hash(&[&prefix[16..], &json].concat()) != crc {
             return damaged("wrong checksum");
@@ -190,7 +198,7 @@ impl Header {
         {
             return damaged("element types that do not fit the spaces");
         }
-        Ok((header, PREFIX as u64 + len))
+        Ok(Some((header, PREFIX as u64 + len)))
     }
 
     /// Element type and numbers per row of every column, observations and actions.

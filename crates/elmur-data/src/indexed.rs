@@ -187,24 +187,30 @@ pub(crate) struct Indexed {
 
 /// Reads and checks a whole stream. Memory does not depend on the size of episodes.
 pub(crate) fn index(source: &mut impl Read, path: &Path) -> Result<Indexed> {
+    let (indexed, damage) = index_sound(source, path)?;
+    damage.map_or(Ok(indexed), Err)
+}
+
+/// [`index`] of the records before the first that is damaged, and what is wrong with that one.
+pub(crate) fn index_sound(source: &mut impl Read, path: &Path) -> Result<(Indexed, Option<Error>)> {
     let (header, mut offset) = Header::read(source, path)?;
     let layout = header.layout();
     let mut records: Vec<Record> = Vec::new();
     let mut buffer = Aligned::default();
-    loop {
+    let (torn_bytes, damage) = loop {
         let number = records.len();
-        let damaged = |problem: String| Error::damaged(path, number, offset, problem);
+        let damaged = |problem: String| (0, Some(Error::damaged(path, number, offset, problem)));
         buffer.fill(source, HEAD as u64).map_err(|e| Error::io(path, e))?;
-        let Some(head) = Head::decode(&buffer, number).map_err(damaged)? else {
-            return Ok(Indexed { header, records, torn_bytes: buffer.len() as u64, end: offset });
+        let head = match Head::decode(&buffer, number) {
+            Ok(Some(head)) => head,
+            Ok(None) => break (buffer.len() as u64, None),
+            Err(problem) => break damaged(problem),
         };
         let scan = Scan { source, left: head.payload_len, hasher: Default::default(), buffer: &mut buffer };
         match scan.payload(head, &header, &layout).map_err(|e| Error::io(path, e))? {
-            Scanned::Torn(bytes) => {
-                return Ok(Indexed { header, records, torn_bytes: HEAD as u64 + bytes, end: offset });
-            }
-            Scanned::Damaged(problem) => return Err(damaged(problem)),
-            Scanned::Misfit(fault) => return Err(Error::episode(path, number, fault)),
+            Scanned::Torn(bytes) => break (HEAD as u64 + bytes, None),
+            Scanned::Damaged(problem) => break damaged(problem),
+            Scanned::Misfit(fault) => break (0, Some(Error::episode(path, number, fault))),
             Scanned::Whole(shape, packed) => {
                 let payload = offset + HEAD as u64;
                 let (checksum, outline) = (shape.checksum(head.payload_crc), shape.outline());
@@ -212,7 +218,8 @@ pub(crate) fn index(source: &mut impl Read, path: &Path) -> Result<Indexed> {
                 offset = payload + head.payload_len;
             }
         }
-    }
+    };
+    Ok((Indexed { header, records, torn_bytes, end: offset }, damage))
 }
 
 /// What a pass over a payload found.

@@ -12,13 +12,16 @@ use crate::dataset::Dataset;
 use crate::episode::{Episode, EpisodeRef};
 use crate::error::{Error, Result};
 use crate::format::{Aligned, HEAD, Head, Header, MAGIC, decode, encode};
-use crate::indexed::{Indexed, index};
+use crate::indexed::{Indexed, index, index_sound};
 use crate::layout::Layout;
 use crate::source::Source;
 
 /// What is said of episodes that a collection of another kind left.
 pub(crate) const INTERRUPTED: &str = "an interrupted collection with other settings, seed or spaces; finish that one, \
                                       choose another name, or drop it with --force";
+/// What is said of unfinished episodes where a writer is to begin anew.
+pub(crate) const UNFINISHED: &str = "an interrupted writer's episodes; finish that collection with its own command, \
+                                     choose another name, or drop them with --force";
 
 /// Reads a stream of the `.elmur` format: an iterator of checked episodes.
 #[derive(Debug)]
@@ -131,6 +134,8 @@ pub struct Writer {
     /// it says.
     end: u64,
     episodes: usize,
+    /// What is wrong with the record that begins at `end`, if that is damaged.
+    damage: Option<Error>,
 }
 
 impl Writer {
@@ -138,18 +143,23 @@ impl Writer {
     /// file that is there already is an error: see [`Writer::replace`].
     ///
     /// The `.tmp` file of an interrupted writer can be opened like any other and be continued by
-    /// [`Writer::resume`], until a new writer for the same path starts. A `.tmp` file that is not an `.elmur`
-    /// file is an error and left alone.
+    /// [`Writer::resume`]. One that holds episodes is an error here, and so is one that is not an `.elmur` file.
     pub fn create(
         path: impl Into<PathBuf>,
         spaces: &Spaces,
         metadata: BTreeMap<String, String>,
     ) -> Result<Self> {
-        Self::aside(path.into(), spaces, metadata, false)?.emptied()
+        let mut writer = Self::aside(path.into(), spaces, metadata, false)?;
+        if let Some((_, end)) = writer.begun()?
+            && writer.size()? > end
+        {
+            return Err(Error::file(writer.place(), UNFINISHED));
+        }
+        writer.emptied()
     }
 
     /// [`Writer::create`] for a path that may hold a file already; that stays as it is until
-    /// [`Writer::finish`] replaces it.
+    /// [`Writer::finish`] replaces it. A `<path>.tmp` file of an interrupted writer is emptied.
     pub fn replace(
         path: impl Into<PathBuf>,
         spaces: &Spaces,
@@ -159,9 +169,10 @@ impl Writer {
     }
 
     /// [`Writer::create`] that continues the `<path>.tmp` file of an interrupted writer if it holds episodes of
-    /// the same spaces and metadata; [`Writer::episodes`] says how many. A torn record at its end is cut off.
-    /// Where there is no such file or a damaged one, it starts anew. Episodes of other spaces or metadata are
-    /// an error, so that they are not lost: see [`Writer::resume_replacing`].
+    /// the same spaces and metadata; [`Writer::episodes`] says how many. A torn record at its end is cut off, and so
+    /// is a damaged one with all that follow it: see [`Writer::damage`]. Where there is no such file, it starts anew.
+    /// Episodes of other spaces or metadata and a file that cannot be read are errors, so that nothing is lost: see
+    /// [`Writer::resume_replacing`].
     pub fn resume(
         path: impl Into<PathBuf>,
         spaces: &Spaces,
@@ -171,7 +182,7 @@ impl Writer {
     }
 
     /// [`Writer::resume`] for a path that may hold a file already, as [`Writer::replace`]. A `<path>.tmp` file
-    /// of other spaces or metadata is emptied.
+    /// of other spaces or metadata, or whose header is damaged, is emptied.
     pub fn resume_replacing(
         path: impl Into<PathBuf>,
         spaces: &Spaces,
@@ -203,7 +214,7 @@ impl Writer {
                 }
                 Ok(())
             })?;
-        Ok(Self { path, aside: Some(aside), replace, file, header, end: 0, episodes: 0 })
+        Ok(Self { path, aside: Some(aside), replace, file, header, end: 0, episodes: 0, damage: None })
     }
 
     fn emptied(mut self) -> Result<Self> {
@@ -237,27 +248,43 @@ impl Writer {
         Err(Error::file(self.place(), problem))
     }
 
-    fn continued(mut self) -> Result<Self> {
+    fn size(&self) -> Result<u64> {
+        Ok(self.file.metadata().map_err(|e| Error::io(self.place(), e))?.len())
+    }
+
+    /// The header of the file aside, and where its first record begins; none if the file ends before.
+    fn begun(&mut self) -> Result<Option<(Header, u64)>> {
         self.refuse_foreign()?;
         self.rewind()?;
-        let size = self.file.metadata().map_err(|e| Error::io(self.place(), e))?.len();
-        let Ok((header, end)) = Header::read(&mut BufReader::new(&self.file), self.place()) else {
-            return self.emptied();
-        };
+        match Header::read_if_whole(&mut BufReader::new(&self.file), self.place()) {
+            Err(_) if self.replace => Ok(None),
+            found => found,
+        }
+    }
+
+    fn continued(mut self) -> Result<Self> {
+        let Some((header, end)) = self.begun()? else { return self.emptied() };
         if (&header.spaces, &header.metadata) != (&self.header.spaces, &self.header.metadata) {
-            if !self.replace && size > end {
+            if !self.replace && self.size()? > end {
                 return Err(Error::file(self.place(), INTERRUPTED));
             }
             return self.emptied();
         }
         self.rewind()?;
-        let Ok(found) = index(&mut BufReader::new(&self.file), self.place()) else { return self.emptied() };
+        let (found, damage) = index_sound(&mut BufReader::new(&self.file), self.place())?;
+        self.damage = damage;
         if found.records.is_empty() {
             return self.emptied();
         }
         self.file.set_len(found.end).map_err(|e| Error::io(self.place(), e))?;
         (self.header, self.end, self.episodes) = (found.header, found.end, found.records.len());
         Ok(self)
+    }
+
+    /// What was wrong with a record of the interrupted writer that [`Writer::resume`] goes on from, if one was damaged:
+    /// it and what followed it are cut off.
+    pub fn damage(&self) -> Option<&Error> {
+        self.damage.as_ref()
     }
 
     /// Removes the last episodes of the file so that at most `episodes` are left. The file is read once to
@@ -288,7 +315,8 @@ impl Writer {
             Ok(())
         })?;
         let Indexed { header, records, end, .. } = index(&mut BufReader::new(&file), &path)?;
-        Ok(Self { path, aside: None, replace: false, file, header, end, episodes: records.len() })
+        let episodes = records.len();
+        Ok(Self { path, aside: None, replace: false, file, header, end, episodes, damage: None })
     }
 
     /// Observation and action spaces that episodes must belong to.

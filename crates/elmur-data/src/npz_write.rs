@@ -1,6 +1,6 @@
 //! Writing folders of `.npz` files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::episode::{ColumnRef, EpisodeRef};
 use crate::error::{Error, Result};
 use crate::keys::ObservationKey;
 use crate::layout::ElementType;
-use crate::native::{INTERRUPTED, lock_at};
+use crate::native::{INTERRUPTED, UNFINISHED, lock_at};
 use crate::npy::{FINAL, SEVERAL};
 use crate::npz::list;
 use crate::source::Source;
@@ -37,8 +37,8 @@ const PART: &str = ".part";
 /// last action, where there is one, is an array of its own, `final_obs`.
 ///
 /// Files are written to the folder `<name>.tmp`, which [`NpzWriter::finish`] renames. What an interrupted
-/// writer left there is continued by [`NpzWriter::resume`] and removed by [`NpzWriter::create`]. A second writer at the
-/// same time is an error.
+/// writer left there is continued by [`NpzWriter::resume`]; [`NpzWriter::create`] refuses what that could continue and
+/// removes what it could not. A second writer at the same time is an error.
 #[derive(Debug)]
 pub struct NpzWriter {
     folder: PathBuf,
@@ -91,6 +91,9 @@ impl NpzWriter {
 
     fn aside(folder: PathBuf, spaces: &Spaces, replace: bool) -> Result<Self> {
         let mut writer = Self::locked(folder, spaces, replace)?;
+        if !replace && writer.episodes > 0 && !writer.noted()?.is_empty() {
+            return Err(Error::file(&writer.aside, UNFINISHED));
+        }
         writer.truncate(0)?;
         writer.note("")?;
         Ok(writer)
@@ -126,23 +129,29 @@ impl NpzWriter {
     fn continued(mut self, metadata: &BTreeMap<String, String>) -> Result<Self> {
         let notes = serde_json::to_string(&(&self.spaces, metadata))
             .map_err(|e| Error::file(&self.folder, e.to_string()))?;
-        let path = self.aside.join(LOCK);
-        let mut found = Vec::new();
-        if let Some(lock) = &self.lock {
-            lock.take(MOST_NOTES).read_to_end(&mut found).map_err(|e| Error::io(&path, e))?;
-        }
-        if found != notes.as_bytes() {
+        if self.noted()? != notes.as_bytes() {
             if !self.replace && self.episodes > 0 {
                 return Err(Error::file(&self.aside, INTERRUPTED));
             }
             self.truncate(0)?;
         }
-        // Episodes whose numbers follow each other from 0 on; anything else was not written here.
-        if (0..self.episodes).any(|number| !self.file_of(number).is_file()) {
-            self.truncate(0)?;
+        // Numbers follow each other from 0 on: what lies behind a gap is written again.
+        if let Some(gap) = (0..self.episodes).find(|number| !self.file_of(*number).is_file()) {
+            self.truncate(gap)?;
         }
         self.note(&notes)?;
         Ok(self.with_metadata(metadata))
+    }
+
+    /// What the locked file says of the episodes aside: nothing where they cannot be continued.
+    fn noted(&self) -> Result<Vec<u8>> {
+        let mut notes = Vec::new();
+        if let Some(mut lock) = self.lock.as_ref() {
+            let path = self.aside.join(LOCK);
+            lock.rewind().map_err(|e| Error::io(&path, e))?;
+            lock.take(MOST_NOTES).read_to_end(&mut notes).map_err(|e| Error::io(&path, e))?;
+        }
+        Ok(notes)
     }
 
     /// Writes what the folder aside is to hold into the locked file.
@@ -168,11 +177,8 @@ impl NpzWriter {
         if episodes >= self.episodes {
             return Ok(());
         }
-        let removed = match episodes {
-            0 => list(&self.aside)?,
-            _ => (episodes..self.episodes).map(|number| self.file_of(number)).collect(),
-        };
-        for path in removed {
+        let kept: BTreeSet<PathBuf> = (0..episodes).map(|number| self.file_of(number)).collect();
+        for path in list(&self.aside)?.into_iter().filter(|path| !kept.contains(path)) {
             fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
         }
         self.episodes = episodes;

@@ -301,10 +301,47 @@ fn an_interrupted_writer_is_continued_where_it_was() {
         writer.push(&episodes(1)[0]).unwrap();
         writer.discard();
     }
-    let mut damaged = whole.clone();
-    damaged[whole.len() - 30] ^= 1;
-    fs::write(&aside, damaged).unwrap();
-    assert_eq!(resume().episodes(), 0);
+}
+
+#[test]
+fn a_damaged_collection_keeps_its_episodes_before_the_damage() {
+    let folder = Folder::new("damaged-aside");
+    let (path, aside) = (folder.join("a.elmur"), folder.join("a.elmur.tmp"));
+    let mut writer = Writer::resume(&path, &spaces(), metadata()).unwrap();
+    let mut ends = vec![0];
+    for episode in episodes(4) {
+        writer.push(&episode).unwrap();
+        ends.push(fs::metadata(&aside).unwrap().len() as usize);
+    }
+    drop(writer);
+    let whole = fs::read(&aside).unwrap();
+    let flipped = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    // The last record, one in the middle, and what a power cut leaves behind: zeros.
+    let zeros = [&whole[..], &[0; 4096]].concat();
+    for (bytes, kept) in [(flipped(ends[4] - 30), 3), (flipped(ends[1] + 40), 1), (zeros, 4)] {
+        fs::write(&aside, bytes).unwrap();
+        let mut writer = Writer::resume(&path, &spaces(), metadata()).unwrap();
+        assert_eq!(writer.episodes(), kept);
+        let damage = writer.damage().unwrap().to_string();
+        assert!(damage.contains(&format!("episode {kept} at byte {}", ends[kept])), "{damage}");
+        episodes(5)[kept..].iter().for_each(|episode| writer.push(episode).unwrap());
+        drop(writer);
+        let writer = Writer::resume(&path, &spaces(), metadata()).unwrap();
+        assert!(writer.episodes() == 5 && writer.damage().is_none());
+    }
+    // A header that cannot be read is an error, unless the file may be replaced.
+    for bytes in [flipped(9), flipped(40)] {
+        fs::write(&aside, &bytes).unwrap();
+        let problem = Writer::resume(&path, &spaces(), metadata()).unwrap_err().to_string();
+        assert!(problem.contains("a.elmur.tmp"), "{problem}");
+        assert!(Writer::create(&path, &spaces(), metadata()).is_err());
+        assert_eq!(fs::read(&aside).unwrap(), bytes);
+    }
+    assert_eq!(Writer::resume_replacing(&path, &spaces(), metadata()).unwrap().episodes(), 0);
 }
 
 #[test]
@@ -364,9 +401,20 @@ fn an_interrupted_folder_of_npz_is_continued() {
     replacing("3").push(data.episode(2)).unwrap();
     assert_eq!(replacing("3").episodes(), 1);
     assert_eq!(replacing("4").episodes(), 0);
-    // What a writer without notes left is not taken for one's own.
-    drop(replacing("4"));
+    // Who begins anew drops no episodes that could be continued, unless told.
+    let mut writer = replacing("4");
+    (0..5).for_each(|i| writer.push(data.episode(i)).unwrap());
+    drop(writer);
     fs::remove_dir_all(&out).unwrap();
+    let refused = NpzWriter::create(&out, data.spaces()).unwrap_err().to_string();
+    assert!(refused.contains("npz.tmp") && refused.contains("--force"), "{refused}");
+    assert!(aside.join("train_data_4.npz").exists());
+    // What lies behind a gap is written again.
+    fs::remove_file(aside.join("train_data_2.npz")).unwrap();
+    assert_eq!(resume("4").unwrap().episodes(), 2);
+    assert!(!aside.join("train_data_3.npz").exists() && !aside.join("train_data_4.npz").exists());
+    drop(NpzWriter::replace(&out, data.spaces()).unwrap());
+    // What a writer without notes left is not taken for one's own.
     let mut plain = NpzWriter::create(&out, data.spaces()).unwrap();
     plain.push(data.episode(0)).unwrap();
     drop(plain);
@@ -471,6 +519,11 @@ fn what_lies_beside_a_new_file_is_not_lost_unasked() {
     let other = || BTreeMap::from([("seed".to_owned(), "8".to_owned())]);
     let problem = Writer::resume(&path, &spaces(), other()).unwrap_err().to_string();
     assert!(problem.contains("other settings") && problem.contains("--force"), "{problem}");
+    // Who begins anew drops no episodes unasked either, whatever they are of.
+    for notes in [metadata(), other()] {
+        let problem = Writer::create(&path, &spaces(), notes).unwrap_err().to_string();
+        assert!(problem.contains("a.elmur.tmp") && problem.contains("--force"), "{problem}");
+    }
     assert_eq!(fs::read(&aside).unwrap(), whole);
     assert_eq!(Writer::resume_replacing(&path, &spaces(), other()).unwrap().episodes(), 0);
 }

@@ -8,6 +8,7 @@
 //! - [`TMaze`], [`CartPole`], [`popgym`]: the environments. [`Registry`]: environments by name, to which a
 //!   [`Family`] of your own can be added. `python:module:Class` and `python:GYMNASIUM-ID` are names too, and so
 //!   are `mikasa-TASK`, whose simulator is installed apart (`mikasa`).
+//! - [`ROBOT_TASKS`]: what is known of the tasks of MIKASA-Robo without the simulator.
 //! - [`Thinning`]: smaller pictures, the same for cameras and for recordings.
 //! - `worker`: environments in other processes, such as simulators and Python's.
 //!
@@ -24,6 +25,7 @@ pub mod popgym;
 #[cfg(unix)]
 mod python;
 mod registry;
+mod robot_tasks;
 mod thinning;
 mod tmaze;
 mod vec_env;
@@ -37,6 +39,7 @@ pub use env::{Env, Next, Player, Step};
 pub use error::{Error, Result};
 pub use family::{EnvSpec, Facts, Family, Metric, ObservationName, Played, Purpose, Setting};
 pub use registry::{Environment, Registry};
+pub use robot_tasks::{ROBOT_TASKS, RobotTask};
 pub use thinning::Thinning;
 pub use tmaze::{Corridor, TMaze, TMazePlayer};
 pub use vec_env::{AnyVecEnv, Autoreset, VecEnv, VecStep};

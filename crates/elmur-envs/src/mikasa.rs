@@ -16,8 +16,6 @@
 //! | test, run r | from 20,000 + 1,000 r on |
 //! | all others | from 2^24 on, in ranges that never meet |
 
-mod tasks;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -28,12 +26,12 @@ use serde_json::{Map, Value, json};
 use crate::env::{Env, Player};
 use crate::error::{Error, Result};
 use crate::family::{EnvSpec, Facts, Family, Metric, ObservationName, Played, Purpose, Setting};
+use crate::robot_tasks::{ROBOT_TASKS, RobotTask};
 use crate::thinning::Thinning;
 use crate::worker::{
     Dtype, FamilyWorkers, Interface, Launch, Part, Patience, Task, WorkerEnv, Workers, max_rows,
     technical_settings,
 };
-use tasks::{RobotTask, TASKS};
 
 /// Environment variable that names the folder of the simulator, where the setting `folder` does not.
 pub const VARIABLE: &str = "ELMUR_MIKASA";
@@ -313,7 +311,7 @@ impl Mikasa {
 
 impl Family for Mikasa {
     fn names(&self) -> Vec<String> {
-        TASKS.iter().map(|task| format!("{PREFIX}{}", task.name)).collect()
+        ROBOT_TASKS.iter().map(|task| format!("{PREFIX}{}", task.name)).collect()
     }
 
     fn resolve(&self, name: &str) -> Option<String> {

@@ -79,6 +79,11 @@ impl Registry {
         found.map(|(family, name)| family.settings(&name)).unwrap_or_default()
     }
 
+    /// The full name of the environment of this name, without making it; none if there is no such name.
+    pub fn resolve(&self, name: &str) -> Option<String> {
+        self.0.iter().find_map(|family| family.resolve(name))
+    }
+
     /// The names of all environments.
     pub fn names(&self) -> Vec<String> {
         self.0.iter().flat_map(|family| family.names()).collect()

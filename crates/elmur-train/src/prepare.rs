@@ -345,11 +345,17 @@ impl Prepared {
                 "the data were recorded in {recorded}, and the run is of {name}: is that meant?"
             ));
         }
-        if let Some((recorded, changes)) = as_recorded(environment.as_ref(), registry, &*data) {
-            config.env = Some(recorded);
-            config.complete(registry, keep_ends)?;
-            environment = config.environment(registry)?;
-            notes.push(format!("the data were recorded with {changes}, which the environment now has too"));
+        match as_recorded(environment.as_ref(), registry, &*data) {
+            Ok(Some((recorded, changes))) => {
+                config.env = Some(recorded);
+                config.complete(registry, keep_ends)?;
+                environment = config.environment(registry)?;
+                notes.push(format!("the data were recorded with {changes}, which the environment now has too"));
+            }
+            Ok(None) => {}
+            Err(error) => notes.push(format!(
+                "the environment cannot have the settings that the data were recorded with, and keeps its own: {error}"
+            )),
         }
         let recorded_there = environment.as_ref().is_some_and(|environment| {
             data.metadata().get("env").is_some_and(|name| name == environment.name())
@@ -487,45 +493,52 @@ fn described(encoders: &[Encoder]) -> String {
 }
 
 /// The environment as the data were recorded in it, if they say that it had other wrappers or settings there
-/// and therefore other spaces or pictures thinned otherwise, and what differs.
+/// and therefore other spaces or pictures thinned otherwise, and what differs. Settings that it cannot have are an
+/// error.
 fn as_recorded(
     environment: Option<&Environment>,
     registry: &Registry,
     data: &dyn Source,
-) -> Option<(EnvSpec, String)> {
-    let (environment, notes) = (environment?, data.metadata());
+) -> Result<Option<(EnvSpec, String)>> {
+    let Some(environment) = environment else { return Ok(None) };
+    let notes = data.metadata();
     let fits = |environment: &Environment| {
         data.spaces() == environment.spaces() || data.spaces() == environment.plain().spaces()
     };
     if notes.get("env").is_none_or(|name| name != environment.name()) {
-        return None;
+        return Ok(None);
     }
     let mut spec = environment.spec().clone();
     let mut changes = Vec::new();
     if let Some(names) = notes.get("wrappers") {
         let names: Vec<&str> = names.split(", ").collect();
-        let wrappers = Wrappers::named(&names).ok()?;
+        let wrappers = Wrappers::named(&names)?;
         if wrappers != spec.wrappers {
             changes.push(format!("wrappers {}", names.join(" and ")));
             spec = spec.with_wrappers(wrappers);
         }
     }
-    // What the environment showed may not be read (`data.keys`).
+    // An observation that a setting added may not be read (`data.keys`).
     let read = ObservationKey::of(notes, &data.spaces().observation);
     let named = ObservationKey::are_noted(notes);
+    let adds_observation = |key: &str| {
+        let with = environment.with(key, true);
+        with.is_ok_and(|with| with.facts().observations.iter().any(|shown| shown.name == key))
+    };
     for (key, value) in noted_settings(environment, notes) {
-        let unread = named && value == true && read.iter().all(|shown| shown.name != key);
+        let unread =
+            named && value == true && read.iter().all(|shown| shown.name != key) && adds_observation(key);
         if spec.settings.get(key) != Some(&value) && !unread {
             changes.push(format!("{key}={value}"));
             spec = spec.with(key, value);
         }
     }
     if changes.is_empty() {
-        return None;
+        return Ok(None);
     }
-    let recorded = registry.find(&spec).ok().filter(fits)?;
+    let recorded = registry.find(&spec)?;
     let alike = fits(environment) && recorded.facts().thinning == environment.facts().thinning;
-    (!alike).then(|| (recorded.spec().clone(), changes.join(", ")))
+    Ok((!alike && fits(&recorded)).then(|| (recorded.spec().clone(), changes.join(", "))))
 }
 
 /// The environment that shows what data show which say nothing of its settings: observations that settings of the same
@@ -542,7 +555,7 @@ fn as_shown(
         || [environment.spaces(), environment.plain().spaces()]
             .iter()
             .any(|spaces| spaces.observation == *seen)
-        || as_recorded(Some(environment), registry, data).is_some()
+        || as_recorded(Some(environment), registry, data).is_ok_and(|recorded| recorded.is_some())
     {
         return None;
     }

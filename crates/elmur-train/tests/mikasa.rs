@@ -91,6 +91,8 @@ fn runs_take_over_the_settings_that_their_data_were_recorded_with() {
         ("render", "128"),
         ("levels", "16"),
         ("cue", "true"),
+        ("head", "14"),
+        ("keep_failures", "true"),
         ("observation_keys", keys),
     ];
     let notes = notes.map(|(key, value)| (key.to_owned(), value.to_owned())).into();

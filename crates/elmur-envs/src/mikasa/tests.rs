@@ -28,7 +28,7 @@ fn message(spec: EnvSpec) -> String {
 fn the_32_tasks_are_known_with_their_lengths() {
     let names = Mikasa::default().names();
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 32);
-    assert_eq!(TASKS.iter().map(|task| task.steps).sum::<u64>(), 2970);
+    assert_eq!(ROBOT_TASKS.iter().map(|task| task.steps).sum::<u64>(), 2970);
     for name in &names {
         let environment = find(EnvSpec::new(name)).unwrap();
         let task = RobotTask::find(name.strip_prefix(PREFIX).unwrap()).unwrap();

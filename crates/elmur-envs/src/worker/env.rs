@@ -157,8 +157,8 @@ impl Play {
         // After a refusal the worker can be asked again.
         let usable = matches!(failure, Failure::Refused { .. });
         match self.worker.take() {
-            Some(worker) if usable => {
-                let error = self.workers.error(failure, None);
+            Some(mut worker) if usable => {
+                let error = self.workers.refused(self.seed, failure, &mut worker);
                 self.workers.give_back(worker);
                 error
             }

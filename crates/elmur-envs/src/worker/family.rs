@@ -72,7 +72,8 @@ pub fn technical_settings(timeout: u64, start_timeout: u64) -> Vec<Setting> {
         Setting::new(
             "start_timeout",
             start_timeout,
-            "Seconds that a worker has to start, to make the environment and to begin its first episode.",
+            "Seconds that a worker has for each of these: to start, to make the environment, and to begin its first \
+             episode.",
         ),
         Setting::new("restarts", 3, "Times that an episode is begun anew when its worker dies."),
         Setting::new("show_output", false, "Show what workers print, instead of only in errors."),
@@ -85,7 +86,7 @@ pub fn technical_settings(timeout: u64, start_timeout: u64) -> Vec<Setting> {
 pub struct Patience {
     /// Time for an answer.
     pub timeout: Duration,
-    /// Time for the start of a worker and of its first episode.
+    /// Time for each of these: the start of a worker, the making of its environment, the start of its first episode.
     pub start_timeout: Duration,
     /// Most times that one episode is begun anew.
     pub restarts: u32,

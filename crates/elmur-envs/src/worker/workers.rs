@@ -15,6 +15,9 @@ use super::interface::Interface;
 use super::process::{Launch, Process};
 use crate::error::{Error, Result};
 
+/// Kind of the refusal of a worker whose environment raised an error.
+const INTERNAL: &str = "internal";
+
 /// An environment that a worker can make, and how to deal with its workers.
 #[derive(Debug, Clone)]
 pub struct Task {
@@ -35,7 +38,7 @@ pub struct Task {
     pub success_once: bool,
     /// Time for an answer.
     pub timeout: Duration,
-    /// Time for hello and `make`, and for a worker's first episode to begin.
+    /// Time for each of these: hello, `make`, and a worker's first episode to begin.
     pub start_timeout: Duration,
     /// Most times that one episode is begun anew because its worker died.
     pub restarts: u32,
@@ -171,7 +174,8 @@ impl Workers {
         *times += 1;
         if *times > self.task.restarts {
             return self.problem(&format!(
-                "the episode of seed {seed} was lost {times} times (setting `restarts`): {cause}"
+                "the episode of the worker's seed {} was lost {times} times (setting `restarts`): {cause}",
+                (self.task.seed)(seed)
             ));
         }
         Error::Lost { cause: format!("{}: {cause}", self.task.name) }
@@ -180,6 +184,21 @@ impl Workers {
     /// The error of a failure that another try would not mend.
     pub(super) fn error(&self, failure: Failure, worker: Option<&mut Worker>) -> Error {
         self.problem(&self.cause(failure, worker))
+    }
+
+    /// The error of a refusal in the episode of this seed. A fault within the worker may need its last lines to be
+    /// understood.
+    pub(super) fn refused(&self, seed: u64, failure: Failure, worker: &mut Worker) -> Error {
+        let is_internal = matches!(&failure, Failure::Refused { kind, .. } if kind == INTERNAL);
+        let mut cause = self.cause(failure, None);
+        if is_internal {
+            cause.push_str(&format!(" in the episode of the worker's seed {}", (self.task.seed)(seed)));
+            let last = worker.process.last_lines();
+            if !last.is_empty() {
+                cause.push_str(&format!("; its last lines: {last}"));
+            }
+        }
+        self.problem(&cause)
     }
 
     pub(super) fn problem(&self, cause: &str) -> Error {

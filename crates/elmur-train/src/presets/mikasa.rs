@@ -2,7 +2,7 @@
 //! and the published ones for the tasks that have any. Policies are judged in the simulator where there is one,
 //! else on episodes that are held out.
 
-use elmur_envs::{EnvSpec, Registry};
+use elmur_envs::{EnvSpec, ROBOT_TASKS, Registry, RobotTask};
 use elmur_model::presets as models;
 
 use crate::config::{DataConfig, EvalConfig, RunConfig, TrainConfig};
@@ -18,28 +18,6 @@ const EPISODES: usize = 1000;
 /// Suffix of the names of presets with the published choices.
 const COMPAT: &str = "-compat";
 
-/// Families of tasks: the beginning of their names, the ends, and the steps of an episode.
-const FAMILIES: [(&str, &[&str], usize); 11] = [
-    ("RememberColor", &["3", "5", "9"], 60),
-    ("RememberShape", &["3", "5", "9"], 60),
-    ("RememberShapeAndColor", &["3x2", "3x3", "5x3"], 60),
-    ("BunchOfColors", &["3", "5", "7"], 120),
-    ("SeqOfColors", &["3", "5", "7"], 120),
-    ("ChainOfColors", &["3", "5", "7"], 120),
-    ("ShellGame", &["Touch", "Push", "Pick"], 90),
-    ("Intercept", &["Slow", "Medium", "Fast"], 90),
-    ("InterceptGrab", &["Slow", "Medium", "Fast"], 90),
-    ("Rotate", &["LenientPos", "LenientPosNeg", "StrictPos", "StrictPosNeg"], 90),
-    ("TakeItBack", &[""], 180),
-];
-
-/// Names of all tasks, with the steps of their episodes.
-fn tasks() -> impl Iterator<Item = (String, usize)> {
-    FAMILIES
-        .iter()
-        .flat_map(|(family, ends, steps)| ends.iter().map(move |end| (format!("{family}{end}"), *steps)))
-}
-
 /// Whether the paper says how ELMUR was trained on a task.
 fn is_published(task: &str) -> bool {
     task.starts_with("RememberColor") || task == "TakeItBack"
@@ -47,30 +25,31 @@ fn is_published(task: &str) -> bool {
 
 /// The names of all presets here.
 pub(crate) fn names() -> impl Iterator<Item = String> {
-    let named = |task: String| {
-        let compat = is_published(&task).then(|| format!("{PREFIX}{task}{COMPAT}"));
+    let named = |task: &'static RobotTask| {
+        let task = task.short_name();
+        let compat = is_published(task).then(|| format!("{PREFIX}{task}{COMPAT}"));
         [Some(format!("{PREFIX}{task}")), compat].into_iter().flatten()
     };
-    tasks().flat_map(move |(task, _)| named(task))
+    ROBOT_TASKS.iter().flat_map(named)
 }
 
 /// The run of this name, if it is one of these. Ids may end with `-v0`.
 pub(crate) fn preset(name: &str) -> Option<RunConfig> {
     let task = name.strip_prefix(PREFIX)?;
     let (task, compat) = task.strip_suffix(COMPAT).map_or((task, false), |task| (task, true));
-    let task = task.strip_suffix("-v0").unwrap_or(task);
-    let (task, steps) = tasks().find(|(known, _)| known == task)?;
+    let found = RobotTask::find(task)?;
+    let task = found.short_name();
     if !compat {
-        return Some(ours(&task, steps));
+        return Some(ours(task, found.steps as usize));
     }
-    let (model, train) = match task.as_str() {
+    let (model, train) = match task {
         "TakeItBack" => (models::take_it_back(), settings::take_it_back()),
         _ => (models::remember_color(), settings::remember_color()),
     };
-    let env = environment(&task, |spec| spec);
+    let env = environment(task, |spec| spec);
     let run =
         RunConfig { env, data: demonstrations(EPISODES), model: model.into(), train, eval: simulated() };
-    is_published(&task).then_some(run)
+    is_published(task).then_some(run)
 }
 
 /// The environment of a task with some settings changed and all others at their defaults; none where there are
@@ -113,21 +92,25 @@ mod tests {
 
     #[test]
     fn all_tasks_have_whole_runs_and_four_of_them_published_ones() {
-        assert_eq!(tasks().count(), 32);
         assert_eq!(names().count(), 36);
         for name in names() {
             RunConfig::preset(&name).unwrap().validate().unwrap_or_else(|e| panic!("{name}: {e}"));
         }
-        for (name, steps) in tasks() {
+        for task in &ROBOT_TASKS {
+            let (name, steps) = (task.short_name(), task.steps);
             let env = RunConfig::preset(&format!("mikasa-{name}")).unwrap().env;
             if cfg!(unix) {
                 let env = env.unwrap();
                 let found = Registry::builtin().find(&env).unwrap();
-                assert_eq!(found.facts().max_steps, Some(steps as u64), "{name}");
+                assert_eq!(found.facts().max_steps, Some(steps), "{name}");
                 let settings = (&env.settings["size"], &env.settings["render"]);
                 assert_eq!((env.name, settings), (format!("mikasa-{name}-v0"), (&64.into(), &128.into())));
             }
-            assert_eq!(RunConfig::preset(&format!("mikasa-{name}")).unwrap().crop(), steps, "{name}");
+            assert_eq!(
+                RunConfig::preset(&format!("mikasa-{name}")).unwrap().crop(),
+                steps as usize,
+                "{name}"
+            );
         }
         let published = RunConfig::preset("mikasa-RememberColor5-compat").unwrap();
         let same_but_judging = |run: &RunConfig, other: &str| {

@@ -1,31 +1,36 @@
-//! The 32 tasks: how long an episode lasts, and how many numbers the hidden answer has.
+//! The 32 tasks of MIKASA-Robo: how long an episode lasts, and how many numbers the hidden answer has.
 
 /// A task of MIKASA-Robo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RobotTask {
-    /// Name in the published package, such as RememberColor3-v0.
-    pub(super) name: &'static str,
+pub struct RobotTask {
+    /// Name in the published package, such as RememberColor3-v0. That of the environment is `mikasa-` and this.
+    pub name: &'static str,
     /// Steps of every episode.
-    pub(super) steps: u64,
+    pub steps: u64,
     /// Numbers of the hidden answer: see `cue` in `simulators/mikasa/mikasa_env.py`.
-    pub(super) answer: usize,
+    pub answer: usize,
 }
 
 impl RobotTask {
     /// Whether the target is a number that no image shows, which every observation carries.
-    pub(super) fn has_prompt(&self) -> bool {
+    pub fn has_prompt(&self) -> bool {
         self.name.starts_with("Rotate")
     }
 
     /// Whether the number of blank steps between cue and recall can be chosen.
-    pub(super) fn has_blank(&self) -> bool {
+    pub fn has_blank(&self) -> bool {
         self.name.starts_with("Remember")
     }
 
+    /// Name without the version, such as RememberColor3.
+    pub fn short_name(&self) -> &'static str {
+        self.name.strip_suffix("-v0").unwrap_or(self.name)
+    }
+
     /// The task of this name, with or without `-v0` at its end.
-    pub(super) fn find(name: &str) -> Option<&'static Self> {
+    pub fn find(name: &str) -> Option<&'static Self> {
         let short = name.strip_suffix("-v0").unwrap_or(name);
-        TASKS.iter().find(|task| task.name.strip_suffix("-v0") == Some(short))
+        ROBOT_TASKS.iter().find(|task| task.short_name() == short)
     }
 }
 
@@ -33,8 +38,8 @@ const fn task(name: &'static str, steps: u64, answer: usize) -> RobotTask {
     RobotTask { name, steps, answer }
 }
 
-/// All tasks, in the order of the paper's table.
-pub(super) const TASKS: [RobotTask; 32] = [
+/// All tasks of MIKASA-Robo, in the order of the paper's table.
+pub const ROBOT_TASKS: [RobotTask; 32] = [
     task("ShellGameTouch-v0", 90, 3),
     task("ShellGamePush-v0", 90, 3),
     task("ShellGamePick-v0", 90, 3),
