@@ -13,6 +13,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 ELMUR=${ELMUR:-target/release/elmur}
 STATE=docs/results/mikasa.json
+for task in ${TASKS:-}; do
+  if ! grep -q "\"mikasa-$task\"" runs/mikasa.json; then
+    echo "runs/mikasa.sh: TASKS: expected names such as RememberColor3 and TakeItBack (runs/mikasa.json has all), got $task" >&2
+    exit 2
+  fi
+done
 [ $# -gt 0 ] || set -- collect mikasa mikasa-seeds mikasa-baselines mikasa-baselines-seeds mikasa-told
 work() {
   local status=0
