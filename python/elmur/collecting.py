@@ -66,8 +66,12 @@ def _demonstrate(
         raise ElmurError("expert: expected a function, an object or a policy: the player does not know Gymnasium's wrappers")
     bar = Bar(progress, "collecting", episodes)
 
-    def notify(_: str, news: str) -> None:
-        bar.to(json.loads(news)["episodes"])
+    def notify(what: str, news: str) -> None:
+        told = json.loads(news)
+        if what == "note":
+            bar.say(f"note: {told['note']}")
+        else:
+            bar.to(told["episodes"])
 
     try:
         return collect_player(spec, episodes, seed or 0, noise, out, overwrite, notify)

@@ -1,7 +1,9 @@
 """The library's environments in Gymnasium."""
 
 import copy
+import os
 import pickle
+import signal
 
 import gymnasium
 import numpy as np
@@ -154,3 +156,21 @@ def test_the_reference_itself_passes_the_contract():
         return gymnasium.make("CartPole-v1", max_episode_steps=30)
 
     check(lambda rows, mode: SyncVectorEnv([one] * rows, autoreset_mode=mode), one, num_envs=3)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_control_c_ends_waiting_for_a_simulator(tmp_path):
+    silent = tmp_path / "mikasa-python"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o755)
+    task = "mikasa-RememberColor3-v0"
+    env = gymnasium.make(f"elmur/{task}", folder=str(tmp_path), disable_env_checker=True)
+    before = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    try:
+        for wait in (env.reset, lambda: elmur.collect(f"elmur/{task}", episodes=1, folder=str(tmp_path))):
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -110,6 +110,7 @@ fn page(registry: &Registry) -> Result<String> {
         ("tmaze", "tmaze"),
         ("popgym-PositionOnlyPendulumEasy", "POPGym"),
         ("mikasa-RememberColor3", "MIKASA-Robo"),
+        ("mikasa-RotateLenientPos", "MIKASA-Robo"),
         ("python:ID", "Python"),
     ];
     // Settings that several families share are one line.
@@ -117,6 +118,7 @@ fn page(registry: &Registry) -> Result<String> {
     for (name, shown) in families {
         for setting in registry.settings(name) {
             match settings.iter_mut().find(|(key, text, _)| (*key, *text) == (setting.key, setting.text)) {
+                Some((.., names)) if names.contains(&shown) => {}
                 Some((.., names)) => names.push(shown),
                 None => settings.push((setting.key, setting.text, vec![shown])),
             }

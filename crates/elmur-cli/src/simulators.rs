@@ -90,7 +90,8 @@ fn install(args: &Install, context: &Context) -> Result<()> {
         args.folder.display()
     ));
     let scripts = args.folder.join("scripts");
-    std::fs::create_dir_all(&scripts).map_err(|error| Error::io(&scripts, error))?;
+    let refused = |error| Error::file(&scripts, format!("{error}; name a folder that can be written to"));
+    std::fs::create_dir_all(&scripts).map_err(refused)?;
     for (name, text) in SCRIPTS {
         files::write_atomic(&scripts.join(name), text.as_bytes())?;
     }

@@ -67,8 +67,9 @@ fn a_damaged_collection_goes_on_after_its_sound_episodes_and_says_so() {
     // Who does not continue it does not drop it either.
     refused(&["convert", &whole, &out], &["a.elmur.tmp", "--force"]);
     assert!(std::fs::read(format!("{out}.tmp")).unwrap() == zeros);
-    let told = fine(&collect("30", "9", &out, &[]));
-    assert!(text(&told).contains("its first 5 episodes are kept"), "{}", text(&told));
+    let output = ended(start(&collect("30", "9", &out, &[])), 60);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    assert!(text(&output).contains("its first 5 episodes are kept"), "{}", text(&output));
     assert!(std::fs::read(&out).unwrap() == std::fs::read(&whole).unwrap());
 }
 

@@ -13,6 +13,7 @@ fn main() {
 
 #[cfg(unix)]
 mod unix {
+    use std::collections::BTreeMap;
     use std::io::{Read, Write};
     use std::os::unix::fs::PermissionsExt;
     use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ mod unix {
             return Fake { folder: folder.into(), make: Value::Null, seed: 0, step: 0, end: 60 }.serve();
         }
         let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-        let tests: [(&str, fn()); 7] = [
+        let tests: [(&str, fn()); 8] = [
             ("demonstrations_are_successes_that_end_after_their_tail", collects),
             ("the_published_layout_is_written_and_read", writes_npz),
             ("whole_recordings_are_thinned_once", thins),
@@ -126,6 +127,7 @@ mod unix {
                 "step" => {
                     self.fail(&self.step.to_string());
                     let told = f32::from_le_bytes(body[..4].try_into().unwrap());
+                    self.note(body);
                     let solved = self.step >= 10 && (told - self.shade()).abs() < 0.3;
                     self.step += 1;
                     if let (true, Some(tail)) = (solved, self.make["tail"].as_u64()) {
@@ -140,6 +142,14 @@ mod unix {
                     (answer, self.see())
                 }
                 _ => (json!({}), Vec::new()),
+            }
+        }
+
+        /// Keeps the actions of every seed where a folder asks for them.
+        fn note(&self, action: &[u8]) {
+            let path = self.folder.join("actions").join(self.seed.to_string());
+            if let Ok(mut file) = std::fs::OpenOptions::new().append(true).create(true).open(path) {
+                file.write_all(action).unwrap();
             }
         }
 
@@ -298,7 +308,7 @@ mod unix {
         let notes = open(&small, None).unwrap().metadata().clone();
         let noted = ["size", "render", "levels"].map(|key| notes[key].as_str());
         assert_eq!(noted, ["20", "40", "256"]);
-        let more = ["--env", "mikasa-RememberColor3", "--set", "render=20", "--set", "size=10"];
+        let more = ["--env", "mikasa-RememberColor3", "--set", "size=20", "--set", "levels=16"];
         refused(
             &[&["convert", &small, &again][..], &more].concat(),
             &["thinned before", "size=20 render=40"],
@@ -345,6 +355,21 @@ mod unix {
         );
         let alone = rows(&fine(&[&eval[..], &["--set", "workers=1"]].concat()));
         assert_eq!(alone[0]["score"], told[0]["score"], "results do not depend on the number of workers");
+        let acted = |workers: &str| -> BTreeMap<String, Vec<u8>> {
+            let kept = Path::new(&place).join("actions");
+            std::fs::create_dir(&kept).unwrap();
+            fine(&["eval", &run, "--set", &sim, "--episodes", "8", "--set", workers]);
+            let files = std::fs::read_dir(&kept).unwrap().map(|file| file.unwrap());
+            let read = |file: std::fs::DirEntry| {
+                (file.file_name().into_string().unwrap(), std::fs::read(file.path()).unwrap())
+            };
+            let all = files.map(read).collect();
+            std::fs::remove_dir_all(&kept).unwrap();
+            all
+        };
+        let one = acted("workers=1");
+        assert_eq!((one.len(), one.values().next().unwrap().len()), (8, 60 * 8 * 4));
+        assert!(one == acted("workers=8"), "nor does what the policy does, to the bit");
         let named = rows(&fine(&[&eval[..], &["--env", "mikasa-RememberColor3"]].concat()));
         assert_eq!(
             named[0]["score"], told[0]["score"],
@@ -529,5 +554,55 @@ mod unix {
         assert_eq!(output.status.code(), Some(0), "{}", text(&output));
         assert!(text(&output).contains("1 worker had to be replaced"), "{}", text(&output));
         assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&whole).unwrap(), "bit for bit");
+        noisy_actions_have_clean_labels(&folder, &whole);
+        trains_and_repeats_its_evaluation(&folder, &whole);
+    }
+
+    /// The first action that the expert wants is the same with noise, and what it leads to is not.
+    fn noisy_actions_have_clean_labels(folder: &Folder, whole: &str) {
+        let noisy = folder.path("noisy.elmur");
+        let settings =
+            ["size=64", "tail=2", "joints=true", "cue=true", "action_noise=0.3", "keep_failures=true"];
+        let set = settings.iter().flat_map(|setting| ["--set", setting]);
+        let args = ["collect", "mikasa-RememberColor3", "--episodes", "1", "--threads", "1", "--out", &noisy];
+        fine(&args.into_iter().chain(set).collect::<Vec<_>>());
+        let [clean, noisy] = [whole, &noisy].map(|path| open(path, None).unwrap().episode(0).unwrap());
+        let [wanted, with_noise] = [&clean, &noisy].map(|episode| match &episode.actions[0] {
+            Column::F32(actions) => actions.clone(),
+            other => panic!("expected floats, got {other:?}"),
+        });
+        assert_eq!(wanted[..8], with_noise[..8]);
+        let picture = 6 * 64 * 64;
+        let [still, moved] = [&clean, &noisy].map(|episode| bytes(&episode.observations[0]).to_vec());
+        assert_eq!(still[..picture], moved[..picture]);
+        assert_ne!(still[picture..5 * picture], moved[picture..5 * picture]);
+    }
+
+    /// Validation plays in the simulator, and the same test episodes have the same returns, also when a worker is killed.
+    fn trains_and_repeats_its_evaluation(folder: &Folder, data: &str) {
+        let run = folder.path("run");
+        let mut args = vec!["train", "mikasa-RememberColor3", "--data", data, "--out", &run, "--json"];
+        args.extend("data.keys=rgb model.d_model=16 model.layers=1 train.batch=2 train.batches=2".split(' '));
+        args.extend("eval.every=2 eval.episodes=1 env.workers=1 env.start_timeout=600".split(' '));
+        let told = rows(&fine(&args)).remove(0);
+        assert_eq!(told["measure"], "success_rate", "{told}");
+        let eval =
+            "--episodes 3 --metric return --set reward=dense --set workers=2 --set start_timeout=600 --json";
+        let args: Vec<&str> = ["eval", &run].into_iter().chain(eval.split(' ')).collect();
+        let first = rows(&fine(&args)).remove(0);
+        assert!(first["score"].as_f64().is_some_and(|score| score > 0.0), "{first}");
+        let child = start(&args);
+        let worker = loop {
+            match children(child.id()).first() {
+                Some(worker) => break *worker,
+                None => std::thread::sleep(Duration::from_millis(50)),
+            }
+        };
+        assert!(Command::new("kill").args(["-9", &worker.to_string()]).status().unwrap().success());
+        let output = ended(child, 1200);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+        assert!(text(&output).contains("1 worker had to be replaced"), "{}", text(&output));
+        let again = rows(&String::from_utf8_lossy(&output.stdout)).remove(0);
+        assert_eq!(again["score"], first["score"]);
     }
 }

@@ -118,7 +118,7 @@ pub(crate) fn play_with(
         if failures == TRIES {
             let problem = format!(
                 "the player solved neither the episode of seed {seed} nor {} others in its place; record \
-                 failures too, if the environment has a setting for it",
+                 failures too, by the environment's setting for it (MIKASA-Robo: keep_failures=true)",
                 TRIES - 1
             );
             return Err(elmur_envs::Error::foreign(problem).into());

@@ -349,7 +349,7 @@ fn refuse_existing(folder: &Path, replace: bool) -> Result<()> {
         return refuse_foreign(folder);
     }
     let what = if list(folder)?.is_empty() { "other files" } else { ".npz files already" };
-    Err(Error::file(folder, format!("holds {what}; choose an empty folder")))
+    Err(Error::file(folder, format!("holds {what}; choose an empty folder, or replace them (--force)")))
 }
 
 /// Writes all episodes of a source as a folder of `.npz` files: see [`NpzWriter`]. Observations have the

@@ -6,7 +6,7 @@
 //! environments is `simulators/mikasa/README.md`.
 //!
 //! Observations are two cameras side by side, bytes [6, size, size], as in the published experiments, and what
-//! settings add: joints (25 floats), the prompt of the Rotate tasks (1 float), the hidden answer. Actions are
+//! settings add: joints (25 floats), the hidden answer; and the prompt of the Rotate tasks (1 float), unless left out. Actions are
 //! 8 floats in [-1, 1]. An episode has its full length, and is solved if one of its steps was.
 //!
 //! | episodes | seeds in the simulator |
@@ -99,6 +99,7 @@ struct Choice {
     levels: u64,
     joints: bool,
     cue: bool,
+    prompt: bool,
     reward: String,
     tail: Option<u64>,
     head: Option<u64>,
@@ -151,6 +152,7 @@ impl Choice {
         }
         let (joints, cue, end_at_success) =
             (spec.get("joints")?, spec.get("cue")?, spec.get("end_at_success")?);
+        let prompt = task.has_prompt() && spec.get("prompt")?;
         Ok(Self {
             task,
             size,
@@ -158,6 +160,7 @@ impl Choice {
             levels,
             joints,
             cue,
+            prompt,
             reward,
             tail,
             head,
@@ -185,7 +188,7 @@ impl Choice {
         let rgb = Part { channels_last: true, ..part("rgb", Dtype::U8, vec![size, size, 6]) };
         let added = [
             self.joints.then(|| floats("joints", 25)),
-            self.task.has_prompt().then(|| floats("prompt", 1)),
+            self.prompt.then(|| floats("prompt", 1)),
             self.cue.then(|| floats("cue", self.task.answer)),
         ];
         [rgb].into_iter().chain(added.into_iter().flatten()).collect()
@@ -389,9 +392,17 @@ impl Family for Mikasa {
             "Folder of the simulator (elmur simulators install mikasa DIR); null: $ELMUR_MIKASA.",
         );
         let blank = task.is_some_and(RobotTask::has_blank).then_some(blank);
+        let prompt = Setting::new(
+            "prompt",
+            true,
+            "Observe the angle to turn by, which no picture shows: without it, as in the published data, it can only \
+             be guessed.",
+        );
+        let prompt = task.is_some_and(RobotTask::has_prompt).then_some(prompt);
         shaping
             .into_iter()
             .chain(blank)
+            .chain(prompt)
             .chain([folder.technical()])
             .chain(technical_settings(TIMEOUTS.0, TIMEOUTS.1))
             .collect()

@@ -66,7 +66,7 @@ pub fn watch<T: Send + 'static>(
             Ok(true) => {}
             Ok(false) => stop.request(TERMINATE),
             Err(error) => {
-                stop.request(if error.is_instance_of::<PyKeyboardInterrupt>(py) { 2 } else { TERMINATE });
+                stop.request(signal_of(py, &error));
                 raised.get_or_insert(error);
             }
         }
@@ -79,10 +79,55 @@ pub fn watch<T: Send + 'static>(
         Ok(Ok(done)) => Ok(done),
         Ok(Err(Error::Stopped)) => Err(PyKeyboardInterrupt::new_err("stopped")),
         Ok(Err(error)) => Err(fail(error)),
-        Err(_) => Err(PyRuntimeError::new_err(
-            "the work ended by a panic, which is a bug of elmur; please report it",
-        )),
+        Err(_) => Err(panicked()),
     }
+}
+
+/// Does some work that may wait for other processes, on a thread of its own. A signal requests `stop`, and what it raises
+/// is raised when the work has ended.
+pub fn interruptible<T: Send>(py: Python<'_>, stop: &Stop, work: impl FnOnce() -> T + Send) -> PyResult<T> {
+    let (sender, receiver) = mpsc::channel::<()>();
+    let receiver = Mutex::new(receiver);
+    std::thread::scope(|scope| {
+        let work = move || {
+            let done = work();
+            drop(sender);
+            done
+        };
+        let thread = std::thread::Builder::new()
+            .name("elmur".to_owned())
+            .spawn_scoped(scope, work)
+            .map_err(|cause| PyRuntimeError::new_err(format!("no thread for the work: {cause}")))?;
+        let mut raised = None;
+        let ended = || {
+            receiver
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .recv_timeout(LOOK)
+                .is_err_and(|e| e == RecvTimeoutError::Disconnected)
+        };
+        while !py.detach(ended) {
+            if let Err(error) = py.check_signals() {
+                stop.request(signal_of(py, &error));
+                raised.get_or_insert(error);
+            }
+        }
+        let done = py.detach(|| thread.join());
+        match (raised, done) {
+            (Some(error), _) => Err(error),
+            (None, Ok(done)) => Ok(done),
+            (None, Err(_)) => Err(panicked()),
+        }
+    })
+}
+
+/// The signal that work is stopped with because of what was raised.
+fn signal_of(py: Python<'_>, raised: &PyErr) -> usize {
+    if raised.is_instance_of::<PyKeyboardInterrupt>(py) { 2 } else { TERMINATE }
+}
+
+fn panicked() -> PyErr {
+    PyRuntimeError::new_err("the work ended by a panic, which is a bug of elmur; please report it")
 }
 
 /// Calls back; false if the callback wants the work to stop.

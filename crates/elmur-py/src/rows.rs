@@ -2,12 +2,14 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use elmur::base::Stop;
 use elmur::engine::Pool;
 use elmur::envs::{AnyVecEnv, Autoreset, EnvSpec, Environment, Purpose, Registry};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 
 use crate::arrays::{Layout, Leaving, row_numbers};
+use crate::background::interruptible;
 use crate::{fail, refuse};
 
 /// Most rows of one vector environment.
@@ -21,6 +23,8 @@ pub struct Rows {
     action: Layout,
     rows: usize,
     spaces: (String, String),
+    /// Ends waiting for other processes, where rows are such.
+    stop: Option<Stop>,
 }
 
 /// What a step of all rows gives, on its way to Python.
@@ -48,11 +52,15 @@ type StepArrays<'py> = (
     bool,
 );
 
-/// The environment that a spec in JSON names.
-pub fn find(spec: &str) -> PyResult<Environment> {
+/// The environment that a spec in JSON names, and the registry it is from. Waiting for other processes ends when `stop`
+/// is requested, which signals do meanwhile.
+pub fn find(py: Python<'_>, spec: &str, stop: &Stop) -> PyResult<(Environment, Registry)> {
     let spec: EnvSpec =
         serde_json::from_str(spec).map_err(|e| refuse("environment", "a name and settings", e))?;
-    Registry::builtin().find(&spec).map_err(fail)
+    let registry = Registry::builtin();
+    registry.stop_with(stop);
+    let environment = interruptible(py, stop, || registry.find(&spec))?.map_err(fail)?;
+    Ok((environment, registry))
 }
 
 /// A space as JSON.
@@ -69,6 +77,14 @@ pub fn environments() -> Vec<String> {
 impl Rows {
     fn env(&self) -> MutexGuard<'_, Box<dyn AnyVecEnv>> {
         self.env.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does some work without Python's lock; signals end waiting for other processes.
+    fn during<T: Send>(&self, py: Python<'_>, work: impl FnOnce() -> PyResult<T> + Send) -> PyResult<T> {
+        match &self.stop {
+            Some(stop) => interruptible(py, stop, work)?,
+            None => py.detach(work),
+        }
     }
 }
 
@@ -98,10 +114,11 @@ impl Rows {
             "collect" => Purpose::Collect,
             other => return Err(refuse("purpose", "evaluate or collect", other)),
         };
-        let environment = find(spec)?;
+        let stop = Stop::default();
+        let (environment, _) = find(py, spec, &stop)?;
         let spaces = environment.spaces().clone();
-        let mut env =
-            py.detach(|| environment.make_rows(purpose, rows, &Pool::new(threads.max(1)))).map_err(fail)?;
+        let make = || environment.make_rows(purpose, rows, &Pool::new(threads.max(1)));
+        let mut env = interruptible(py, &stop, make)?.map_err(fail)?;
         env.set_autoreset(autoreset);
         Ok(Self {
             env: Mutex::new(env),
@@ -109,6 +126,7 @@ impl Rows {
             action: Layout::of(&spaces.action),
             rows,
             spaces: (space_json(&spaces.observation)?, space_json(&spaces.action)?),
+            stop: environment.facts().max_rows.is_some().then_some(stop),
         })
     }
 
@@ -127,7 +145,7 @@ impl Rows {
         rows: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let rows = row_numbers(rows, self.rows)?;
-        let seen = py.detach(|| {
+        let seen = self.during(py, || {
             let mut env = self.env();
             match seeds {
                 Some(seeds) if seeds.len() != rows.len() => {
@@ -148,7 +166,7 @@ impl Rows {
     fn step<'py>(&self, py: Python<'py>, actions: &Bound<'py, PyAny>) -> PyResult<StepArrays<'py>> {
         let given = self.action.read("actions", actions, Some(self.rows))?;
         let values = given.values();
-        let stepped = py.detach(|| {
+        let stepped = self.during(py, || {
             let mut env = self.env();
             let step = env.step(values).map_err(fail)?;
             let known = step.success.iter().any(Option::is_some);

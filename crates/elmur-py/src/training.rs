@@ -6,7 +6,7 @@ use std::sync::Arc;
 use elmur::base::Stop;
 use elmur::data::collect::Demonstrations;
 use elmur::data::{self, Source, Writer, wrap};
-use elmur::envs::Registry;
+use elmur::envs::{Environment, Registry};
 use elmur::train::{
     Devices, Ended, Error, Event, PolicyName, Prepared, Result, RunConfig, RunFolder, overrides, train_on,
 };
@@ -65,12 +65,19 @@ impl Plan {
     /// Trains; the word for how it ended.
     fn run(self, stop: &Stop, news: &News) -> Result<&'static str> {
         let registry = Registry::builtin();
-        let config = overrides::apply(&self.config, &self.changes, &registry)?;
+        registry.stop_with(stop);
+        let ended = self.run_with(&registry, stop, news);
+        registry.incidents().into_iter().for_each(|line| news.tell("note", json!({"note": line})));
+        ended
+    }
+
+    fn run_with(self, registry: &Registry, stop: &Stop, news: &News) -> Result<&'static str> {
+        let config = overrides::apply(&self.config, &self.changes, registry)?;
         // A resumed run has the encoders and the head that it began with.
         let keep_ends = self.resumed.is_some() || overrides::names_ends(&self.changes);
         let mut prepared = match self.data {
-            Some(data) => Prepared::new(config, data, &registry, keep_ends)?,
-            None => config.prepare_watched(&registry, keep_ends, stop, &mut |episodes| {
+            Some(data) => Prepared::new(config, data, registry, keep_ends)?,
+            None => config.prepare_watched(registry, keep_ends, stop, &mut |episodes| {
                 news.mention("collecting", json!({"episodes": episodes}));
             })?,
         };
@@ -147,7 +154,7 @@ pub fn collect_player(
     overwrite: bool,
     notify: &Bound<'_, PyAny>,
 ) -> PyResult<Dataset> {
-    let environment = find(spec)?;
+    let (environment, registry) = find(py, spec, &Stop::default())?;
     if episodes == 0 {
         return Err(refuse("episodes", "at least 1", 0));
     }
@@ -160,9 +167,9 @@ pub fn collect_player(
     }
     let wrappers = environment.spec().wrappers;
     let file = path.clone();
-    let collected = watch(py, notify, move |stop, news| -> Result<Option<Arc<dyn Source>>> {
+    let demonstrate = move |environment: &Environment, stop: &Stop, news: &News| -> Result<_> {
         let demonstrations = Demonstrations {
-            environment: &environment,
+            environment,
             episodes: 0..episodes,
             seed,
             noise,
@@ -203,6 +210,12 @@ pub fn collect_player(
             }
         }
         Ok(None)
+    };
+    let collected = watch(py, notify, move |stop, news| {
+        registry.stop_with(stop);
+        let collected = demonstrate(&environment, stop, news);
+        registry.incidents().into_iter().for_each(|line| news.tell("note", json!({"note": line})));
+        collected
     })?;
     match (collected, path) {
         (Some(source), _) => Ok(Dataset::of(source)),

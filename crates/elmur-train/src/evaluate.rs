@@ -3,7 +3,8 @@
 //!
 //! Episodes are acted out in groups whose size depends on their number alone, each group on a thread of its
 //! own, so that the result is the same on any machine with any number of threads. Where rows are processes,
-//! there are few of them: all episodes are one group, and a row whose episode has ended plays the next one.
+//! there are few of them: all episodes are one group, and a row whose episode has ended plays the next one. What
+//! a policy does there is, on a CPU, the same to the bit for any number of processes; on a GPU the last bits may differ.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -252,6 +253,16 @@ pub fn memory_seed(episode: u64) -> u64 {
 /// Time between two calls of `progress`.
 const TICK: Duration = Duration::from_millis(100);
 
+/// A session, and the rows that act in it.
+struct Actor {
+    session: Session,
+    /// The first of the rows.
+    first: usize,
+    /// What they do, and whether all went well.
+    actions: Row,
+    acted: elmur_model::Result<()>,
+}
+
 /// One episode per seed, side by side in as many rows as there may be.
 fn act_out(
     evaluation: &Evaluation<'_>,
@@ -266,13 +277,20 @@ fn act_out(
     let interrupted = |error: elmur_envs::Error| if stop.requested() { Error::Stopped } else { error.into() };
     let mut env = evaluation.env.make_rows(Purpose::Evaluate, rows, Pool::serial()).map_err(interrupted)?;
     env.set_autoreset(Autoreset::Disabled);
-    let device = if evaluation.device.is_cpu() {
-        Device::from(&Pool::new(threads))
-    } else {
-        evaluation.device.clone()
+    let widths = env.spaces().action.widths();
+    // Products of many rows are summed in another order than those of few, and what a policy does must not depend on
+    // the number of processes: on a CPU each row has a session of its own, and they act at the same time.
+    let (pool, device, each) = match (evaluation.device.is_cpu(), facts.max_rows) {
+        (true, Some(_)) => (Pool::new(threads.min(rows)), Device::from(Pool::serial()), 1),
+        (true, None) => (Pool::serial().clone(), Device::from(&Pool::new(threads)), rows),
+        (false, _) => (Pool::serial().clone(), evaluation.device.clone(), rows),
     };
-    let mut session =
-        Session::with_weights(evaluation.policy, evaluation.params, rows, &device, evaluation.weights)?;
+    let actor = |first: usize| -> Result<Mutex<Actor>> {
+        let session =
+            Session::with_weights(evaluation.policy, evaluation.params, each, &device, evaluation.weights)?;
+        Ok(Mutex::new(Actor { session, first, actions: Row::zeros(widths, each), acted: Ok(()) }))
+    };
+    let mut actors = (0..rows).step_by(each).map(actor).collect::<Result<Vec<_>>>()?;
     let how = if evaluation.sample { Choose::Sample } else { Choose::Greedy };
     let all: Vec<usize> = (0..rows).collect();
     let mut results = vec![EpisodeResult::default(); seeds.len()];
@@ -280,8 +298,7 @@ fn act_out(
     let mut playing: Vec<Option<usize>> = (0..rows).map(Some).collect();
     let (mut next, mut starting) = (rows, all.clone());
     let mut returns = vec![target as f32; rows];
-    let widths = env.spaces().action.widths();
-    let mut actions = Row::zeros(widths, rows);
+    let seen_widths = env.spaces().observation.widths();
     let (mut running, mut taken) = (Vec::with_capacity(rows), Row::zeros(widths, rows));
     let (mut told, mut last) = (0.0, Instant::now());
     loop {
@@ -289,7 +306,11 @@ fn act_out(
             let seed = |row: &usize| playing[*row].map(|episode| (*row, seeds[episode]));
             let begun: Vec<(usize, u64)> = starting.iter().filter_map(seed).collect();
             env.reset_rows(&begun).map_err(interrupted)?;
-            session.reset(&begun.iter().map(|(row, seed)| (*row, memory_seed(*seed))).collect::<Vec<_>>())?;
+            for (i, actor) in actors.iter_mut().enumerate() {
+                let own = begun.iter().filter(|(row, _)| row / each == i);
+                let rows: Vec<_> = own.map(|(row, seed)| (row % each, memory_seed(*seed))).collect();
+                actor.get_mut().unwrap_or_else(PoisonError::into_inner).session.reset(&rows)?;
+            }
             begun.iter().for_each(|(row, _)| returns[*row] = target as f32);
             starting.clear();
         }
@@ -299,10 +320,21 @@ fn act_out(
             break;
         }
         // Rows without an episode act too: to leave them out costs more than to act.
-        let seen = Seen { observation: env.observations(), returns: Some(&returns) };
-        session.select_action(&all, seen, how, actions.as_mut())?;
+        let observations = env.observations();
+        pool.run(actors.len(), |i, _| {
+            let mut actor = actors[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let Actor { session, first, actions, acted } = &mut *actor;
+            let observation = observations.rows(seen_widths, *first, each);
+            let seen = Seen { observation, returns: Some(&returns[*first..*first + each]) };
+            *acted = session.select_action(&all[..each], seen, how, actions.as_mut());
+        });
         taken.clear();
-        running.iter().for_each(|row| taken.extend(actions.values().rows(widths, *row, 1)));
+        for actor in &mut actors {
+            let actor = actor.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut actor.acted, Ok(()))?;
+            let own = running.iter().filter(|row| **row / each == actor.first / each);
+            own.for_each(|row| taken.extend(actor.actions.values().rows(widths, row - actor.first, 1)));
+        }
         let step = env.step_rows(&running, taken.values()).map_err(interrupted)?;
         if let Some(row) = step.rewards.iter().position(|reward| !reward.is_finite()) {
             return Err(Error::config("reward", "finite numbers from the environment", step.rewards[row]));

@@ -276,13 +276,21 @@ impl RunConfig {
         let pixels = environment.plain().spaces().observation.widths().bytes as u64;
         let steps = environment.facts().max_steps.unwrap_or(0).saturating_mul(self.data.episodes as u64);
         if steps.saturating_mul(pixels) > MOST_PIXELS {
-            let name = environment.name();
+            let (name, episodes) = (environment.name(), self.data.episodes);
+            let known = environment.settings();
+            let own = |(key, value): &(&String, &Value)| {
+                known
+                    .iter()
+                    .any(|known| known.key == **key && known.shapes_episodes && known.default != **value)
+            };
+            let own = environment.spec().settings.iter().filter(own);
+            let settings: String = own.map(|(key, value)| format!(" --set {key}={value}")).collect();
             let expected = format!(
-                "recorded demonstrations: `elmur collect {name} --out FILE`, then --data FILE; or fewer of them \
-                 (data.episodes), at most {} GB of pictures",
+                "recorded demonstrations: `elmur collect {name} --episodes {episodes}{settings} --out FILE`, then \
+                 --data FILE; or fewer of them (data.episodes), at most {} GB of pictures",
                 MOST_PIXELS >> 30
             );
-            let got = format!("none, and {} episodes to be kept in memory", self.data.episodes);
+            let got = format!("none, and {episodes} episodes to be kept in memory");
             return Err(Error::config("data.file", expected, got));
         }
         let demonstrations = Demonstrations {
@@ -346,13 +354,23 @@ impl Prepared {
             ));
         }
         match as_recorded(environment.as_ref(), registry, &*data) {
-            Ok(Some((recorded, changes))) => {
-                config.env = Some(recorded);
-                config.complete(registry, keep_ends)?;
-                environment = config.environment(registry)?;
-                notes.push(format!("the data were recorded with {changes}, which the environment now has too"));
+            Ok(recorded) => {
+                if let Some((spec, changes)) = recorded.taken {
+                    config.env = Some(spec);
+                    config.complete(registry, keep_ends)?;
+                    environment = config.environment(registry)?;
+                    notes.push(format!(
+                        "the data were recorded with {changes}, which the environment now has too (eval.settings.KEY \
+                         chooses what policies are judged with)"
+                    ));
+                }
+                if !recorded.left.is_empty() {
+                    notes.push(format!(
+                        "the data were recorded with {}, and the run's environment has other values of its own",
+                        recorded.left
+                    ));
+                }
             }
-            Ok(None) => {}
             Err(error) => notes.push(format!(
                 "the environment cannot have the settings that the data were recorded with, and keeps its own: {error}"
             )),
@@ -492,53 +510,78 @@ fn described(encoders: &[Encoder]) -> String {
         .join(" and ")
 }
 
-/// The environment as the data were recorded in it, if they say that it had other wrappers or settings there
-/// and therefore other spaces or pictures thinned otherwise, and what differs. Settings that it cannot have are an
-/// error.
+/// What the data say of the environment that they were recorded in, where it differs from the run's.
+#[derive(Default)]
+struct Recorded {
+    /// The environment with what is taken over, and what that is; none: it stays as it is.
+    taken: Option<(EnvSpec, String)>,
+    /// What is not taken over.
+    left: String,
+}
+
+/// The settings that the data were recorded with, by what they say: all of them where the environment would show
+/// something else without, and otherwise those that the run has left at their defaults. Settings that the environment
+/// cannot have are an error.
 fn as_recorded(
     environment: Option<&Environment>,
     registry: &Registry,
     data: &dyn Source,
-) -> Result<Option<(EnvSpec, String)>> {
-    let Some(environment) = environment else { return Ok(None) };
+) -> Result<Recorded> {
+    let Some(environment) = environment else { return Ok(Recorded::default()) };
     let notes = data.metadata();
     let fits = |environment: &Environment| {
         data.spaces() == environment.spaces() || data.spaces() == environment.plain().spaces()
     };
     if notes.get("env").is_none_or(|name| name != environment.name()) {
-        return Ok(None);
+        return Ok(Recorded::default());
     }
-    let mut spec = environment.spec().clone();
+    let mut wrapped = environment.spec().clone();
     let mut changes = Vec::new();
     if let Some(names) = notes.get("wrappers") {
         let names: Vec<&str> = names.split(", ").collect();
         let wrappers = Wrappers::named(&names)?;
-        if wrappers != spec.wrappers {
+        if wrappers != wrapped.wrappers {
             changes.push(format!("wrappers {}", names.join(" and ")));
-            spec = spec.with_wrappers(wrappers);
+            wrapped = wrapped.with_wrappers(wrappers);
         }
     }
-    // An observation that a setting added may not be read (`data.keys`).
+    // An observation that a setting adds may not be read (`data.keys`).
     let read = ObservationKey::of(notes, &data.spaces().observation);
     let named = ObservationKey::are_noted(notes);
     let adds_observation = |key: &str| {
         let with = environment.with(key, true);
         with.is_ok_and(|with| with.facts().observations.iter().any(|shown| shown.name == key))
     };
-    for (key, value) in noted_settings(environment, notes) {
-        let unread =
-            named && value == true && read.iter().all(|shown| shown.name != key) && adds_observation(key);
-        if spec.settings.get(key) != Some(&value) && !unread {
-            changes.push(format!("{key}={value}"));
-            spec = spec.with(key, value);
-        }
+    let own = &environment.spec().settings;
+    let differing: Vec<(&str, Value)> = noted_settings(environment, notes)
+        .into_iter()
+        .map(|(key, value)| {
+            let unread =
+                named && value == true && read.iter().all(|shown| shown.name != key) && adds_observation(key);
+            (key, if unread { Value::Bool(false) } else { value })
+        })
+        .filter(|(key, value)| own.get(*key) != Some(value))
+        .collect();
+    let shown = |(key, value): &(&str, Value)| format!("{key}={value}");
+    let with = |spec: EnvSpec, settings: &[(&str, Value)]| {
+        settings.iter().fold(spec, |spec, (key, value)| spec.with(*key, value.clone()))
+    };
+    let found = registry.find(&with(wrapped, &differing))?;
+    let alike = fits(environment) && found.facts().thinning == environment.facts().thinning;
+    if !alike {
+        changes.extend(differing.iter().map(shown));
+        let taken = (fits(&found) && !changes.is_empty()).then(|| (found.spec().clone(), changes.join(", ")));
+        return Ok(Recorded { taken, ..Recorded::default() });
     }
-    if changes.is_empty() {
-        return Ok(None);
-    }
-    let recorded = registry.find(&spec)?;
-    let alike = fits(environment) && recorded.facts().thinning == environment.facts().thinning;
-    Ok((!alike && fits(&recorded)).then(|| (recorded.spec().clone(), changes.join(", "))))
+    let known = environment.settings();
+    let is_default = |key: &str| known.iter().any(|s| s.key == key && own.get(key) == Some(&s.default));
+    let (free, chosen): (Vec<_>, Vec<_>) = differing.into_iter().partition(|(key, _)| is_default(key));
+    let list = |settings: &[(&str, Value)]| settings.iter().map(shown).collect::<Vec<_>>().join(", ");
+    let taken = match free.is_empty() {
+        true => None,
+        false => Some((registry.find(&with(environment.spec().clone(), &free))?.spec().clone(), list(&free))),
+    };
+    Ok(Recorded { taken, left: list(&chosen) })
 }
 
 /// The environment that shows what data show which say nothing of its settings: observations that settings of the same
@@ -555,7 +598,7 @@ fn as_shown(
         || [environment.spaces(), environment.plain().spaces()]
             .iter()
             .any(|spaces| spaces.observation == *seen)
-        || as_recorded(Some(environment), registry, data).is_ok_and(|recorded| recorded.is_some())
+        || as_recorded(Some(environment), registry, data).is_ok_and(|recorded| recorded.taken.is_some())
     {
         return None;
     }

@@ -77,35 +77,39 @@ fn presets_train_from_recordings_without_a_simulator() {
     }
 }
 
+/// Writes two episodes of two steps of a task, with pictures of `size` and another observation of `width` numbers.
 #[cfg(unix)]
-#[test]
-fn runs_take_over_the_settings_that_their_data_were_recorded_with() {
-    let place = folder("settings");
-    let path = place.join("thinned.elmur");
-    let spec = EnvSpec::new("mikasa-RememberColor3").with("size", 32).with("cue", true);
-    let spaces = Registry::builtin().find(&spec).unwrap().spaces().clone();
-    let keys = r#"[{"name":"rgb","shape":[32,32,6],"channels_last":true},{"name":"cue","shape":[3]}]"#;
-    let notes = [
-        ("env", "mikasa-RememberColor3-v0"),
-        ("size", "32"),
-        ("render", "128"),
-        ("levels", "16"),
-        ("cue", "true"),
-        ("head", "14"),
-        ("keep_failures", "true"),
-        ("observation_keys", keys),
-    ];
-    let notes = notes.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    let mut writer = elmur_data::Writer::create(&path, &spaces, notes).unwrap();
+fn record(path: &Path, spec: &EnvSpec, size: usize, other: (&str, usize), settings: &[(&str, &str)]) {
+    let spaces = Registry::builtin().find(spec).unwrap().spaces().clone();
+    let (name, width) = other;
+    let keys = format!(
+        r#"[{{"name":"rgb","shape":[{size},{size},6],"channels_last":true}},{{"name":"{name}","shape":[{width}]}}]"#
+    );
+    let (task, size_noted) = (format!("{}-v0", spec.name), size.to_string());
+    let notes = [("env", &*task), ("size", &*size_noted), ("observation_keys", &*keys)];
+    let notes = notes.iter().chain(settings).map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    let mut writer = elmur_data::Writer::create(path, &spaces, notes.collect()).unwrap();
     for light in [10, 200] {
         let mut episode = Episode::empty(&spaces);
-        episode.observations = vec![Column::U8(vec![light; 2 * 6 * 32 * 32]), Column::F32(vec![0.0; 6])];
+        let pictures = Column::U8(vec![light; 2 * 6 * size * size]);
+        episode.observations = vec![pictures, Column::F32(vec![0.0; 2 * width])];
         episode.actions = vec![Column::F32(vec![0.5; 16])];
         episode.rewards = vec![0.0, 1.0];
         episode.terminated = true;
         writer.push(&episode).unwrap();
     }
     writer.finish().unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn runs_take_over_the_settings_that_their_data_were_recorded_with() {
+    let place = folder("settings");
+    let path = place.join("thinned.elmur");
+    let spec = EnvSpec::new("mikasa-RememberColor3").with("size", 32).with("cue", true);
+    let settings =
+        [("render", "128"), ("levels", "16"), ("cue", "true"), ("head", "14"), ("keep_failures", "true")];
+    record(&path, &spec, 32, ("cue", 3), &settings);
     // Where there is no simulator; what else the run has is ours, of pictures of 64 x 64 pixels.
     let nowhere = "env.folder=/nowhere";
     for (keys, cue) in [("data.keys=rgb", false), ("data.keys=rgb,cue", true), ("data.keys=null", true)] {
@@ -120,6 +124,49 @@ fn runs_take_over_the_settings_that_their_data_were_recorded_with() {
             prepared.notes.iter().any(|note| note.contains("recorded with") && note.contains("size=32"));
         assert!(told, "{:?}", prepared.notes);
         assert_eq!(prepared.config.model.architecture().ends().observation.len(), 1 + usize::from(cue));
+    }
+    std::fs::remove_dir_all(&place).unwrap();
+}
+
+/// Settings that change neither what is shown nor its size, too.
+#[cfg(unix)]
+#[test]
+fn settings_of_recordings_are_taken_over_unless_the_run_has_its_own() {
+    let place = folder("free-settings");
+    let path = place.join("blank.elmur");
+    let spec = EnvSpec::new("mikasa-RememberColor3").with("size", 64).with("cue", true);
+    let settings = [("render", "128"), ("blank_steps", "30"), ("reward", "dense"), ("cue", "true")];
+    record(&path, &spec, 64, ("cue", 3), &settings);
+    for (change, blank, told) in [
+        (
+            "env.levels=256",
+            30,
+            "recorded with blank_steps=30, reward=\"dense\", which the environment now has",
+        ),
+        ("env.blank_steps=7", 7, "recorded with blank_steps=30, and the run's environment has other values"),
+    ] {
+        let changes = ["env.folder=/nowhere", "data.keys=rgb", "model.d_model=16", change];
+        let prepared = prepared("mikasa-RememberColor3", &path, &changes);
+        let settings = prepared.config.env.unwrap().settings;
+        assert_eq!(settings["blank_steps"], json!(blank));
+        assert_eq!((&settings["reward"], &settings["cue"]), (&json!("dense"), &json!(false)));
+        assert!(prepared.notes.iter().any(|note| note.contains(told)), "{:?}", prepared.notes);
+    }
+    std::fs::remove_dir_all(&place).unwrap();
+}
+
+/// The published data of the Rotate tasks have no prompt.
+#[cfg(unix)]
+#[test]
+fn the_prompt_is_left_out_where_it_is_not_read() {
+    let place = folder("prompt");
+    let path = place.join("rotate.elmur");
+    let task = EnvSpec::new("mikasa-RotateLenientPos");
+    record(&path, &task.with("size", 64), 64, ("prompt", 1), &[("render", "128")]);
+    for (keys, prompt) in [("data.keys=rgb", false), ("data.keys=rgb,prompt", true)] {
+        let changes = ["env.folder=/nowhere", keys, "model.d_model=16"];
+        let prepared = prepared("mikasa-RotateLenientPos", &path, &changes);
+        assert_eq!(prepared.config.env.unwrap().settings["prompt"], json!(prompt), "{:?}", prepared.notes);
     }
     std::fs::remove_dir_all(&place).unwrap();
 }
