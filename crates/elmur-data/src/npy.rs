@@ -46,10 +46,7 @@ impl Recording {
             None => archive.observation_keys(selection)?,
         };
         let finals: Vec<String> = keys.iter().map(|key| format!("{FINAL}{key}")).collect();
-        // In the layout of MIKASA-Robo `reward` is dense, and what its methods learn from is success.
-        let names = archive.names();
-        let reward = if names.contains(&"rgb") && names.contains(&"success") { "success" } else { "reward" };
-        let others = ["action", reward, "done", "counts"];
+        let others = ["action", "reward", "done", "counts"];
         let wanted = keys.iter().chain(&finals).map(String::as_str).chain(others);
         let claimed = wanted.map(|key| archive.claimed(key)).fold(0u64, u64::saturating_add);
         if claimed > limit {
@@ -81,7 +78,7 @@ impl Recording {
         };
         let done = per_step("done")?.and_then(|done| done.last().copied());
         Ok(Self {
-            rewards: per_step(reward)?.ok_or_else(|| missing("reward"))?,
+            rewards: per_step("reward")?.ok_or_else(|| missing("reward"))?,
             terminated: done != Some(0.0),
             imitate: per_step("counts")?.map(|imitate| imitate.iter().map(|x| *x != 0.0).collect()),
             observations,

@@ -9,7 +9,6 @@
 //! | `final_obs` | (1, ...) | ours: the observation after the last action; `final_obs/NAME` of several |
 //! | `action` | (T,) or (T, ...) | actions |
 //! | `reward` | (T,) | rewards |
-//! | `success` | (T,) | rewards where there is `rgb`: the `reward` of MIKASA-Robo's data is dense, and methods learn from 0 and 1 |
 //! | `done` | (T,) | last entry 0: cut off; otherwise, or without the key: terminated |
 //! | `counts` | (T,) | ours: 1 where the action is worth imitating, else 0; without the key all are |
 

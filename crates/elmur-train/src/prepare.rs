@@ -469,7 +469,17 @@ impl Prepared {
                 ));
             }
         } else if config.eval.target_return.is_none() {
-            config.eval.target_return = Some(data.summary()?.returns.max);
+            let best = data.summary()?.returns.max;
+            config.eval.target_return = Some(best);
+            // Sums of 0 and 1 are whole numbers.
+            let is_success = |spec: &EnvSpec| spec.settings.get("reward").is_some_and(|r| r == "success");
+            if best.fract() != 0.0 && config.env.as_ref().is_some_and(is_success) {
+                notes.push(format!(
+                    "policies are asked for the data's best return, {best:.3}, but the data's rewards are others than \
+                     the environment's, which are 0 and 1: env.reward=dense gives it such rewards, eval.target_return=X \
+                     asks for another return"
+                ));
+            }
         }
         Ok(Self { config, data, stream: None, held_out, validation, first_weights: None, notes })
     }

@@ -155,6 +155,23 @@ fn settings_of_recordings_are_taken_over_unless_the_run_has_its_own() {
     std::fs::remove_dir_all(&place).unwrap();
 }
 
+/// The published data have dense rewards, the environment has 0 and 1.
+#[cfg(unix)]
+#[test]
+fn policies_that_aim_at_a_return_are_told_of_other_rewards() {
+    for (reward, told) in [("env.reward=success", true), ("env.reward=dense", false)] {
+        let changes = ["policy=dt", "env.folder=/nowhere", reward];
+        let prepared = prepared("mikasa-RememberColor3", &recordings(), &changes);
+        assert!(prepared.config.eval.target_return.is_some_and(|target| target.fract() > 0.0));
+        assert_eq!(
+            prepared.notes.iter().any(|n| n.contains("env.reward=dense")),
+            told,
+            "{:?}",
+            prepared.notes
+        );
+    }
+}
+
 /// The published data of the Rotate tasks have no prompt.
 #[cfg(unix)]
 #[test]
