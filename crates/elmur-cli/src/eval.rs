@@ -61,7 +61,8 @@ pub struct Args {
     /// Draw actions from the policy's probabilities instead of taking the likeliest.
     #[arg(long)]
     sample: bool,
-    /// Use this many threads; 0: as many as are granted. Results do not depend on it.
+    /// Use this many threads; 0: as many as are granted. Results do not depend on it, but for the last bits where a GPU
+    /// acts beside simulators.
     #[arg(long, default_value_t = 0, value_parser = crate::threads())]
     threads: usize,
     /// Keep the weights of linear layers as f32 or, on a CPU, as bf16 while the policy acts.
