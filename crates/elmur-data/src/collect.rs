@@ -535,23 +535,17 @@ mod tests {
         assert!(matches!(played(&demonstrations), Err(Error::Stopped)));
     }
 
-    /// Episode 5 takes 200 ms, all others next to nothing.
-    #[test]
-    fn threads_do_not_play_far_ahead_of_a_slow_episode() {
-        static LAST: AtomicUsize = AtomicUsize::new(0);
-        static AHEAD_OF_5: AtomicUsize = AtomicUsize::new(0);
-        struct Slow(elmur_base::Spaces);
-        impl Env for Slow {
+    /// An environment of one step, whose resets are this function of the seed.
+    type Begin = fn(u64) -> elmur_envs::Result<()>;
+
+    fn beginning(begin: Begin) -> Environment {
+        struct Begins(elmur_base::Spaces, Begin);
+        impl Env for Begins {
             fn spaces(&self) -> &elmur_base::Spaces {
                 &self.0
             }
             fn reset(&mut self, seed: u64, _: elmur_base::ValuesMut<'_>) -> elmur_envs::Result<()> {
-                LAST.fetch_max(seed as u32 as usize, Ordering::SeqCst);
-                if seed as u32 == 5 {
-                    std::thread::sleep(std::time::Duration::from_millis(200));
-                    AHEAD_OF_5.store(LAST.load(Ordering::SeqCst), Ordering::SeqCst);
-                }
-                Ok(())
+                self.1(seed)
             }
             fn step(
                 &mut self,
@@ -567,20 +561,38 @@ mod tests {
             fn act(&mut self, _: Values<'_>, _: elmur_base::ValuesMut<'_>) {}
             fn took(&mut self, _: Values<'_>) {}
         }
-        struct Slows;
-        impl elmur_envs::Family for Slows {
+        struct Arms(Begin);
+        impl elmur_envs::Family for Arms {
             fn names(&self) -> Vec<String> {
-                vec!["slow".to_owned()]
+                vec!["arm".to_owned()]
             }
             fn make(&self, _: &EnvSpec, _: Purpose) -> elmur_envs::Result<Box<dyn Env>> {
-                let action = Space::Discrete { n: 2 };
-                Ok(Box::new(Slow(elmur_base::Spaces { observation: Space::unbounded([1]), action })))
+                let spaces = elmur_base::Spaces {
+                    observation: Space::unbounded([1]),
+                    action: Space::Discrete { n: 2 },
+                };
+                Ok(Box::new(Begins(spaces, self.0)))
             }
             fn player(&self, _: &EnvSpec) -> elmur_envs::Result<Option<Box<dyn Player>>> {
                 Ok(Some(Box::new(Idle)))
             }
         }
-        let slow = Registry::builtin().with(Slows).find(&EnvSpec::new("slow")).unwrap();
+        Registry::builtin().with(Arms(begin)).find(&EnvSpec::new("arm")).unwrap()
+    }
+
+    /// Episode 5 takes 200 ms, all others next to nothing.
+    #[test]
+    fn threads_do_not_play_far_ahead_of_a_slow_episode() {
+        static LAST: AtomicUsize = AtomicUsize::new(0);
+        static AHEAD_OF_5: AtomicUsize = AtomicUsize::new(0);
+        let slow = beginning(|seed| {
+            LAST.fetch_max(seed as u32 as usize, Ordering::SeqCst);
+            if seed as u32 == 5 {
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                AHEAD_OF_5.store(LAST.load(Ordering::SeqCst), Ordering::SeqCst);
+            }
+            Ok(())
+        });
         let mut kept = 0;
         let keep = |_| {
             kept += 1;
@@ -598,45 +610,9 @@ mod tests {
         let env = task("popgym-RepeatFirstEasy");
         assert!(Demonstrations { threads: 3, ..of(&env, 0..1000) }.collect(refuse).is_err());
 
-        struct Fails(elmur_base::Spaces);
-        impl Env for Fails {
-            fn spaces(&self) -> &elmur_base::Spaces {
-                &self.0
-            }
-            fn reset(&mut self, seed: u64, _: elmur_base::ValuesMut<'_>) -> elmur_envs::Result<()> {
-                if seed % 8 == 5 { Err(elmur_envs::Error::foreign("the arm is jammed")) } else { Ok(()) }
-            }
-            fn step(
-                &mut self,
-                _: Values<'_>,
-                _: elmur_base::ValuesMut<'_>,
-            ) -> elmur_envs::Result<elmur_envs::Step> {
-                Ok(elmur_envs::Step { truncated: true, ..Default::default() })
-            }
-        }
-        struct Idle;
-        impl Player for Idle {
-            fn reset(&mut self) {}
-            fn act(&mut self, _: Values<'_>, _: elmur_base::ValuesMut<'_>) {}
-            fn took(&mut self, _: Values<'_>) {}
-        }
-        struct Arms;
-        impl elmur_envs::Family for Arms {
-            fn names(&self) -> Vec<String> {
-                vec!["arm".to_owned()]
-            }
-            fn make(&self, _: &EnvSpec, _: Purpose) -> elmur_envs::Result<Box<dyn Env>> {
-                let spaces = elmur_base::Spaces {
-                    observation: Space::unbounded([1]),
-                    action: Space::Discrete { n: 2 },
-                };
-                Ok(Box::new(Fails(spaces)))
-            }
-            fn player(&self, _: &EnvSpec) -> elmur_envs::Result<Option<Box<dyn Player>>> {
-                Ok(Some(Box::new(Idle)))
-            }
-        }
-        let arm = Registry::builtin().with(Arms).find(&EnvSpec::new("arm")).unwrap();
+        let arm = beginning(|seed| {
+            if seed % 8 == 5 { Err(elmur_envs::Error::foreign("the arm is jammed")) } else { Ok(()) }
+        });
         let mut kept = 0;
         let keep = |_| {
             kept += 1;

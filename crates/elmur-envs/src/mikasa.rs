@@ -6,8 +6,8 @@
 //! environments is `simulators/mikasa/README.md`.
 //!
 //! Observations are two cameras side by side, bytes [6, size, size], as in the published experiments, and what
-//! settings add: joints (25 floats), the hidden answer; and the prompt of the Rotate tasks (1 float), unless left out. Actions are
-//! 8 floats in [-1, 1]. An episode has its full length, and is solved if one of its steps was.
+//! settings add: joints (25 floats), the hidden answer; and, unless it is left out, the prompt of the Rotate tasks
+//! (1 float). Actions are 8 floats in [-1, 1]. An episode has its full length, and is solved if one of its steps was.
 //!
 //! | episodes | seeds in the simulator |
 //! |---|---|

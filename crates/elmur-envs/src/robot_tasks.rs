@@ -12,7 +12,7 @@ pub struct RobotTask {
 }
 
 impl RobotTask {
-    /// Whether the target is a number that no image shows, which every observation carries.
+    /// Whether the target is a number that no image shows; observations carry it unless it is left out (`prompt`).
     pub fn has_prompt(&self) -> bool {
         self.name.starts_with("Rotate")
     }

@@ -42,92 +42,69 @@ impl News {
 
 /// Does some work, and calls `notify(what, news as JSON)` with what it tells. The work is asked to stop when `notify`
 /// returns False or raises, and by signals; what was raised is raised when the work has ended.
-pub fn watch<T: Send + 'static>(
+pub fn watch<T: Send>(
     py: Python<'_>,
     notify: &Bound<'_, PyAny>,
-    work: impl FnOnce(&Stop, &News) -> Result<T> + Send + 'static,
+    work: impl FnOnce(&Stop, &News) -> Result<T> + Send,
+) -> PyResult<T> {
+    let stop = Stop::default();
+    let done = attend(py, &stop, |news| work(&stop, &news), |(what, news)| tell(notify, what, &news))?;
+    match done {
+        Ok(done) => Ok(done),
+        Err(Error::Stopped) => Err(PyKeyboardInterrupt::new_err("stopped")),
+        Err(error) => Err(fail(error)),
+    }
+}
+
+/// Does some work that may wait for other processes. Signals request `stop`, and what they raise is raised when the work
+/// has ended.
+pub fn interruptible<T: Send>(py: Python<'_>, stop: &Stop, work: impl FnOnce() -> T + Send) -> PyResult<T> {
+    // The news is dropped when the work has ended.
+    let work = |_news| work();
+    attend(py, stop, work, |_| Ok(true))
+}
+
+/// Does some work on a thread of its own, and calls `hear` with its news. `stop` is requested when `hear` says false or
+/// raises, and by signals.
+fn attend<T: Send>(
+    py: Python<'_>,
+    stop: &Stop,
+    work: impl FnOnce(News) -> T + Send,
+    mut hear: impl FnMut((&'static str, Value)) -> PyResult<bool>,
 ) -> PyResult<T> {
     let (sender, receiver) = mpsc::sync_channel(WAITING);
-    let (stop, receiver) = (Stop::default(), Mutex::new(receiver));
-    let asked = stop.clone();
-    let thread = std::thread::Builder::new()
-        .name("elmur".to_owned())
-        .spawn(move || work(&asked, &News(sender)))
-        .map_err(|cause| PyRuntimeError::new_err(format!("no thread for the work: {cause}")))?;
-    let mut raised = None;
-    loop {
-        let next = py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(LOOK));
-        let answered = match next {
-            Ok((what, news)) if raised.is_none() => tell(notify, what, &news),
-            Ok(_) | Err(RecvTimeoutError::Timeout) => Ok(true),
-            Err(RecvTimeoutError::Disconnected) => break,
-        };
-        match answered.and_then(|go_on| py.check_signals().map(|()| go_on)) {
-            Ok(true) => {}
-            Ok(false) => stop.request(TERMINATE),
-            Err(error) => {
-                stop.request(signal_of(py, &error));
-                raised.get_or_insert(error);
-            }
-        }
-    }
-    let done = py.detach(|| thread.join());
-    if let Some(error) = raised {
-        return Err(error);
-    }
-    match done {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(Error::Stopped)) => Err(PyKeyboardInterrupt::new_err("stopped")),
-        Ok(Err(error)) => Err(fail(error)),
-        Err(_) => Err(panicked()),
-    }
-}
-
-/// Does some work that may wait for other processes, on a thread of its own. A signal requests `stop`, and what it raises
-/// is raised when the work has ended.
-pub fn interruptible<T: Send>(py: Python<'_>, stop: &Stop, work: impl FnOnce() -> T + Send) -> PyResult<T> {
-    let (sender, receiver) = mpsc::channel::<()>();
     let receiver = Mutex::new(receiver);
     std::thread::scope(|scope| {
-        let work = move || {
-            let done = work();
-            drop(sender);
-            done
-        };
         let thread = std::thread::Builder::new()
             .name("elmur".to_owned())
-            .spawn_scoped(scope, work)
+            .spawn_scoped(scope, move || work(News(sender)))
             .map_err(|cause| PyRuntimeError::new_err(format!("no thread for the work: {cause}")))?;
         let mut raised = None;
-        let ended = || {
-            receiver
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .recv_timeout(LOOK)
-                .is_err_and(|e| e == RecvTimeoutError::Disconnected)
-        };
-        while !py.detach(ended) {
-            if let Err(error) = py.check_signals() {
-                stop.request(signal_of(py, &error));
-                raised.get_or_insert(error);
+        loop {
+            let next =
+                py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(LOOK));
+            let answered = match next {
+                Ok(news) if raised.is_none() => hear(news),
+                Ok(_) | Err(RecvTimeoutError::Timeout) => Ok(true),
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            match answered.and_then(|go_on| py.check_signals().map(|()| go_on)) {
+                Ok(true) => {}
+                Ok(false) => stop.request(TERMINATE),
+                Err(error) => {
+                    stop.request(if error.is_instance_of::<PyKeyboardInterrupt>(py) { 2 } else { TERMINATE });
+                    raised.get_or_insert(error);
+                }
             }
         }
-        let done = py.detach(|| thread.join());
-        match (raised, done) {
+        match (raised, py.detach(|| thread.join())) {
             (Some(error), _) => Err(error),
             (None, Ok(done)) => Ok(done),
-            (None, Err(_)) => Err(panicked()),
+            (None, Err(_)) => Err(PyRuntimeError::new_err(
+                "the work ended by a panic, which is a bug of elmur; please report it",
+            )),
         }
     })
-}
-
-/// The signal that work is stopped with because of what was raised.
-fn signal_of(py: Python<'_>, raised: &PyErr) -> usize {
-    if raised.is_instance_of::<PyKeyboardInterrupt>(py) { 2 } else { TERMINATE }
-}
-
-fn panicked() -> PyErr {
-    PyRuntimeError::new_err("the work ended by a panic, which is a bug of elmur; please report it")
 }
 
 /// Calls back; false if the callback wants the work to stop.

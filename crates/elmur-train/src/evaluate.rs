@@ -319,11 +319,14 @@ fn act_out(
         if running.is_empty() {
             break;
         }
-        // Rows without an episode act too: to leave them out costs more than to act.
+        // Rows without an episode act where others of their session do: to leave them out costs more than to act.
         let observations = env.observations();
         pool.run(actors.len(), |i, _| {
             let mut actor = actors[i].lock().unwrap_or_else(PoisonError::into_inner);
             let Actor { session, first, actions, acted } = &mut *actor;
+            if playing[*first..*first + each].iter().all(Option::is_none) {
+                return;
+            }
             let observation = observations.rows(seen_widths, *first, each);
             let seen = Seen { observation, returns: Some(&returns[*first..*first + each]) };
             *acted = session.select_action(&all[..each], seen, how, actions.as_mut());
